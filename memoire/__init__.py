@@ -1,0 +1,1 @@
+"""memoire: a distributed prioritized replay memory for reinforcement learning."""

@@ -1,0 +1,1 @@
+"""Nodes as programs: settings and launching a cluster on one machine."""

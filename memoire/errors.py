@@ -1,0 +1,190 @@
+"""Every exception that memoire raises on purpose, in one tree.
+
+Each derives from `MemoireError` and from the builtin that a caller would guess; its arguments are the facts, so that it
+survives pickling, and its text says which value, from whom, what was expected and what to do now.
+"""
+
+
+class MemoireError(Exception):
+    """Whatever memoire raises on purpose."""
+
+
+class SchemaError(MemoireError, ValueError):
+    """A column, role, dtype or shape that a schema cannot have."""
+
+
+class ParameterError(MemoireError, ValueError):
+    """A parameter was set to something that it cannot be."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(name, value, expected)
+        self.name, self.value, self.expected = name, value, expected
+
+    def __str__(self) -> str:
+        return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
+
+
+class EntryError(MemoireError, ValueError):
+    """A value of an entry does not match its column."""
+
+    def __init__(self, column: str, expected: str, received: str) -> None:
+        super().__init__(column, expected, received)
+        self.column, self.expected, self.received = column, expected, received
+
+    def __str__(self) -> str:
+        return (
+            f"column {self.column!r} stores {self.expected}, but got {self.received}. "
+            f"The entry was not added; convert the value, or declare the column so."
+        )
+
+
+class EpisodeError(MemoireError, RuntimeError):
+    """An episode was used in a way its state does not allow."""
+
+
+class EpisodeClosedError(EpisodeError):
+    """There is no open episode to add to or to close."""
+
+    def __init__(self, action: str, lane: int) -> None:
+        super().__init__(action, lane)
+        self.action, self.lane = action, lane
+
+    def __str__(self) -> str:
+        return f"cannot {self.action}: episode {self.lane} is not open. Call new_episode() first."
+
+
+class EmptyEpisodeError(EpisodeError):
+    """An episode without entries cannot be closed."""
+
+    def __init__(self, lane: int) -> None:
+        super().__init__(lane)
+        self.lane = lane
+
+    def __str__(self) -> str:
+        return f"cannot close episode {self.lane}: it has no entries. Add at least one entry before closing it."
+
+
+class EpisodeTooLong(EpisodeError):
+    """An open episode fills the memory: the entry that does not fit was refused."""
+
+    def __init__(self, lane: int, length: int, capacity: int) -> None:
+        super().__init__(lane, length, capacity)
+        self.lane, self.length, self.capacity = lane, length, capacity
+
+    def __str__(self) -> str:
+        return (
+            f"episode {self.lane} has {self.length} entries and the memory has room for {self.capacity} in all: the entry was "
+            f"refused and the episode stays as it was. Close it (truncated), or make the memory larger (max_step)."
+        )
+
+
+class EmptyMemory(MemoireError, RuntimeError):
+    """There is nothing with a positive weight to draw from."""
+
+    def __init__(self, entries: int = 0) -> None:
+        super().__init__(entries)
+        self.entries = entries
+
+    def __str__(self) -> str:
+        return (
+            f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode that is longer "
+            f"than frame_stack - 1 + multi_step, or say how it ended (final_state=...)."
+        )
+
+
+class NotEnoughSamples(MemoireError, RuntimeError):
+    """A batch cannot be filled; no sample was taken."""
+
+    def __init__(self, wanted: int, unused: int, caches: int, clients: int, waited: float = 0.0) -> None:
+        super().__init__(wanted, unused, caches, clients, waited)
+        self.wanted, self.unused, self.caches, self.clients, self.waited = wanted, unused, caches, clients, waited
+
+    def __str__(self) -> str:
+        after = f" after waiting {self.waited:.1f} s" if self.waited else ""
+        return (
+            f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in {self.caches} caches of "
+            f"{self.clients} clients{after}. None was taken. Wait for actors to push (timeout=), or set reuse_cache."
+        )
+
+
+class ProtocolError(MemoireError, ValueError):
+    """A message that is not of this protocol, or not whole."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)
+        self.code, self.detail = code, detail
+
+    def __str__(self) -> str:
+        return f"message refused ({self.code}): {self.detail}"
+
+
+class SchemaMismatch(MemoireError, ValueError):
+    """A client sent a field in a shape or dtype that the server does not store."""
+
+    def __init__(self, client: str, field: str, expected: str, received: str) -> None:
+        super().__init__(client, field, expected, received)
+        self.client, self.field, self.expected, self.received = client, field, expected, received
+
+    def __str__(self) -> str:
+        return (
+            f"client {self.client} sent field {self.field!r} as {self.received}, but this server stores {self.expected}. Restart the "
+            f"client to fetch the schema, or declare {self.field!r} as {self.received} on the server."
+        )
+
+
+class MemoireTimeout(MemoireError, TimeoutError):
+    """A call waited as long as it may and got no answer."""
+
+    def __init__(self, waited_for: str, endpoint: str, seconds: float, advice: str) -> None:
+        super().__init__(waited_for, endpoint, seconds, advice)
+        self.waited_for, self.endpoint, self.seconds, self.advice = waited_for, endpoint, seconds, advice
+
+    def __str__(self) -> str:
+        return f"no {self.waited_for} from {self.endpoint} within {self.seconds:.1f} s. {self.advice}"
+
+
+class Refused(MemoireError, RuntimeError):
+    """The other side understood a request and declined it."""
+
+    def __init__(self, endpoint: str, code: str, text: str) -> None:
+        super().__init__(endpoint, code, text)
+        self.endpoint, self.code, self.text = endpoint, code, text
+
+    def __str__(self) -> str:
+        return f"{self.endpoint} refused the request ({self.code}): {self.text}"
+
+
+class Closed(MemoireError, RuntimeError):
+    """The object was closed, perhaps from another thread while this call was waiting."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is closed. Make a new one to go on."
+
+
+class ForkedError(MemoireError, RuntimeError):
+    """A client was used in a process forked from its own."""
+
+    def __init__(self, what: str, owner: int, here: int) -> None:
+        super().__init__(what, owner, here)
+        self.what, self.owner, self.here = what, owner, here
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} belongs to process {self.owner} and cannot be used in process {self.here}, forked from it: sockets do not "
+            f"survive a fork. Make it after the fork, or start processes with the 'spawn' method."
+        )
+
+
+class EndpointError(MemoireError, ValueError):
+    """An address that ZeroMQ cannot bind or connect to."""
+
+    def __init__(self, endpoint: str, action: str, reason: str) -> None:
+        super().__init__(endpoint, action, reason)
+        self.endpoint, self.action, self.reason = endpoint, action, reason
+
+    def __str__(self) -> str:
+        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give a free ZeroMQ address such as 'tcp://127.0.0.1:5560'."

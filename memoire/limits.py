@@ -1,0 +1,45 @@
+"""Timeouts and byte limits of the library, one place; times are seconds, sizes are bytes."""
+
+from dataclasses import dataclass
+
+KiB = 1024
+MiB = 1024 * KiB
+GiB = 1024 * MiB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a node or client allows itself and its peers; every field can be set when one is made."""
+
+    request_timeout: float = 10.0
+    """Seconds a request waits for its reply in all, resends included."""
+    resend_after: float = 1.0
+    """Seconds before the first resend of a request; doubles up to `resend_most`."""
+    resend_most: float = 10.0
+    """Most seconds between two resends."""
+    update_every: float = 0.5
+    """Seconds between two UPDATE messages of a client that has news."""
+    client_timeout: float = 60.0
+    """Seconds of silence after which a client no longer counts, once its samples are used."""
+    close_timeout: float = 2.0
+    """Seconds that close() gives to what is still to be sent."""
+    credit: int = 64 * MiB
+    """Bytes of caches a client may have on the way to its home."""
+    held_bytes: int = 1 * GiB
+    """Bytes of caches a server holds; the oldest of the largest holder is overwritten."""
+    message_bytes: int = 256 * MiB
+    """Largest cache or episode payload."""
+    request_bytes: int = 1 * MiB
+    """Largest request or reply without a draw in it."""
+    tail_bytes: int = 512 * KiB
+    """Largest msgpack tail of a message."""
+    model_bytes: int = 1 * GiB
+    """Bytes of models a node keeps over all topics; at least the newest of each is kept."""
+    model_chunk: int = 512 * KiB
+    """Bytes of one chunk of a model body."""
+    inline_model: int = 16 * KiB
+    """Largest body that travels inside its notice."""
+    log_lines: int = 10_000
+    """Lines a client keeps until its home has them; the oldest are dropped beyond, and counted."""
+    log_line_bytes: int = 8 * KiB
+    """Longest log line; the rest is cut off."""
