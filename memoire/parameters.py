@@ -1,0 +1,203 @@
+"""Everything that shapes sampling, in one frozen value: checked when it is made, sent as it is, applied as a whole.
+
+Server, clients and memories agree on how samples are weighed and cut by holding equal `Parameters`; a change is a new
+value, never a field that moves under somebody's feet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+
+from .errors import ParameterError
+
+Start = Literal["skip", "repeat", "zero"]
+Normalize = Literal["batch", "global"]
+Compression = Literal["none", "zlib", "lz4"]
+
+STARTS = ("skip", "repeat", "zero")
+NORMALIZATIONS = ("batch", "global")
+COMPRESSIONS = ("none", "zlib", "lz4")
+MOST_STEPS = 1 << 16
+"""Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
+
+
+class HasColumns(Protocol):
+    """What `Parameters.check_for` reads of a schema: its names, its reward column and each column's shape."""
+
+    @property
+    def names(self) -> Iterable[str]: ...
+    @property
+    def reward(self) -> str | None: ...
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How entries are weighed, and how samples are cut out of episodes.
+
+    Raises:
+        ParameterError: (a ValueError) a field is outside its range; names the field, the value and what is allowed.
+    """
+
+    priority_exponent: float = 0.6
+    """alpha: weight = init_w * multiplier * priority ** alpha; 0 draws all entries alike. At least 0."""
+    importance_exponent: float = 0.4
+    """beta: importance = (population * probability) ** -beta; 1 corrects fully. In [0, 1]."""
+    mix_lambda: float = 1.0
+    """lambda of the TD(lambda) return: 1 sums all rewards, 0 looks one step ahead. In [0, 1]."""
+    frame_stack: int = 1
+    """Consecutive states in a sample's window. At least 1."""
+    multi_step: int = 1
+    """Entries between a sample's newest state and its next state. At least 1."""
+    cache_size: int = 256
+    """Samples in one cache. At least 1."""
+    max_episode: int = 0
+    """Most closed episodes a memory keeps; 0 is no limit."""
+    reuse_cache: bool = False
+    """Whether a server draws from its caches with replacement, or each sample once."""
+    discount_factor: tuple[float, ...] = (0.99,)
+    """gamma per reward dimension (flattened in C order); one number counts for all. Each in [0, 1]."""
+    reward_coeff: tuple[float, ...] = (1.0,)
+    """Share of each reward dimension in the priority; one number counts for all. At least 0."""
+    start: Start = "skip"
+    """Windows that reach before an episode's first entry: "skip" them (weight 0), "repeat" the first frame, or "zero" frames."""
+    prev: tuple[str, ...] | None = None
+    """Columns that come with a sample's window; None is all of them."""
+    next: tuple[str, ...] | None = None
+    """Columns that come of the entry `multi_step` later; None is the state columns."""
+    samples_per_insert: float = 1.0
+    """Samples that a client's writer pushes for each entry it records. At least 0; 0 pushes none."""
+    normalize: Normalize = "batch"
+    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    compression: Compression = "none"
+    """How caches pack their state columns on the wire."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "priority_exponent", _real("priority_exponent", self.priority_exponent))
+        put(self, "importance_exponent", _real("importance_exponent", self.importance_exponent, high=1.0))
+        put(self, "mix_lambda", _real("mix_lambda", self.mix_lambda, high=1.0))
+        put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MOST_STEPS))
+        put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MOST_STEPS))
+        put(self, "cache_size", _whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
+        put(self, "max_episode", _whole("max_episode", self.max_episode, 0, (1 << 62)))
+        put(self, "reuse_cache", _truth("reuse_cache", self.reuse_cache))
+        put(self, "discount_factor", _reals("discount_factor", self.discount_factor, high=1.0))
+        put(self, "reward_coeff", _reals("reward_coeff", self.reward_coeff))
+        put(self, "start", _one_of("start", self.start, STARTS))
+        put(self, "prev", _columns("prev", self.prev))
+        put(self, "next", _columns("next", self.next))
+        put(self, "samples_per_insert", _real("samples_per_insert", self.samples_per_insert))
+        put(self, "normalize", _one_of("normalize", self.normalize, NORMALIZATIONS))
+        put(self, "compression", _one_of("compression", self.compression, COMPRESSIONS))
+
+    def replace(self, **changes: Any) -> Parameters:
+        """These parameters with some fields changed, checked anew. Unknown names raise ParameterError."""
+        for name in changes.keys() - _NAMES:
+            raise ParameterError(name, changes[name], f"one of the parameters {', '.join(sorted(_NAMES))}")
+        return dataclasses.replace(self, **changes)
+
+    def check_for(self, schema: HasColumns) -> None:
+        """Refuse what fits no memory of `schema`: vectors of another length than the reward, columns it does not have.
+
+        Raises:
+            ParameterError: names the parameter, its value and what the schema allows.
+        """
+        size = reward_size(schema)
+        for name in ("discount_factor", "reward_coeff"):
+            value = getattr(self, name)
+            if len(value) not in (1, size):
+                allowed = "1 number" if size == 1 else f"1 or {size} numbers, as the reward has {size} dimensions"
+                raise ParameterError(name, value, allowed)
+        known = tuple(schema.names)
+        for name in ("prev", "next"):
+            for column in getattr(self, name) or ():
+                if column not in known:
+                    raise ParameterError(name, getattr(self, name), f"columns of the schema ({', '.join(known)})")
+
+    def to_wire(self) -> dict[str, Any]:
+        """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
+        fields = ((name, getattr(self, name)) for name in _NAMES)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
+
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any]) -> Parameters:
+        """Parameters from what `to_wire` made: unknown names are left out (a newer peer), missing ones have defaults.
+
+        Raises:
+            ParameterError: a field is outside its range.
+        """
+        return cls(**{name: value for name, value in fields.items() if name in _NAMES})
+
+
+_NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
+
+
+def reward_size(schema: HasColumns) -> int:
+    """Dimensions of the schema's reward; 1 where it has none."""
+    if schema.reward is None:
+        return 1
+    return math.prod(schema[schema.reward].shape)
+
+
+def _real(name: str, value: object, *, high: float = math.inf) -> float:
+    """`value` as a finite float in [0, high]; bools are no numbers here."""
+    expected = "a finite number of at least 0" if high == math.inf else f"a number in [0, {high:g}]"
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ParameterError(name, value, expected)
+    number = float(value)
+    if not math.isfinite(number) or not 0.0 <= number <= high:
+        raise ParameterError(name, value, expected)
+    return number
+
+
+def _reals(name: str, value: object, *, high: float = math.inf) -> tuple[float, ...]:
+    """A number, or a sequence or array of them, as a tuple of at least one finite float in [0, high]."""
+    if isinstance(value, np.ndarray):
+        value = value.ravel().tolist()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        value = (value,)
+    numbers = tuple(_real(name, each, high=high) for each in value)
+    if not numbers:
+        raise ParameterError(name, value, "one number, or one for each reward dimension")
+    return numbers
+
+
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    """`value` as an int in [low, high]; bools and floats are refused."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise ParameterError(name, value, f"a whole number from {low} to {high}")
+    return int(value)
+
+
+def _truth(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ParameterError(name, value, "True or False")
+    return bool(value)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ParameterError(name, value, "one of " + ", ".join(map(repr, allowed)))
+    return value
+
+
+def _columns(name: str, value: object) -> tuple[str, ...] | None:
+    """Names of columns as a tuple without repeats, or None."""
+    expected = "None or a sequence of different column names"
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ParameterError(name, value, expected)
+    names = tuple(cast("Iterable[str]", value))
+    if not all(isinstance(each, str) for each in names) or len(set(names)) != len(names):
+        raise ParameterError(name, value, expected)
+    return names
