@@ -1,9 +1,12 @@
-"""Build `memoire._core`: one abi3 extension; MEMOIRE_CHECKED=1 builds it with bounds checks on."""
+"""Build `memoire._core`: one abi3 extension; MEMOIRE_CHECKED=1 builds it with bounds checks and assertions on.
+
+The generated C goes to the build folder: a checked build (`--build-base build/checked`) lies beside the plain one, and no
+C file is ever in the source tree.
+"""
 
 import os
 
 import numpy
-from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 CHECKED = os.environ.get("MEMOIRE_CHECKED") == "1"
@@ -18,23 +21,26 @@ core = Extension(
         ("CYTHON_LIMITED_API", "1"),
         ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
         ("NPY_TARGET_VERSION", "NPY_1_23_API_VERSION"),
+        ("MEMOIRE_CHECKED" if CHECKED else "CYTHON_WITHOUT_ASSERTIONS", "1"),
     ],
-    extra_compile_args=["-O3", "-std=c11"],
+    # The checked build is for finding mistakes: quick to compile, with the C library's buffer checks (they need -O).
+    extra_compile_args=["-std=c11", *(["-O1", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if CHECKED else ["-O3"])],
     py_limited_api=True,
 )
+# setuptools' build_ext is Cython's where Cython is installed, and reads these two.
+core.cython_c_in_temp = True
+core.cython_directives = {
+    "language_level": "3",
+    "boundscheck": CHECKED,
+    "wraparound": False,
+    "initializedcheck": CHECKED,
+    "cdivision": not CHECKED,
+    "overflowcheck": False,
+    "embedsignature": False,
+    "autotestdict": False,
+}
 
 setup(
-    ext_modules=cythonize(
-        [core],
-        compiler_directives={
-            "language_level": "3",
-            "boundscheck": CHECKED,
-            "wraparound": False,
-            "initializedcheck": CHECKED,
-            "cdivision": not CHECKED,
-            "overflowcheck": False,
-            "embedsignature": False,
-        },
-    ),
+    ext_modules=[core],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,0 +1,55 @@
+"""What every test stands on: which build is tested, and that no test is skipped in silence."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from memoire import _core
+
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+
+def pytest_report_header() -> str:
+    return f"memoire._core: {'checked' if _core.CHECKED else 'plain'} build, {_core.__file__}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = os.environ.get("MEMOIRE_CHECKED") == "1"
+    if wanted != _core.CHECKED:
+        raise pytest.UsageError(
+            f"MEMOIRE_CHECKED asks for the {'checked' if wanted else 'plain'} build, but {_core.__file__} is the other one. "
+            "Run `make test` or `make test-checked`."
+        )
+
+
+def allowed_skips() -> list[str]:
+    """Reasons for which a test may be skipped: each line of the list is the start of one."""
+    lines = (line.strip() for line in ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def unexplained(reasons: list[str]) -> list[str]:
+    """Those skip reasons that the list of allowed ones does not know."""
+    allowed = allowed_skips()
+    return [reason for reason in reasons if not any(reason.startswith(known) for known in allowed)]
+
+
+def skip_reasons(config: pytest.Config) -> list[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a worker of pytest-xdist: the controller sees all reports
+        return []
+    reports = reporter.stats.get("skipped", [])
+    return [
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports if isinstance(report.longrepr, tuple)
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a skip that nobody has explained fails the run."""
+    surprising = unexplained(skip_reasons(session.config))
+    if surprising and os.environ.get("CI") and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        for reason in surprising:
+            print(f"\nskipped for a reason that {ALLOWED_SKIPS.name} does not list: {reason}")
