@@ -1,3 +1,8 @@
 """memoire: a distributed prioritized replay memory for reinforcement learning."""
 
+from .parameters import Parameters
+from .schema import Column, Schema
+
 __version__ = "0.1.0"
+
+__all__ = ["Column", "Parameters", "Schema", "__version__"]

@@ -1,0 +1,463 @@
+"""What an entry is: named columns, each with a dtype, a shape and a role.
+
+Everything else is derived from a schema: how memory is laid out, what travels, what a batch holds. Two nodes agree on a schema when
+their fingerprints are equal. A nested observation becomes one column for each leaf (`obs.image`, `obs.gripper`), so that each is one
+contiguous array; structured dtypes are taken apart in the same way.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from .errors import SchemaError
+from .limits import MiB
+
+ROLES = ("state", "reward", "value", "return", "plain")
+_ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
+_RESERVED = frozenset({"discount", "importance", "ids", "steps", "age", "model_version", "weight", "init_w"})
+_ENTRY_BYTES = 64 * MiB
+_MOST_COLUMNS = 1024
+_MOST_NAME = 200
+_MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """One value of an entry.
+
+    Args:
+        dtype: Anything `np.dtype` takes: booleans, integers and floats of up to 8 bytes, or a structured dtype of them, which the
+            schema takes apart. Stored little-endian.
+        shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed.
+        role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's estimate, in the
+            shape of the reward), "return" (computed by the memory when an episode closes, never given), or "plain".
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    role: str = "plain"
+
+    def __init__(self, dtype: Any, shape: int | Sequence[int] = (), role: str = "plain") -> None:
+        try:
+            plain = np.dtype(dtype)
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise SchemaError(f"{dtype!r} is no dtype. Give one such as np.float32 or 'uint8'.") from error
+        shape = _shape(shape)
+        while plain.subdtype is not None:
+            plain, inner = plain.subdtype
+            shape += inner
+        if role not in ROLES:
+            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}.")
+        object.__setattr__(self, "dtype", plain if plain.names else plain.newbyteorder("<"))
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "role", role)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else f"{self.dtype}"
+
+
+class Schema(Mapping[str, Column]):
+    """The ordered columns of an entry: a mapping from name to `Column`, unchangeable, hashable and picklable.
+
+    Args:
+        columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template; a Gymnasium
+            space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image", "obs.0"). Without a `Column`
+            that says otherwise, the names decide the roles: obs and state are states, reward, value and qvest (the return) are
+            what they say, all others are plain. Names have no dots; some that a batch uses itself (ids, discount, next_*, ...) are
+            refused.
+
+    A schema has a state, at most one reward, value and return column (float32, of equal shapes). One with a value column and no
+    return column gets the return column `qvest` at its end.
+
+    Raises:
+        SchemaError: says which column, what was found, and what is allowed.
+    """
+
+    names: tuple[str, ...]
+    """All columns, in order."""
+    entry_names: tuple[str, ...]
+    """The columns that an entry is given with: all but the return column."""
+    states: tuple[str, ...]
+    """The columns of role state."""
+    roots: tuple[str, ...]
+    """The names before the first dot, in order: what the schema was declared with."""
+    reward: str | None
+    value: str | None
+    qvest: str | None
+    """The columns of these roles ("return" for `qvest`), or None."""
+    entry_bytes: int
+    """Bytes of one entry: the sum over all columns."""
+    fingerprint: int
+    """64 bits that two schemas share exactly if they are equal, in every process and version: blake2b of `to_json()`."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        if not isinstance(columns, Mapping):
+            raise SchemaError(f"a schema is made of a mapping from name to column, got {type(columns).__name__}.")
+        leaves: dict[str, Column] = {}
+        tuples: set[str] = set()
+        for name, template in columns.items():
+            _check_name(name, "")
+            _take_apart(name, template, _ROLE_OF_NAME.get(name, "plain"), leaves, tuples)
+        self._settle(leaves, tuples)
+
+    @classmethod
+    def from_env(
+        cls,
+        env: Any,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        reward_shape: Sequence[int] = (),
+        keep_float64: bool = False,
+    ) -> Self:
+        """The schema of an environment: columns obs (or obs.* for Dict and Tuple spaces), action, reward and the extras.
+
+        Args:
+            env: A Gymnasium environment or vector environment, or anything with the two spaces; nothing is called on it.
+            extra: More columns, as `Schema` takes them, given to `Writer.step` by name: `{"logp": np.float32}`. A column called
+                value is the critic's estimate.
+            reward_shape: The shape of a vector reward; () is the usual scalar. Stored as float32.
+            keep_float64: Observations and actions that the spaces give as float64 are stored as float32 unless this is set: twice
+                the bytes buy nothing that a network of float32 can see. Extras are stored as they are declared.
+        """
+        columns: dict[str, Any] = {}
+        for name, space_name, role in (("obs", "observation_space", "state"), ("action", "action_space", "plain")):
+            space = getattr(env, f"single_{space_name}", None) or getattr(env, space_name, None)
+            if space is None:
+                raise SchemaError(f"{type(env).__name__} has no {space_name}. Give a Gymnasium environment.")
+            columns[name] = _columns_of_space(name, space, role, keep_float64)
+        columns["reward"] = Column(np.float32, reward_shape, "reward")
+        for name, template in (extra or {}).items():
+            if name in columns:
+                raise SchemaError(
+                    f"extra column {name!r}: the environment has one of this name already. Choose another."
+                )
+            columns[name] = template
+        return cls(columns)
+
+    @classmethod
+    def from_json(cls, text: str | bytes | Mapping[str, Any]) -> Self:
+        """The schema that `to_json` wrote; everything is checked again, and only `SchemaError` comes out."""
+        try:
+            data = json.loads(text) if isinstance(text, str | bytes) else text
+            rows = [(str(name), str(dtype), tuple(shape), str(role)) for name, dtype, shape, role in data["columns"]]
+            tuples = {str(path) for path in data.get("tuples", ())}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SchemaError(f"this is not the JSON form of a schema: {error!r}.") from error
+        leaves: dict[str, Column] = {}
+        for name, dtype, shape, role in rows:
+            for part in name.split("."):
+                _check_name(part, name)
+            if name in leaves:
+                raise SchemaError(f"column {name!r} is there twice.")
+            leaves[name] = _column(name, partial(Column, dtype, shape, role))
+        schema = cls.__new__(cls)
+        schema._settle(leaves, tuples)
+        return schema
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal schemas give equal text. `{"columns": [[name, dtype, shape, role], ...], "tuples": [path, ...]}`."""
+        return self._json
+
+    def leaves(self, root: str) -> tuple[str, ...]:
+        """The columns of a declared name: ("obs",), or ("obs.image", "obs.gripper")."""
+        self._check_root(root)
+        return tuple(name for name in self.names if name == root or name.startswith(root + "."))
+
+    def flatten(self, root: str, value: Any) -> list[Any]:
+        """The leaves of a nested value (dicts, tuples, structured arrays; with or without a batch axis), as `leaves(root)` names them.
+
+        Raises `SchemaError` where the value is not nested as the schema is.
+        """
+        self._check_root(root)
+        found: list[Any] = []
+        _collect(self._trees[root], value, found)
+        return found
+
+    def nest(self, root: str, columns: Mapping[str, Any]) -> Any:
+        """The value of a declared name out of its leaves: what `flatten` took apart, as dicts and tuples."""
+        self._check_root(root)
+        return _build(self._trees[root], columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return self._json == other._json if isinstance(other, Schema) else NotImplemented
+
+    def __hash__(self) -> int:
+        return self.fingerprint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_json, (self._json,)
+
+    def __repr__(self) -> str:
+        rows = (
+            f"{name}: {column}" + ("" if column.role == "plain" else f" ({column.role})")
+            for name, column in self.items()
+        )
+        return f"Schema({', '.join(rows)})"
+
+    def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
+        """Check the columns together, add the return column, and derive everything that is read often."""
+        for name, column in leaves.items():
+            _check_column(name, column)
+        reward, value, qvest = (_only(role, leaves) for role in ("reward", "value", "return"))
+        if value is not None and qvest is None:
+            if "qvest" in leaves:
+                raise SchemaError(
+                    "column 'qvest' is plain, but the return column that a value column needs is called so. Rename it, or give it role 'return'."
+                )
+            qvest = "qvest"
+            leaves = {**leaves, qvest: Column(np.float32, leaves[value].shape, "return")}
+        _check_roles(leaves, reward, value, qvest)
+        self._columns = leaves
+        self._trees = _trees(leaves, tuples)
+        self.names = tuple(leaves)
+        self.entry_names = tuple(name for name in leaves if name != qvest)
+        self.states = tuple(name for name, column in leaves.items() if column.role == "state")
+        self.roots = tuple(self._trees)
+        self.reward, self.value, self.qvest = reward, value, qvest
+        self.entry_bytes = sum(column.nbytes for column in leaves.values())
+        if self.entry_bytes > _ENTRY_BYTES:
+            largest = max(leaves, key=lambda name: leaves[name].nbytes)
+            raise SchemaError(
+                f"an entry has {self.entry_bytes} bytes (the largest column is {largest!r}: {leaves[largest]}), more than {_ENTRY_BYTES}."
+            )
+        rows = [[name, column.dtype.str, list(column.shape), column.role] for name, column in leaves.items()]
+        self._json = json.dumps({"columns": rows, "tuples": sorted(tuples)}, sort_keys=True, separators=(",", ":"))
+        self.fingerprint = int.from_bytes(hashlib.blake2b(self._json.encode(), digest_size=8).digest(), "little")
+
+    def _check_root(self, root: str) -> None:
+        if root not in self._trees:
+            raise SchemaError(f"{root!r} is not in the schema, which has {', '.join(self.roots)}.")
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    axes = (shape,) if isinstance(shape, int | np.integer) else shape
+    if not _is_shape(axes):
+        raise SchemaError(
+            f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image."
+        )
+    return tuple(int(axis) for axis in axes)
+
+
+def _is_shape(axes: Any) -> bool:
+    return isinstance(axes, tuple | list) and all(
+        isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis >= 0 for axis in axes
+    )
+
+
+def _check_name(name: Any, within: str) -> None:
+    where = f" (in {within!r})" if within else ""
+    if not isinstance(name, str):
+        raise SchemaError(f"column names are strings, got {name!r}{where}.")
+    if not name or "." in name or not name.isprintable() or len(name) > _MOST_NAME:
+        raise SchemaError(
+            f"column {name[:_MOST_NAME]!r}{where}: a name is 1 to {_MOST_NAME} printable characters without a dot (dots separate nested names)."
+        )
+
+
+def _column(name: str, make: Any) -> Column:
+    """What `make()` returns; an error of it gets the column's name."""
+    try:
+        column: Column = make()
+    except SchemaError as error:
+        raise SchemaError(f"column {name!r}: {error}") from error
+    return column
+
+
+def _take_apart(name: str, template: Any, role: str, leaves: dict[str, Column], tuples: set[str]) -> None:
+    """Put the column, or the columns of every leaf, of `template` into `leaves`."""
+    if isinstance(template, Column):
+        if template.dtype.names is None:
+            leaves[name] = template
+            return
+        role = template.role
+        parts: Mapping[Any, Any] = _fields(template)
+    elif isinstance(template, Mapping) and not hasattr(template, "contains"):
+        parts = template
+    elif isinstance(template, tuple) and not (len(template) == 2 and _is_shape_or_int(template[1])):
+        tuples.add(name)
+        parts = {str(i): part for i, part in enumerate(template)}
+    else:
+        _take_apart(name, _template(name, template, role), role, leaves, tuples)
+        return
+    if not parts:
+        raise SchemaError(f"column {name!r} is nested but has nothing in it. Leave it out.")
+    for key, part in parts.items():
+        _check_name(key, name)
+        _take_apart(f"{name}.{key}", part, role, leaves, tuples)
+
+
+def _is_shape_or_int(value: Any) -> bool:
+    return _is_shape(value) or (isinstance(value, int | np.integer) and not isinstance(value, bool))
+
+
+def _fields(column: Column) -> dict[str, Column]:
+    """A structured column taken apart; axes around the structure stay in front."""
+    assert column.dtype.fields is not None
+    return {name: Column(field[0], column.shape, column.role) for name, field in column.dtype.fields.items()}
+
+
+def _template(name: str, template: Any, role: str) -> Any:
+    """A `Column`, or a nesting of them, for anything a schema accepts that is not one yet."""
+    if isinstance(template, np.ndarray | np.generic):
+        return _column(name, lambda: Column(template.dtype, template.shape, role))
+    if hasattr(template, "contains") and hasattr(template, "sample"):
+        return _columns_of_space(name, template, role, keep_float64=True)
+    if isinstance(template, tuple):
+        return _column(name, lambda: Column(template[0], template[1], role))
+    if isinstance(template, str | type | np.dtype):
+        return _column(name, lambda: Column(template, (), role))
+    raise SchemaError(
+        f"column {name!r} was declared as {template!r}, a {type(template).__name__}. Give a Column, a dtype, (dtype, shape), an array, "
+        f"a Gymnasium space, or a dict or tuple of these."
+    )
+
+
+def _columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> Any:
+    """The column of a Gymnasium space, nested as the space is. Known by its looks, so that Gymnasium is not imported."""
+    kinds = {kind.__name__ for kind in type(space).__mro__}
+    parts = None if "OneOf" in kinds else getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: _columns_of_space(f"{name}.{key}", part, role, keep_float64) for key, part in parts.items()}
+    if isinstance(parts, tuple | list):
+        return tuple(_columns_of_space(f"{name}.{i}", part, role, keep_float64) for i, part in enumerate(parts))
+    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
+    if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
+        raise SchemaError(
+            f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple "
+            f"can be stored; wrap the environment to give one of these."
+        )
+    if dtype == np.float64 and not keep_float64:
+        dtype = np.float32
+    return _column(name, lambda: Column(dtype, shape, role))
+
+
+def _check_column(name: str, column: Column) -> None:
+    if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
+        raise SchemaError(
+            f"column {name!r} has dtype {column.dtype}, but only booleans, integers and floats of up to 8 bytes can be stored. "
+            f"Encode the value as numbers, or leave the column out."
+        )
+    if len(column.shape) > _MOST_DIMENSIONS:
+        raise SchemaError(f"column {name!r} has {len(column.shape)} axes, more than {_MOST_DIMENSIONS}. Reshape it.")
+
+
+def _only(role: str, leaves: Mapping[str, Column]) -> str | None:
+    """The one column of a role that a schema has once at most."""
+    found = [name for name, column in leaves.items() if column.role == role]
+    if len(found) > 1:
+        raise SchemaError(
+            f"the columns {', '.join(map(repr, found))} all have role {role!r}, but there can be one. Make the others plain."
+        )
+    return found[0] if found else None
+
+
+def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | None, qvest: str | None) -> None:
+    if len(leaves) > _MOST_COLUMNS:
+        raise SchemaError(
+            f"{len(leaves)} columns are more than {_MOST_COLUMNS}. Put values of one dtype into one array."
+        )
+    if not any(column.role == "state" for column in leaves.values()):
+        raise SchemaError(
+            f"no column is a state (there are {', '.join(leaves) or 'none'}). Call it 'obs' or 'state', or declare it as Column(dtype, shape, 'state')."
+        )
+    if (value is not None or qvest is not None) and (reward is None or value is None):
+        missing = "reward" if reward is None else "value"
+        raise SchemaError(
+            f"column {value or qvest!r} needs a {missing} column beside it: returns are computed from rewards and values."
+        )
+    for name in (reward, value, qvest):
+        if name is None:
+            continue
+        column = leaves[name]
+        if column.dtype != np.float32:
+            raise SchemaError(
+                f"column {name!r} has role {column.role!r} and dtype {column.dtype}, but must be float32. Declare it so, or as plain."
+            )
+        if reward is not None and column.shape != leaves[reward].shape:
+            raise SchemaError(
+                f"column {name!r} has shape {column.shape}, but the reward {reward!r} has {leaves[reward].shape}: "
+                f"reward, value and return have one shape."
+            )
+
+
+def _trees(leaves: Mapping[str, Column], tuples: set[str]) -> dict[str, Any]:
+    """For each root its nesting: a column's name, or a dict or tuple of these."""
+    nested: dict[str, Any] = {}
+    for name in leaves:
+        *path, last = name.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise SchemaError(f"column {name!r} lies within another column. Rename one of them.")
+        if last in node:
+            raise SchemaError(f"column {name!r} holds other columns. Rename one of them.")
+        node[last] = name
+    for root in nested:
+        if root in _RESERVED or root.startswith("next_"):
+            raise SchemaError(f"column {root!r}: a batch uses this name itself. Choose another, such as 'my_{root}'.")
+    for nest in tuples:
+        if not any(name.startswith(nest + ".") for name in leaves):
+            raise SchemaError(f"{nest!r} is said to be a tuple, but no column lies within it.")
+    return {root: _with_tuples(root, node, tuples) for root, node in nested.items()}
+
+
+def _with_tuples(path: str, node: Any, tuples: set[str]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    parts = {key: _with_tuples(f"{path}.{key}", part, tuples) for key, part in node.items()}
+    if path not in tuples:
+        return parts
+    if list(parts) != [str(i) for i in range(len(parts))]:
+        raise SchemaError(f"column {path!r} is a tuple, but its parts are called {', '.join(parts)}.")
+    return tuple(parts.values())
+
+
+def _collect(tree: Any, value: Any, found: list[Any]) -> None:
+    if isinstance(tree, str):
+        found.append(value)
+        return
+    keys: Any = tree if isinstance(tree, dict) else range(len(tree))
+    for key in keys:
+        try:
+            part = value[key]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            kind = f"a {type(value).__name__}"
+            raise SchemaError(
+                f"a nested value should have {key!r} (for {_first(tree[key])!r}), but {kind} without it came."
+            ) from error
+        _collect(tree[key], part, found)
+
+
+def _first(tree: Any) -> str:
+    while not isinstance(tree, str):
+        tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
+    return tree
+
+
+def _build(tree: Any, columns: Mapping[str, Any]) -> Any:
+    if isinstance(tree, str):
+        return columns[tree]
+    if isinstance(tree, tuple):
+        return tuple(_build(part, columns) for part in tree)
+    return {key: _build(part, columns) for key, part in tree.items()}
