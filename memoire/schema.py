@@ -1,8 +1,8 @@
 """What an entry is: named columns, each with a dtype, a shape and a role.
 
-Everything else is derived from a schema: how memory is laid out, what travels, what a batch holds. Two nodes agree on a schema when
-their fingerprints are equal. A nested observation becomes one column for each leaf (`obs.image`, `obs.gripper`), so that each is one
-contiguous array; structured dtypes are taken apart in the same way.
+Everything else is derived from a schema: how memory is laid out, what travels, what a batch holds. Two nodes agree on
+a schema when their fingerprints are equal. A nested observation becomes one column for each leaf (`obs.image`,
+`obs.gripper`), so that each is one contiguous array; structured dtypes are taken apart in the same way.
 """
 
 import hashlib
@@ -32,11 +32,12 @@ class Column:
     """One value of an entry.
 
     Args:
-        dtype: Anything `np.dtype` takes: booleans, integers and floats of up to 8 bytes, or a structured dtype of them, which the
-            schema takes apart. Stored little-endian.
+        dtype: Anything `np.dtype` takes: booleans, integers and floats of up to 8 bytes, or a structured dtype of
+            them, which the schema takes apart. Stored little-endian.
         shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed.
-        role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's estimate, in the
-            shape of the reward), "return" (computed by the memory when an episode closes, never given), or "plain".
+        role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's
+            estimate, in the shape of the reward), "return" (computed by the memory when an episode closes, never
+            given), or "plain".
     """
 
     dtype: np.dtype[Any]
@@ -71,14 +72,14 @@ class Schema(Mapping[str, Column]):
     """The ordered columns of an entry: a mapping from name to `Column`, unchangeable, hashable and picklable.
 
     Args:
-        columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template; a Gymnasium
-            space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image", "obs.0"). Without a `Column`
-            that says otherwise, the names decide the roles: obs and state are states, reward, value and qvest (the return) are
-            what they say, all others are plain. Names have no dots; some that a batch uses itself (ids, discount, next_*, ...) are
-            refused.
+        columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template;
+            a Gymnasium space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image",
+            "obs.0"). Without a `Column` that says otherwise, the names decide the roles: obs and state are states,
+            reward, value and qvest (the return) are what they say, all others are plain. Names have no dots; some
+            that a batch uses itself (ids, discount, next_*, ...) are refused.
 
-    A schema has a state, at most one reward, value and return column (float32, of equal shapes). One with a value column and no
-    return column gets the return column `qvest` at its end.
+    A schema has a state, at most one reward, value and return column (float32, of equal shapes). One with a value
+    column and no return column gets the return column `qvest` at its end.
 
     Raises:
         SchemaError: says which column, what was found, and what is allowed.
@@ -99,7 +100,7 @@ class Schema(Mapping[str, Column]):
     entry_bytes: int
     """Bytes of one entry: the sum over all columns."""
     fingerprint: int
-    """64 bits that two schemas share exactly if they are equal, in every process and version: blake2b of `to_json()`."""
+    """64 bits, equal for equal schemas in every process and version: blake2b of `to_json()`."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         if not isinstance(columns, Mapping):
@@ -120,15 +121,16 @@ class Schema(Mapping[str, Column]):
         reward_shape: Sequence[int] = (),
         keep_float64: bool = False,
     ) -> Self:
-        """The schema of an environment: columns obs (or obs.* for Dict and Tuple spaces), action, reward and the extras.
+        """The schema of an environment: columns obs (obs.* for Dict and Tuple spaces), action, reward, and extras.
 
         Args:
-            env: A Gymnasium environment or vector environment, or anything with the two spaces; nothing is called on it.
-            extra: More columns, as `Schema` takes them, given to `Writer.step` by name: `{"logp": np.float32}`. A column called
-                value is the critic's estimate.
+            env: A Gymnasium environment or vector environment, or anything with the two spaces; nothing is called.
+            extra: More columns, as `Schema` takes them, given to `Writer.step` by name: `{"logp": np.float32}`. A
+                column called value is the critic's estimate.
             reward_shape: The shape of a vector reward; () is the usual scalar. Stored as float32.
-            keep_float64: Observations and actions that the spaces give as float64 are stored as float32 unless this is set: twice
-                the bytes buy nothing that a network of float32 can see. Extras are stored as they are declared.
+            keep_float64: Observations and actions that the spaces give as float64 are stored as float32 unless this
+                is set: twice the bytes buy nothing that a network of float32 can see. Extras are stored as they are
+                declared.
         """
         columns: dict[str, Any] = {}
         for name, space_name, role in (("obs", "observation_space", "state"), ("action", "action_space", "plain")):
@@ -166,7 +168,7 @@ class Schema(Mapping[str, Column]):
         return schema
 
     def to_json(self) -> str:
-        """Canonical JSON: equal schemas give equal text. `{"columns": [[name, dtype, shape, role], ...], "tuples": [path, ...]}`."""
+        """Canonical JSON, equal for equal schemas: {"columns": [[name, dtype, shape, role], ...], "tuples": [...]}."""
         return self._json
 
     def leaves(self, root: str) -> tuple[str, ...]:
@@ -175,7 +177,8 @@ class Schema(Mapping[str, Column]):
         return tuple(name for name in self.names if name == root or name.startswith(root + "."))
 
     def flatten(self, root: str, value: Any) -> list[Any]:
-        """The leaves of a nested value (dicts, tuples, structured arrays; with or without a batch axis), as `leaves(root)` names them.
+        """The leaves of a nested value (dicts, tuples, structured arrays; with or without a batch axis), as
+        `leaves(root)` names them.
 
         Raises `SchemaError` where the value is not nested as the schema is.
         """
@@ -222,7 +225,8 @@ class Schema(Mapping[str, Column]):
         if value is not None and qvest is None:
             if "qvest" in leaves:
                 raise SchemaError(
-                    "column 'qvest' is plain, but the return column that a value column needs is called so. Rename it, or give it role 'return'."
+                    "column 'qvest' is plain, but the return column that a value column needs is called so. "
+                    "Rename it, or give it role 'return'."
                 )
             qvest = "qvest"
             leaves = {**leaves, qvest: Column(np.float32, leaves[value].shape, "return")}
@@ -238,7 +242,8 @@ class Schema(Mapping[str, Column]):
         if self.entry_bytes > _ENTRY_BYTES:
             largest = max(leaves, key=lambda name: leaves[name].nbytes)
             raise SchemaError(
-                f"an entry has {self.entry_bytes} bytes (the largest column is {largest!r}: {leaves[largest]}), more than {_ENTRY_BYTES}."
+                f"an entry has {self.entry_bytes} bytes, more than {_ENTRY_BYTES}. The largest column is {largest!r}, "
+                f"{leaves[largest]}: store it smaller, or elsewhere."
             )
         rows = [[name, column.dtype.str, list(column.shape), column.role] for name, column in leaves.items()]
         self._json = json.dumps({"columns": rows, "tuples": sorted(tuples)}, sort_keys=True, separators=(",", ":"))
@@ -270,7 +275,8 @@ def _check_name(name: Any, within: str) -> None:
         raise SchemaError(f"column names are strings, got {name!r}{where}.")
     if not name or "." in name or not name.isprintable() or len(name) > _MOST_NAME:
         raise SchemaError(
-            f"column {name[:_MOST_NAME]!r}{where}: a name is 1 to {_MOST_NAME} printable characters without a dot (dots separate nested names)."
+            f"column {name[:_MOST_NAME]!r}{where}: a name is 1 to {_MOST_NAME} printable characters without a dot "
+            f"(dots separate nested names). Rename it."
         )
 
 
@@ -327,13 +333,13 @@ def _template(name: str, template: Any, role: str) -> Any:
     if isinstance(template, str | type | np.dtype):
         return _column(name, lambda: Column(template, (), role))
     raise SchemaError(
-        f"column {name!r} was declared as {template!r}, a {type(template).__name__}. Give a Column, a dtype, (dtype, shape), an array, "
-        f"a Gymnasium space, or a dict or tuple of these."
+        f"column {name!r} was declared as {template!r}, a {type(template).__name__}. Give a Column, a dtype, "
+        f"(dtype, shape), an array, a Gymnasium space, or a dict or tuple of these."
     )
 
 
 def _columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> Any:
-    """The column of a Gymnasium space, nested as the space is. Known by its looks, so that Gymnasium is not imported."""
+    """The column of a Gymnasium space, nested as the space is; known by its looks, so that Gymnasium is not needed."""
     kinds = {kind.__name__ for kind in type(space).__mro__}
     parts = None if "OneOf" in kinds else getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
@@ -343,8 +349,8 @@ def _columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> A
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
     if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
         raise SchemaError(
-            f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple "
-            f"can be stored; wrap the environment to give one of these."
+            f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, Dict and Tuple can be stored; wrap the environment to give one of these."
         )
     if dtype == np.float64 and not keep_float64:
         dtype = np.float32
@@ -354,8 +360,8 @@ def _columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> A
 def _check_column(name: str, column: Column) -> None:
     if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
         raise SchemaError(
-            f"column {name!r} has dtype {column.dtype}, but only booleans, integers and floats of up to 8 bytes can be stored. "
-            f"Encode the value as numbers, or leave the column out."
+            f"column {name!r} has dtype {column.dtype}, but only booleans, integers and floats of up to 8 bytes can be "
+            f"stored. Encode the value as numbers, or leave the column out."
         )
     if len(column.shape) > _MOST_DIMENSIONS:
         raise SchemaError(f"column {name!r} has {len(column.shape)} axes, more than {_MOST_DIMENSIONS}. Reshape it.")
@@ -366,7 +372,8 @@ def _only(role: str, leaves: Mapping[str, Column]) -> str | None:
     found = [name for name, column in leaves.items() if column.role == role]
     if len(found) > 1:
         raise SchemaError(
-            f"the columns {', '.join(map(repr, found))} all have role {role!r}, but there can be one. Make the others plain."
+            f"the columns {', '.join(map(repr, found))} all have role {role!r}, but there can be one. "
+            f"Make the others plain."
         )
     return found[0] if found else None
 
@@ -378,12 +385,17 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         )
     if not any(column.role == "state" for column in leaves.values()):
         raise SchemaError(
-            f"no column is a state (there are {', '.join(leaves) or 'none'}). Call it 'obs' or 'state', or declare it as Column(dtype, shape, 'state')."
+            f"no column is a state (there are {', '.join(leaves) or 'none'}). Call one 'obs' or 'state', or declare "
+            f"it as Column(dtype, shape, 'state')."
+        )
+    if reward != "reward" and "reward" in leaves:
+        raise SchemaError(
+            "column 'reward' is not the reward. Give it role 'reward', or rename it: a batch's key is that."
         )
     if (value is not None or qvest is not None) and (reward is None or value is None):
         missing = "reward" if reward is None else "value"
         raise SchemaError(
-            f"column {value or qvest!r} needs a {missing} column beside it: returns are computed from rewards and values."
+            f"column {value or qvest!r} needs a {missing} column beside it: returns are made of rewards and values."
         )
     for name in (reward, value, qvest):
         if name is None:
@@ -391,7 +403,8 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         column = leaves[name]
         if column.dtype != np.float32:
             raise SchemaError(
-                f"column {name!r} has role {column.role!r} and dtype {column.dtype}, but must be float32. Declare it so, or as plain."
+                f"column {name!r} has role {column.role!r} and dtype {column.dtype}, but must be float32. "
+                f"Declare it so, or as plain."
             )
         if reward is not None and column.shape != leaves[reward].shape:
             raise SchemaError(
