@@ -1,7 +1,7 @@
 """Build `memoire._core`: one abi3 extension; MEMOIRE_CHECKED=1 builds it with bounds checks and assertions on.
 
-The generated C goes to the build folder: a checked build (`--build-base build/checked`) lies beside the plain one, and no
-C file is ever in the source tree.
+The generated C goes to the build folder: a checked build (`--build-base build/checked`) lies beside the plain one, and
+no C file is ever in the source tree.
 """
 
 import os

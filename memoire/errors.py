@@ -74,7 +74,7 @@ class EpisodeTooLong(EpisodeError):
     def __str__(self) -> str:
         return (
             f"episode {self.lane} has {self.length} entries and the memory has room for {self.capacity} in all: the "
-            f"entry was refused and the episode stays as it was. Close it (truncated), or make the memory larger (max_step)."
+            f"entry was refused and the episode stays as it was. Close it (truncated), or make the memory larger."
         )
 
 
@@ -87,8 +87,8 @@ class EmptyMemory(MemoireError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode that is "
-            f"longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...)."
+            f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode "
+            f"that is longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...)."
         )
 
 
@@ -102,8 +102,8 @@ class NotEnoughSamples(MemoireError, RuntimeError):
     def __str__(self) -> str:
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
         return (
-            f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in {self.caches} caches "
-            f"of {self.clients} clients{after}. None was taken. Wait for actors to push (timeout=), or set reuse_cache."
+            f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
+            f"{self.caches} caches of {self.clients} clients{after}. None was taken. Wait for actors to push (timeout=), or set reuse_cache."
         )
 
 
@@ -127,8 +127,8 @@ class SchemaMismatch(MemoireError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"client {self.client} sent field {self.field!r} as {self.received}, but this server stores {self.expected}. "
-            f"Restart the client to fetch the schema, or declare {self.field!r} as {self.received} on the server."
+            f"client {self.client} sent field {self.field!r} as {self.received}, but this server stores "
+            f"{self.expected}. Restart the client to fetch the schema, or declare {self.field!r} as {self.received} on the server."
         )
 
 
@@ -174,8 +174,8 @@ class ForkedError(MemoireError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} belongs to process {self.owner} and cannot be used in process {self.here}, forked from it: sockets "
-            f"do not survive a fork. Make it after the fork, or start processes with the 'spawn' method."
+            f"{self.what} belongs to process {self.owner} and cannot be used in process {self.here}, forked from it: "
+            f"sockets do not survive a fork. Make it after the fork, or start processes with the 'spawn' method."
         )
 
 

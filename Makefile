@@ -1,0 +1,67 @@
+# A clean clone, python3 (3.11 or newer), a C compiler and make: every target sets up the rest by itself, in ./.venv.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BIN := .venv/bin
+
+# The checked build lies in build/checked/lib and is found before the editable install; safe path keeps the plain build,
+# which lies in the working directory, out of the way of every child process too.
+CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
+
+.PHONY: help demo test test-plain test-checked lint format bench wheel clean setup setup-dev setup-checked
+
+help:
+	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
+	@echo "make test          every test, on the plain build and on the one with bounds checks"
+	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
+	@echo "make test-checked  every test on the build with bounds checks"
+	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
+	@echo "make bench         benchmarks/, written to docs/benchmarks/"
+	@echo "make wheel         a wheel in dist/"
+	@echo "make clean         remove what the targets above made"
+
+setup setup-dev setup-checked:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "memoire cannot be set up: there is no '$(PYTHON)' here. Install Python 3.11 or newer" >&2; \
+	  echo "(Debian, Ubuntu: sudo apt-get install python3 python3-venv python3-dev), or: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(PYTHON) tools/setup_venv.py $(if $(filter setup,$@),run,$(@:setup-%=%))
+
+demo: setup
+	@$(BIN)/memoire demo
+
+test: setup-checked
+	@$(MAKE) --no-print-directory test-plain
+	@$(MAKE) --no-print-directory test-checked
+
+test-plain: setup-dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-checked: setup-checked
+	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/python -m mypy.stubtest memoire._core
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint memoire
+	$(BIN)/codespell
+	$(BIN)/pytest tests/test_imports.py
+
+format: setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev
+	$(BIN)/python benchmarks/core.py --write docs/benchmarks
+	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
+
+wheel: setup-dev
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:
+	rm -rf .venv .venv.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find memoire -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

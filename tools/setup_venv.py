@@ -1,0 +1,252 @@
+"""Set up this checkout: a private .venv with memoire built in it. Run by the Makefile; standard library only.
+
+    python3 tools/setup_venv.py run       what `memoire demo` needs
+    python3 tools/setup_venv.py dev       and what tests, lint and benchmarks need
+    python3 tools/setup_venv.py checked   and a second build, with bounds checks, under build/checked
+
+Each step leaves a stamp with a hash of what it depends on: a second run finds it and does nothing. Old Pythons must be
+able to read this file, or they could not say what is wrong with them.
+"""
+
+import contextlib
+import glob
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+STAMPS = os.path.join(VENV, "stamps")
+PYTHON = os.path.join(VENV, "bin", "python")
+OLDEST = (3, 11)
+NAMES = ["python3.%d" % minor for minor in range(14, OLDEST[1] - 1, -1)]
+
+
+def give_up(problem, advice):
+    sys.exit("\nmemoire cannot be set up: %s\n%s\n" % (problem, advice))
+
+
+def install_hint(debian, fedora, alpine, mac):
+    """How to get a thing on this system; all four lines where the system is a stranger."""
+    try:
+        with open("/etc/os-release") as release:
+            system = release.read().lower()
+    except OSError:
+        system = ""
+    hints = [
+        (("debian", "ubuntu"), "sudo apt-get install " + debian),
+        (("fedora", "rhel", "centos"), "sudo dnf install " + fedora),
+        (("alpine",), "sudo apk add " + alpine),
+        (("darwin",), mac),
+    ]
+    if platform.system() == "Darwin":
+        system = "darwin"
+    fitting = [command for words, command in hints if any(word in system for word in words)]
+    return "Install it with one of:\n    " + "\n    ".join(fitting[:1] or [command for _, command in hints])
+
+
+def check_python():
+    """Go on under a Python that is new enough, whichever name it has."""
+    if sys.version_info >= OLDEST:
+        return
+    for name in NAMES:
+        path = shutil.which(name)
+        if path:
+            os.execv(path, [path] + sys.argv)
+    give_up(
+        "python3 is %s, and %d.%d or newer is needed." % ((platform.python_version(),) + OLDEST),
+        "If one is installed under another name, say so: make PYTHON=/path/to/python3.12 ...\n"
+        + install_hint(
+            "python3.11 python3.11-venv python3.11-dev", "python3.12-devel", "python3-dev", "brew install python"
+        ),
+    )
+
+
+def check_venv():
+    try:
+        import ensurepip  # noqa: F401  Debian leaves it out of python3
+        import venv  # noqa: F401
+    except ImportError:
+        version = "python%d.%d-venv" % sys.version_info[:2]
+        give_up(
+            "%s has no venv module (or no ensurepip)." % sys.executable,
+            install_hint("python3-venv  (or %s)" % version, "python3-libs", "python3", "brew install python"),
+        )
+
+
+def compiler():
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+
+
+def check_compiler():
+    """Compile a small file against Python's headers: the only proof that it works."""
+    command = compiler()
+    if not shutil.which(command[0]):
+        give_up(
+            "there is no C compiler (%s)." % command[0],
+            install_hint("gcc libc6-dev", "gcc", "gcc musl-dev", "xcode-select --install")
+            + "\nIf you have another one, say so: make CC=clang ...",
+        )
+    include = sysconfig.get_paths()["include"]
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, "probe.c")
+        for header in ("stdio.h", "Python.h"):
+            with open(source, "w") as file:
+                file.write("#include <%s>\nint probe(void) { return 0; }\n" % header)
+            tried = subprocess.run(
+                command + ["-c", "-I" + include, source, "-o", os.path.join(folder, "probe.o")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            if tried.returncode == 0:
+                continue
+            if header == "stdio.h":
+                problem = "the C compiler (%s) cannot compile a file that includes stdio.h." % " ".join(command)
+                hint = install_hint("gcc libc6-dev", "gcc glibc-devel", "gcc musl-dev", "xcode-select --install")
+            else:
+                problem = "Python's headers are missing (no usable Python.h in %s)." % include
+                hint = install_hint(
+                    "python3-dev  (or python%d.%d-dev)" % sys.version_info[:2],
+                    "python3-devel",
+                    "python3-dev",
+                    "brew install python",
+                )
+            give_up(problem, hint + "\nThe compiler said:\n" + tried.stdout.decode(errors="replace"))
+
+
+def digest(*parts):
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def content(*patterns):
+    files = sorted(path for pattern in patterns for path in glob.glob(os.path.join(ROOT, pattern), recursive=True))
+    return digest(*[path + "\0" + open(path, encoding="utf-8").read() for path in files])
+
+
+def is_done(step, key):
+    try:
+        with open(os.path.join(STAMPS, step)) as stamp:
+            return stamp.read() == key
+    except OSError:
+        return False
+
+
+def done(step, key):
+    os.makedirs(STAMPS, exist_ok=True)
+    with open(os.path.join(STAMPS, step), "w") as stamp:
+        stamp.write(key)
+
+
+def call(what, *command, **environment):
+    """Run a command in the checkout; its output is shown only when it fails."""
+    print("memoire: " + what, flush=True)
+    variables = dict(os.environ, **environment)
+    result = subprocess.run(
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if result.returncode:
+        sys.stdout.write(result.stdout.decode(errors="replace"))
+        give_up("a step failed: %s." % what, "The command was: " + " ".join(map(shlex.quote, command)))
+
+
+def pip_install(what, *packages):
+    call(what, PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", *packages)
+
+
+def make_venv():
+    key = digest(sys.version, sys.prefix, ROOT)
+    if is_done("venv", key):
+        return key
+    check_venv()
+    shutil.rmtree(VENV, ignore_errors=True)
+    call("making .venv with Python %s" % platform.python_version(), sys.executable, "-m", "venv", VENV)
+    done("venv", key)
+    return key
+
+
+def install(project, above):
+    """The package itself, editable, with what the demo needs; building it is a step of its own."""
+    key = digest(above, content("pyproject.toml"))
+    if is_done("run", key):
+        return key
+    check_compiler()
+    pip_install("installing what the build needs", *project["build-system"]["requires"])
+    pip_install("building and installing memoire", "--no-build-isolation", "--editable", ".[all]")
+    done("run", key)
+    done("build", build_key(key))
+    return key
+
+
+def build_key(above):
+    return digest(above, " ".join(compiler()), content("setup.py", "memoire/**/*.pyx", "memoire/**/*.pxd"))
+
+
+def build(above):
+    key = build_key(above)
+    if not is_done("build", key):
+        check_compiler()
+        call("building memoire._core", PYTHON, "setup.py", "-q", "build_ext", "--inplace", "--force")
+        done("build", key)
+
+
+def build_checked(above):
+    """The whole package a second time, compiled with checks: what PYTHONPATH=build/checked/lib finds."""
+    key = build_key(above)
+    lib = os.path.join("build", "checked", "lib")
+    if not is_done("checked", key) or not glob.glob(os.path.join(ROOT, lib, "memoire", "_core*.so")):
+        check_compiler()
+        command = [PYTHON, "setup.py", "-q", "build", "--build-base", "build/checked", "--build-lib", lib, "--force"]
+        call("building memoire._core with bounds checks", *command, MEMOIRE_CHECKED="1")
+        done("checked", key)
+    else:  # Python files are copied anew each time: that takes no time, and none can be stale
+        for stale in glob.glob(os.path.join(ROOT, lib, "memoire", "**", "*.py"), recursive=True):
+            os.remove(stale)
+        shutil.copytree(
+            os.path.join(ROOT, "memoire"),
+            os.path.join(ROOT, lib, "memoire"),
+            ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd"),
+            dirs_exist_ok=True,
+        )
+
+
+def install_dev(project, above):
+    key = digest(above, *project["dependency-groups"]["dev"])
+    if not is_done("dev", key):
+        pip_install("installing the development tools", *project["dependency-groups"]["dev"])
+        done("dev", key)
+
+
+@contextlib.contextmanager
+def alone():
+    """Two `make` in one checkout wait for each other."""
+    import fcntl
+
+    with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main(target):
+    check_python()
+    import tomllib
+
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+        project = tomllib.load(file)
+    with alone():
+        key = install(project, make_venv())
+        build(key)
+        if target in ("dev", "checked"):
+            install_dev(project, key)
+        if target == "checked":
+            build_checked(key)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
