@@ -112,7 +112,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         Returns this batch, holding the caller's arrays in those places.
 
         Raises:
-            ParameterError: an array of `out` is called like none here, or has another shape or dtype. Nothing was copied.
+            ParameterError: an array of `out` is named like none here, or has another shape or dtype. No copy.
         """
         for name in out:
             _check_out(name, self._arrays.get(name), out[name])

@@ -103,7 +103,8 @@ class NotEnoughSamples(MemoireError, RuntimeError):
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
         return (
             f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
-            f"{self.caches} caches of {self.clients} clients{after}. None was taken. Wait for actors to push (timeout=), or set reuse_cache."
+            f"{self.caches} caches of {self.clients} clients{after}. None was taken. "
+            f"Wait for actors to push (timeout=), or set reuse_cache."
         )
 
 
@@ -128,7 +129,8 @@ class SchemaMismatch(MemoireError, ValueError):
     def __str__(self) -> str:
         return (
             f"client {self.client} sent field {self.field!r} as {self.received}, but this server stores "
-            f"{self.expected}. Restart the client to fetch the schema, or declare {self.field!r} as {self.received} on the server."
+            f"{self.expected}. Restart the client to fetch the schema, "
+            f"or declare {self.field!r} as {self.received} on the server."
         )
 
 

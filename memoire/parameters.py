@@ -31,9 +31,13 @@ class HasColumns(Protocol):
     """What `Parameters.check_for` reads of a schema: its names, its reward column and each column's shape."""
 
     @property
-    def names(self) -> Iterable[str]: ...
+    def names(self) -> Iterable[str]:
+        """Names of the columns."""
+
     @property
-    def reward(self) -> str | None: ...
+    def reward(self) -> str | None:
+        """Name of the reward column."""
+
     def __getitem__(self, name: str, /) -> Any: ...
 
 
@@ -66,7 +70,7 @@ class Parameters:
     reward_coeff: tuple[float, ...] = (1.0,)
     """Share of each reward dimension in the priority; one number counts for all. At least 0."""
     start: Start = "skip"
-    """Windows that reach before an episode's first entry: "skip" them (weight 0), "repeat" the first frame, or "zero" frames."""
+    """Windows that reach before the first entry: "skip" (weight 0), "repeat" the first frame, or "zero" frames."""
     prev: tuple[str, ...] | None = None
     """Columns that come with a sample's window; None is all of them."""
     next: tuple[str, ...] | None = None

@@ -90,7 +90,7 @@ class Payload(enum.Enum):
     ALWAYS = 2
 
 
-# What tails are made of. Every text, list and number has a bound; counts stay below 2**53, which a float64 holds exactly.
+# What tails are made of. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds.
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
