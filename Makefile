@@ -8,7 +8,9 @@ BIN := .venv/bin
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-.PHONY: help demo test test-plain test-checked lint format bench wheel clean setup setup-dev setup-checked
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports
+
+.PHONY: help demo test test-plain test-checked lint $(LINTS) format bench wheel clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -41,12 +43,27 @@ test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_ARGS)
 
 lint: setup-dev
+	@$(MAKE) --no-print-directory --keep-going $(LINTS)
+
+lint-ruff:
 	$(BIN)/ruff check .
+
+lint-format:
 	$(BIN)/ruff format --check .
+
+lint-types:
 	$(BIN)/mypy
-	PYTHONPATH=. $(BIN)/python -m mypy.stubtest memoire._core
+
+lint-stubs:
+	$(BIN)/python -m mypy.stubtest memoire._core
+
+lint-cython:
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint memoire
+
+lint-spelling:
 	$(BIN)/codespell
+
+lint-imports:
 	$(BIN)/pytest tests/test_imports.py
 
 format: setup-dev

@@ -161,7 +161,7 @@ def pip_install(what, *packages):
 
 
 def make_venv():
-    key = digest(sys.version, sys.prefix, ROOT)
+    key = digest(sys.version, sys.base_prefix, ROOT)
     if is_done("venv", key):
         return key
     check_venv()
