@@ -1,0 +1,135 @@
+r"""Log lines of all clients: numbered by their sender, taken once, and written in the documented form.
+
+Pure: `take` returns what is new, the caller writes it. A line of the file is `'%s,%08x,%s\n' % (time, uuid,
+message)`: the time when the server received it (ISO 8601 with offset), the sender's 32-bit label, and the message on
+one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from .wire import Line
+
+# Whatever could start a new line or move a terminal's cursor; a tab may stay.
+_UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_SHORT = {"\n": "\\n", "\r": "\\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line that was taken: `index` counts all lines of this book from 1."""
+
+    index: int
+    client: bytes
+    received: float
+    line: Line
+
+
+def escape(text: str) -> str:
+    r"""`text` on one line: line breaks and control characters become escapes such as ``\n`` and ``\x1b``."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match.group()
+    code = ord(character)
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def timestamp(seconds: float) -> str:
+    """ISO 8601 with microseconds and offset, in UTC: ``2026-01-31T12:00:00.000000+00:00``; it has no comma."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def format_line(received: float, uuid: int, text: str) -> str:
+    """The line of the log file, with its line break."""
+    return f"{timestamp(received)},{uuid & 0xFFFFFFFF:08x},{escape(text)}\n"
+
+
+def cut(text: str, byte_limit: int) -> str:
+    """`text` cut to `byte_limit` bytes of UTF-8 at a character's end, with "..." where something is missing."""
+    encoded = text.encode("utf-8", "backslashreplace")
+    if len(encoded) <= byte_limit:
+        return encoded.decode()
+    return encoded[: max(0, byte_limit - 3)].decode("utf-8", "ignore") + "..."
+
+
+class Logbook:
+    """What was taken from whom, and the newest lines. Not thread-safe: the owner locks."""
+
+    def __init__(self, *, keep: int = 2000) -> None:
+        self._through: dict[bytes, int] = {}
+        self._recent: deque[Entry] = deque(maxlen=keep)
+        self.count = 0
+        """Lines taken in all."""
+
+    def take(self, client: bytes, lines: Iterable[Line], now: float) -> list[Entry]:
+        """The lines not seen before, in the client's order. Lines of one client come in ascending numbers."""
+        taken = []
+        through = self._through.get(client, 0)
+        for line in lines:
+            if line.number <= through:
+                continue
+            through = line.number
+            self.count += 1
+            taken.append(Entry(self.count, client, now, line))
+        if taken:
+            self._through[client] = through
+            self._recent.extend(taken)
+        return taken
+
+    def through(self, client: bytes) -> int:
+        """Number of the newest line taken from this client; it may forget this one and all before it."""
+        return self._through.get(client, 0)
+
+    def recent(self, after: int = 0, most: int = 1000) -> list[Entry]:
+        """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""
+        return [entry for entry in self._recent if entry.index > after][-most:]
+
+
+class Outbox:
+    """A client's lines until its home has them: numbered, bounded, the oldest dropped (and counted) beyond the bound.
+
+    Not thread-safe: the owner locks.
+    """
+
+    def __init__(self, *, most_lines: int, line_bytes: int) -> None:
+        self._lines: deque[Line] = deque()
+        self._most_lines = most_lines
+        self._line_bytes = line_bytes
+        self._number = 0
+        self.dropped = 0
+        """Lines given up because nobody took them in time."""
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, text: str, uuid: int, now: float) -> int:
+        """Number the line and keep it; returns its number."""
+        self._number += 1
+        self._lines.append(Line(number=self._number, time=now, label=uuid, text=cut(text, self._line_bytes)))
+        if len(self._lines) > self._most_lines:
+            self._lines.popleft()
+            self.dropped += 1
+        return self._number
+
+    def acknowledge(self, through: int) -> None:
+        """The home has the lines up to this number."""
+        while self._lines and self._lines[0].number <= through:
+            self._lines.popleft()
+
+    def waiting(self, most_lines: int, most_bytes: int) -> list[Line]:
+        """The oldest lines that fit one message; at least one when there is any."""
+        chosen: list[Line] = []
+        size = 0
+        for line in self._lines:
+            size += 4 * len(line.text) + 48  # UTF-8 has at most four bytes a character
+            if chosen and (len(chosen) >= most_lines or size > most_bytes):
+                break
+            chosen.append(line)
+        return chosen

@@ -1,0 +1,347 @@
+"""Every ZeroMQ socket of memoire, made with one profile for each role; nothing else in the package sets a socket
+option.
+
+An option that is missing here is a fault that shows up weeks later: without LINGER a close hangs, without MAXMSGSIZE
+a stranger fills the memory, without heartbeats a peer that vanished is never noticed. So a socket is asked for by
+what it is for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import socket as _socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import zmq
+
+from .errors import EndpointError
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+DATA_MESSAGES = 2
+"""High-water mark of sockets that carry caches: bytes bound memory, and ZeroMQ counts messages for each connection
+and hop.
+"""
+REQUEST_MESSAGES = 256
+"""High-water mark of request sockets; a proxy is one connection for all of its clients."""
+NOTICE_MESSAGES = 256
+"""High-water mark of notices, each at most a small model; a subscriber that is slower skips."""
+SUBSCRIPTION_BYTES = 1024
+"""Longest message to a publisher: a subscription, which is a topic."""
+COPY_BELOW = 65536
+"""Payloads up to this many bytes are copied when sent; from here on ZeroMQ reads them where they are."""
+SOCKETS_PER_CONTEXT = 8192
+
+_contexts: dict[int, Context] = {}  # by process id: one at most that is ours
+_context_lock = threading.Lock()
+
+
+def shared_context() -> Context:
+    """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
+    with _context_lock:
+        context = _contexts.get(os.getpid())
+        if context is None or context.closed:
+            context = _contexts[os.getpid()] = zmq.Context()
+            context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
+        return context
+
+
+def request_server(context: Context, message_bytes: int) -> Socket:
+    """ROUTER that takes requests and routes replies by the envelope in front of them."""
+    return _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+
+
+def request_client(context: Context, message_bytes: int) -> Socket:
+    """DEALER that sends numbered requests; it refuses (EAGAIN) instead of queueing for a peer that is not there."""
+    return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
+
+
+def data_receiver(context: Context, message_bytes: int) -> Socket:
+    """PULL that takes caches and episodes."""
+    return _make(context, zmq.PULL, message_bytes, receive=DATA_MESSAGES)
+
+
+def data_sender(context: Context) -> Socket:
+    """PUSH that sends caches and episodes to a peer that is there."""
+    return _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=DATA_MESSAGES, immediate=True)
+
+
+def publisher(context: Context) -> Socket:
+    """PUB for notices of models."""
+    return _make(context, zmq.PUB, SUBSCRIPTION_BYTES, send=NOTICE_MESSAGES)
+
+
+def subscriber(context: Context, message_bytes: int) -> Socket:
+    """SUB for notices; topics are subscribed to afterwards."""
+    return _make(context, zmq.SUB, message_bytes, receive=NOTICE_MESSAGES)
+
+
+def plain_dealer(context: Context, message_bytes: int) -> Socket:
+    """DEALER of a plain request proxy, which shares requests out among the workers behind it."""
+    return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
+
+
+def _make(
+    context: Context, kind: int, message_bytes: int, *, send: int = 1, receive: int = 1, immediate: bool = False
+) -> Socket:
+    try:
+        made = context.socket(kind)
+    except zmq.ZMQError as error:
+        raise EndpointError("(no address)", "open a socket for", error.strerror or str(error)) from error
+    options = {
+        zmq.LINGER: 0,
+        zmq.IPV6: 1,
+        zmq.IMMEDIATE: int(immediate),
+        zmq.SNDHWM: send,
+        zmq.RCVHWM: receive,
+        zmq.MAXMSGSIZE: message_bytes,
+        zmq.HEARTBEAT_IVL: 5000,
+        zmq.HEARTBEAT_TIMEOUT: 15000,
+        zmq.HEARTBEAT_TTL: 15000,
+        zmq.HANDSHAKE_IVL: 5000,
+        zmq.CONNECT_TIMEOUT: 5000,
+        # Spread in time, or all actors of a cluster dial a proxy that restarts in the same millisecond.
+        zmq.RECONNECT_IVL: 100 + random.randrange(100),
+        zmq.RECONNECT_IVL_MAX: 5000,
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: 60,
+        zmq.TCP_KEEPALIVE_INTVL: 10,
+        zmq.TCP_KEEPALIVE_CNT: 3,
+        zmq.BACKLOG: 1024,
+    }
+    for option, value in options.items():
+        made.setsockopt(option, value)
+    made.copy_threshold = COPY_BELOW
+    return made
+
+
+def bind(made: Socket, endpoint: str) -> str:
+    """Bind and return the address with its real port; ":0" and ":*" take a free one.
+
+    Raises:
+        EndpointError: the address is taken or is not one; the socket is closed.
+    """
+    return _attach(made, endpoint, "bind", made.bind)
+
+
+def connect(made: Socket, endpoint: str) -> str:
+    """Connect; returns at once, whether anybody is there or not.
+
+    Raises:
+        EndpointError: this is no address; the socket is closed.
+    """
+    return _attach(made, endpoint, "connect to", made.connect)
+
+
+def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
+    try:
+        attach(re.sub(r":0$", ":*", endpoint) if action == "bind" else endpoint)
+        return _plain(made.get_string(zmq.LAST_ENDPOINT).rstrip("\0")) if action == "bind" else endpoint
+    except (zmq.ZMQError, TypeError, UnicodeError, ValueError) as error:
+        made.close(0)
+        if isinstance(error, zmq.ZMQError):
+            reason = zmq.strerror(error.errno or 0)
+            if error.errno == errno.ENAMETOOLONG:
+                reason = "the path is longer than the 107 bytes of a Unix socket's address"
+        else:
+            reason = str(error)
+        raise EndpointError(str(endpoint), action, reason) from error
+
+
+def _plain(endpoint: str) -> str:
+    """An address as people write it: ZeroMQ reports IPv4 ones of a dual-stack socket as IPv6."""
+    return re.sub(r"^tcp://\[::ffff:([0-9.]+)\]:", r"tcp://\1:", endpoint).replace("tcp://[::]:", "tcp://*:")
+
+
+def beside(endpoint: str) -> tuple[str, str]:
+    """The data and notice addresses that belong to a request address: the next two ports, or .push and .pub.
+
+    "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
+    """
+    if endpoint.startswith("tcp://"):
+        host, _, port = endpoint.rpartition(":")
+        if port in ("0", "*", "!"):
+            return f"{host}:0", f"{host}:0"
+        if not port.isdigit() or not 0 < int(port) <= 65533:
+            raise EndpointError(endpoint, "bind", "the port must be a number from 1 to 65533, or 0 for a free one")
+        return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
+    if endpoint.startswith(("ipc://", "inproc://")):
+        return f"{endpoint}.push", f"{endpoint}.pub"
+    raise EndpointError(endpoint, "bind", "the transport must be tcp://, ipc:// or inproc://")
+
+
+_ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")
+
+
+def seen_from(dialled: str, endpoint: str) -> str:
+    """`endpoint` as whoever dialled `dialled` reaches it: a wildcard host is the host that answered the request."""
+    if not _ANY_HOST.match(endpoint) or not dialled.startswith("tcp://"):
+        return endpoint
+    host = dialled.rpartition(":")[0]
+    port = endpoint.rpartition(":")[2]
+    return f"{host}:{port}"
+
+
+def why_unreachable(endpoint: str) -> str:
+    """What a person can do about an address that did not answer; looks the name up, so it may take seconds."""
+    if endpoint.startswith("tcp://"):
+        host = endpoint[len("tcp://") :].rpartition(":")[0].strip("[]")
+        try:
+            _socket.getaddrinfo(host, None)
+        except OSError as error:
+            reason = error.strerror or error
+            return f"The name {host!r} could not be resolved ({reason}): correct it, or wait for the service."
+        return "Is a memoire server or proxy running there, and is the port open to here? Try `memoire doctor`."
+    path = endpoint[len("ipc://") :]
+    if endpoint.startswith("ipc://") and not os.path.exists(path):
+        return f"There is no socket file {path!r}: start the relay or server first, and share its folder."
+    return "Is a server running there? An inproc:// address works only inside one process and one context."
+
+
+class Waker:
+    """Ends another thread's wait in `poll`: a socket pair, since ZeroMQ sockets belong to one thread.
+
+    `wake` may be called from any thread, also after `close`; the waiting thread registers `fd` and calls `drain`.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = _socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()  # guards `_closed` against a wake into a closed (or reused) descriptor
+        self._closed = False
+        self._pending = False  # a byte is on its way: another would only cost a system call
+
+    @property
+    def fd(self) -> int:
+        """What a poller waits on."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        if self._pending:
+            return
+        with self._lock:
+            if self._closed or self._pending:
+                return
+            self._pending = True
+            try:
+                self._writer.send(b"\0")
+            except OSError:  # full: the reader has bytes enough to wake up
+                pass
+
+    def drain(self) -> None:
+        """Forget the wake-ups so far. Look at what was asked for after this call, never before it."""
+        with self._lock:
+            self._pending = False
+            try:
+                while self._reader.recv(64):
+                    pass
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        """Give the descriptors back; a later `wake` does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._reader.close()
+                self._writer.close()
+
+
+class Doors:
+    """The sockets that one thread waits on, with the thread's waker: `wait` returns those that are ready.
+
+    Only the owner calls anything here; other threads call `waker.wake`.
+    """
+
+    def __init__(self) -> None:
+        self.waker = Waker()
+        self._poller = zmq.Poller()
+        self._sockets: list[Socket] = []
+        self._poller.register(self.waker.fd, zmq.POLLIN)
+
+    def add(self, made: Socket, *, reading: bool = True) -> Socket:
+        """Own a socket from here on, and wait for what it receives."""
+        self._sockets.append(made)
+        if reading:
+            self._poller.register(made, zmq.POLLIN)
+        return made
+
+    def watch(self, made: Socket, *, reading: bool, writing: bool) -> None:
+        """Wait for this socket to have something, to have room, both or neither."""
+        events = (zmq.POLLIN if reading else 0) | (zmq.POLLOUT if writing else 0)
+        if events:
+            self._poller.register(made, events)
+        elif made in self._poller:
+            self._poller.unregister(made)
+
+    def drop(self, made: Socket, linger: float = 0.0) -> None:
+        """Close one socket; what it still holds is sent for `linger` seconds more, in the background."""
+        if made in self._poller:
+            self._poller.unregister(made)
+        if made in self._sockets:
+            self._sockets.remove(made)
+        made.close(int(linger * 1000))
+
+    def wait(self, until: float) -> dict[object, int]:
+        """Sockets that are ready, with their events; empty when the waker was called or time.monotonic() reached
+        `until`.
+        """
+        # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
+        milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
+        try:
+            ready: dict[object, int] = dict(self._poller.poll(min(milliseconds, 60_000)))
+        except zmq.ZMQError as error:
+            if error.errno == errno.EINTR:
+                return {}
+            raise
+        if ready.pop(self.waker.fd, None):
+            self.waker.drain()
+        return ready
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all sockets and the waker."""
+        for made in list(self._sockets):
+            self.drop(made, linger)
+        self._poller.unregister(self.waker.fd)
+        self.waker.close()
+
+
+def receive(made: Socket, most: int = 8) -> list[zmq.Frame] | None:
+    """The next whole message without waiting, frames as they arrived; None when there is none.
+
+    A peer decides how many frames there are, not how many we keep: beyond one more than `most` they are thrown away,
+    so that a parser still sees one too many.
+    """
+    try:
+        frame = made.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    while frame.more:
+        frame = made.recv(zmq.NOBLOCK, copy=False)
+        if len(frames) <= most:
+            frames.append(frame)
+    return frames
+
+
+def send(made: Socket, frames: Sequence[Any]) -> bool:
+    """Send a whole message without waiting, large frames without copying them; False when there is no room for it."""
+    try:
+        made.send_multipart(frames, zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return False
+    except zmq.ZMQError as error:
+        # A ROUTER whose peer has gone; nobody is left to tell.
+        if error.errno == zmq.EHOSTUNREACH:
+            return True
+        raise
+    return True

@@ -1,0 +1,57 @@
+"""When a request is sent again and when it is given up, with time held still."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.calls import Calls
+
+
+def started(deadline=100.0, first=1.0, most=8.0, seed=0):
+    calls, answers = Calls(first, most, random.Random(seed)), []
+    return calls, calls.start(1, [b"frame"], deadline, answers.append, now=0.0), answers
+
+
+@given(st.integers(0, 1000))
+def test_the_pause_before_a_resend_doubles_up_to_the_most(seed):
+    calls, call, _ = started(seed=seed, deadline=float("inf"))
+    now, pauses = 0.0, []
+    for _ in range(8):
+        assert calls.due(now) == [call]
+        calls.sent(call, now)
+        assert not calls.due(now)
+        pauses.append(call.next_send - now)
+        now = calls.next_time()
+    assert pauses[0] == 1.0
+    for pause, bound in zip(pauses, [1, 2, 4, 8, 8, 8, 8, 8], strict=True):
+        assert bound / 2 <= pause <= bound
+    assert calls.resends == 7
+
+
+def test_a_reply_is_taken_once():
+    calls, call, _ = started()
+    assert calls.take(1) is call
+    assert calls.take(1) is None and calls.take(2) is None
+    assert calls.next_time() == float("inf")
+
+
+def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
+    calls, call, _ = started(deadline=0.5)
+    calls.sent(call, 0.0)
+    assert calls.next_time() == 0.5
+    assert not calls.expired(0.4)
+    assert calls.expired(0.5) == [call]
+    assert len(calls) == 0 and not calls.due(10.0)
+
+
+def test_all_are_sent_again_soon_when_the_peer_comes_back():
+    calls, call, _ = started()
+    calls.sent(call, 0.0)
+    calls.hurry(0.2)
+    assert 0.2 <= call.next_send <= 0.3
+
+
+def test_closing_ends_every_call():
+    calls, call, _ = started()
+    assert calls.all() == [call] and len(calls) == 0

@@ -1,0 +1,181 @@
+"""The ledger against a slow model, whatever is lost, doubled or late; and the byte window's identity under faults."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from memoire.errors import ProtocolError
+from memoire.ledger import Ledger, Window
+from memoire.wire import Ended, Line, Update
+
+CLIENTS = [bytes([n]) * 16 for n in range(3)]
+steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 50)), max_size=12)
+
+
+@given(steps, st.randoms(use_true_random=False))
+def test_totals_are_what_clients_reported_whatever_is_doubled_lost_or_late(history, rng):
+    ledger = Ledger()
+    sums = {client: [0, 0] for client in CLIENTS}
+    sent = []
+    for sequence, (who, episodes, length) in enumerate(history):
+        client = CLIENTS[who]
+        sums[client][0] += episodes
+        sums[client][1] += length
+        sent.append((client, sequence, Update(episodes=sums[client][0], steps=sums[client][1], positives=sequence)))
+    newest = {client: message for client, _, message in sent}
+    delivered = [message for message in sent * 2 if rng.random() < 0.7 or newest[message[0]] is message[2]]
+    rng.shuffle(delivered)
+    for client, sequence, update in delivered:
+        ledger.report(client, sequence, update, now=1.0)
+        ledger.check_invariants()
+    assert ledger.episodes == sum(episodes for episodes, _ in sums.values())
+    assert ledger.steps == sum(length for _, length in sums.values())
+    for client, update in newest.items():
+        assert ledger.find(client).report.positives == update.positives
+
+
+def test_the_newest_message_describes_the_memory_and_an_older_one_changes_nothing_but_sums():
+    ledger = Ledger()
+    ledger.report(CLIENTS[0], 5, Update(total_weight=2.0, scalars={"x": 1.0}), now=1.0)
+    ledger.report(CLIENTS[0], 4, Update(total_weight=9.0, scalars={"x": 0.0}, episodes=3), now=2.0)
+    report = ledger.find(CLIENTS[0]).report
+    assert (report.total_weight, report.scalars, report.episodes) == (2.0, {"x": 1.0}, 3)
+
+
+def test_an_ended_episode_is_taken_once():
+    ledger = Ledger()
+    first, second = (Ended(number=n, time=1.0, length=10, returned=float(n)) for n in (1, 2))
+    ledger.report(CLIENTS[0], 1, Update(ended=[first]), now=1.0)
+    account = ledger.report(CLIENTS[0], 2, Update(ended=[first, second], lines=[Line(1, 0.0, 0, "a")]), now=1.0)
+    assert (account.ended_through, account.returns_count, account.returns_sum) == (2, 2, 3.0)
+    assert [ended.number for _, ended in ledger.ended] == [1, 2]
+    ledger.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        Update(scalars={"loss": float("nan")}, episodes=5),
+        Update(ended=[Ended(number=1, time=0.0, length=1, returned=float("inf"))], episodes=5),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_and_nothing_changes(update):
+    ledger = Ledger()
+    with pytest.raises(ProtocolError, match="finite"):
+        ledger.report(CLIENTS[0], 1, update, now=1.0)
+    assert (ledger.episodes, len(ledger)) == (0, 0)
+
+
+def test_a_full_ledger_refuses_newcomers_and_serves_those_it_knows():
+    ledger = Ledger(most_clients=2)
+    for client in CLIENTS[:2]:
+        ledger.report(client, 1, Update(episodes=1), now=1.0)
+    with pytest.raises(ProtocolError, match="already counts 2 clients"):
+        ledger.report(CLIENTS[2], 1, Update(episodes=1), now=1.0)
+    ledger.report(CLIENTS[0], 2, Update(episodes=4), now=1.0)
+    assert ledger.episodes == 5
+
+
+def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():
+    ledger = Ledger()
+    account = ledger.arrived(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100)
+    ledger.accepted(account, 100, 10)
+    account = ledger.arrived(CLIENTS[0], 100, 1.0, number=3, pushed_bytes=300)
+    ledger.rejected(account, "schema")
+    assert (account.lost_caches, account.lost_bytes, account.rejected) == (1, 100, {"schema": 1})
+    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
+    assert (account.lost_caches, account.lost_bytes) == (0, 0)
+    totals = ledger.totals()
+    assert (totals.accepted_caches, totals.rejected_caches, totals.accepted_samples) == (2, 1, 20)
+    ledger.check_invariants()
+
+
+def test_codes_of_rejection_are_bounded():
+    ledger = Ledger()
+    for number in range(100):
+        ledger.rejected(ledger.arrived(CLIENTS[0], 1, 1.0), f"code{number}")
+    rejected = ledger.find(CLIENTS[0]).rejected
+    assert len(rejected) <= 33 and sum(rejected.values()) == 100
+    ledger.check_invariants()
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """A client pushing through a way that loses, delays and doubles; a server that may start anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = Window(1000, lost_after=5.0)
+        self.now = 0.0
+        self.way = []
+        self.numbers = itertools.count(1)
+        self.received = self.seen = 0
+
+    @rule(size=st.integers(1, 400))
+    def push(self, size):
+        if self.window.has_room(size):
+            self.window.pushed(size, self.now)
+            self.way.append((size, self.window.pushed_here[1]))
+        assert self.window.in_flight <= max(1000, size)
+
+    @rule(which=st.integers(0, 5))
+    def arrive(self, which):
+        if self.way:
+            size, pushed = self.way.pop(which % len(self.way))
+            self.received += size
+            self.seen = max(self.seen, pushed)
+
+    @rule(which=st.integers(0, 5))
+    def lose(self, which):
+        if self.way:
+            self.way.pop(which % len(self.way))
+
+    @rule(seconds=st.floats(0, 10))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule(delay=st.floats(0, 4))
+    def answer(self, delay):
+        self.window.answered(0, self.received, max(0, self.seen - self.received), {}, self.now - delay)
+
+    @rule()
+    def restart(self):
+        self.window.restarted()
+        self.received = self.seen = 0
+
+    @invariant()
+    def identity_holds(self):
+        self.window.check_invariants()
+
+    def teardown(self):
+        # Whatever happened, after the last of them is old enough a window is open again.
+        self.way.clear()
+        self.now += 100.0
+        self.answer(0.0)
+        assert self.window.in_flight == 0
+
+
+WindowMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+test_the_window_accounts_for_every_byte = WindowMachine.TestCase
+
+
+def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
+    window = Window(100)
+    assert window.has_room(1000)
+    window.pushed(1000, 0.0)
+    assert not window.has_room(1) and window.is_half_used
+    window.answered(1, 1000, 0, {}, 0.0)
+    assert window.has_room(1) and window.lost_bytes == 0
+
+
+def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
+    window = Window(100, lost_after=5.0)
+    window.pushed(60, now=0.0)
+    window.answered(0, 0, 0, {}, asked_at=4.0)
+    assert (window.in_flight, window.lost_bytes) == (60, 0)
+    window.answered(0, 0, 0, {}, asked_at=6.0)
+    assert (window.in_flight, window.lost_bytes) == (0, 60)
+    window.answered(1, 60, 0, {}, asked_at=7.0)
+    assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)

@@ -1,0 +1,95 @@
+"""Lines are taken once, in order, and no message can forge a line of the file."""
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.logbook import Logbook, Outbox, cut, escape, format_line
+from memoire.wire import Line
+
+ALICE, BOB = b"a" * 16, b"b" * 16
+
+
+def line(number, text="text"):
+    return Line(number=number, time=1.0, label=7, text=text)
+
+
+def test_a_line_of_the_file_has_the_documented_form():
+    written = format_line(1_700_000_000.25, 0xBEEF, "step 3, loss 0.5")
+    assert written == "2023-11-14T22:13:20.250000+00:00,0000beef,step 3, loss 0.5\n"
+    time, _, rest = written.partition(",")
+    assert datetime.fromisoformat(time).timestamp() == 1_700_000_000.25
+    assert rest == "0000beef,step 3, loss 0.5\n"
+
+
+@given(st.text())
+def test_every_message_is_one_line(text):
+    written = format_line(0.0, 1, text)
+    assert len(written.splitlines()) == 1
+    assert "\x1b" not in written and "\x00" not in written
+    written.encode()
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
+def test_a_message_without_control_characters_is_written_as_it_is(text):
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize(("text", "escaped"), [("a\nb\r", "a\\nb\\r"), ("\x1b[2J", "\\x1b[2J"), ("\u2028", "\\u2028")])
+def test_line_breaks_and_control_characters_are_escaped(text, escaped):
+    assert escape(text) == escaped
+
+
+@given(st.text(), st.integers(0, 40))
+def test_cutting_respects_the_limit_and_characters(text, limit):
+    shorter = cut(text, limit)
+    assert len(shorter.encode()) <= max(limit, 3)
+    if len(text.encode("utf-8", "backslashreplace")) <= limit:
+        assert shorter == text.encode("utf-8", "backslashreplace").decode()
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
+    book, outbox, taken = Logbook(), Outbox(most_lines=1000, line_bytes=100), []
+    for count, through in enumerate(acknowledged):
+        outbox.add(f"line {count}", 7, 0.0)
+        taken += book.take(ALICE, outbox.waiting(1000, 10_000), now=2.0)
+        outbox.acknowledge(min(through, book.through(ALICE)))
+    assert [entry.line.number for entry in taken] == list(range(1, len(acknowledged) + 1))
+    assert [entry.index for entry in taken] == list(range(1, book.count + 1))
+
+
+def test_clients_are_numbered_apart():
+    book = Logbook()
+    book.take(ALICE, [line(1), line(2)], now=1.0)
+    taken = book.take(BOB, [line(1)], now=1.0)
+    assert [(entry.client, entry.line.number, entry.index) for entry in taken] == [(BOB, 1, 3)]
+    assert (book.through(ALICE), book.through(BOB), book.through(b"c" * 16)) == (2, 1, 0)
+
+
+def test_recent_lines_are_bounded_and_read_from_an_index():
+    book = Logbook(keep=3)
+    book.take(ALICE, [line(n, str(n)) for n in range(1, 6)], now=1.0)
+    assert [entry.line.text for entry in book.recent()] == ["3", "4", "5"]
+    assert [entry.line.text for entry in book.recent(after=4)] == ["5"]
+    assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]
+
+
+def test_a_full_outbox_drops_its_oldest_and_counts_them():
+    outbox = Outbox(most_lines=3, line_bytes=10)
+    for _ in range(5):
+        outbox.add("x" * 20, 1, 0.0)
+    assert (len(outbox), outbox.dropped) == (3, 2)
+    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [3, 4, 5]
+    assert all(len(waiting.text) <= 10 for waiting in outbox.waiting(10, 10_000))
+
+
+def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
+    outbox = Outbox(most_lines=100, line_bytes=1000)
+    for _ in range(10):
+        outbox.add("x" * 100, 1, 0.0)
+    assert len(outbox.waiting(100, 1)) == 1
+    assert len(outbox.waiting(4, 10_000)) == 4
+    assert len(outbox.waiting(100, 1000)) == 2

@@ -1,0 +1,203 @@
+"""Addresses and the profile of every socket."""
+
+import os
+import threading
+import time
+
+import pytest
+import zmq
+
+from memoire import sockets
+from memoire.errors import EndpointError
+
+
+class KeepingContext(zmq.Context):
+    """A context that ends with all of its sockets, also those that a test dropped."""
+
+    kept: list = []  # noqa: RUF012
+
+    def socket(self, *arguments, **options):
+        made = super().socket(*arguments, **options)
+        self.kept.append(made)
+        return made
+
+
+@pytest.fixture
+def context():
+    made = KeepingContext()
+    yield made
+    for kept in KeepingContext.kept:
+        kept.close(0)
+    KeepingContext.kept.clear()
+    made.term()
+
+
+def every_role(context):
+    return [
+        sockets.request_server(context, 1000),
+        sockets.request_client(context, 1000),
+        sockets.data_receiver(context, 1000),
+        sockets.data_sender(context),
+        sockets.publisher(context),
+        sockets.subscriber(context, 1000),
+        sockets.plain_dealer(context, 1000),
+    ]
+
+
+def test_every_socket_is_bounded_and_notices_a_peer_that_vanished(context):
+    for made in every_role(context):
+        assert made.getsockopt(zmq.LINGER) == 0
+        assert made.getsockopt(zmq.MAXMSGSIZE) in (1000, 1024)
+        assert made.getsockopt(zmq.HEARTBEAT_IVL) == 5000
+        assert made.getsockopt(zmq.HEARTBEAT_TIMEOUT) == 15000
+        assert made.getsockopt(zmq.HANDSHAKE_IVL) == 5000
+        assert made.getsockopt(zmq.IPV6) == 1
+        assert made.getsockopt(zmq.RECONNECT_IVL_MAX) == 5000
+        if made.type in (zmq.PUSH, zmq.PULL):
+            assert max(made.getsockopt(zmq.SNDHWM), made.getsockopt(zmq.RCVHWM)) <= 2
+
+
+def test_reconnects_are_spread_in_time(context):
+    pauses = {sockets.data_sender(context).getsockopt(zmq.RECONNECT_IVL) for _ in range(30)}
+    assert len(pauses) > 5
+
+
+def test_the_shared_context_is_one_and_is_made_anew_after_it_ended():
+    first = sockets.shared_context()
+    assert sockets.shared_context() is first
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "push", "publish"),
+    [
+        ("tcp://*:5560", "tcp://*:5561", "tcp://*:5562"),
+        ("tcp://[::1]:5560", "tcp://[::1]:5561", "tcp://[::1]:5562"),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+        ("ipc:///run/relay", "ipc:///run/relay.push", "ipc:///run/relay.pub"),
+        ("inproc://here", "inproc://here.push", "inproc://here.pub"),
+    ],
+)
+def test_data_and_notices_have_addresses_beside_the_requests(endpoint, push, publish):
+    assert sockets.beside(endpoint) == (push, publish)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:65534", "tcp://*:x", "udp://*:1", "nonsense", ""])
+def test_an_address_without_room_beside_it_is_refused(endpoint):
+    with pytest.raises(EndpointError):
+        sockets.beside(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("dialled", "endpoint", "seen"),
+    [
+        ("tcp://proxy:5560", "tcp://*:5561", "tcp://proxy:5561"),
+        ("tcp://proxy:5560", "tcp://0.0.0.0:5561", "tcp://proxy:5561"),
+        ("tcp://[::1]:5560", "tcp://[::]:5561", "tcp://[::1]:5561"),
+        ("tcp://proxy:5560", "tcp://10.0.0.7:5561", "tcp://10.0.0.7:5561"),
+        ("ipc:///a", "ipc:///a.push", "ipc:///a.push"),
+    ],
+)
+def test_a_wildcard_host_is_the_host_that_was_dialled(dialled, endpoint, seen):
+    assert sockets.seen_from(dialled, endpoint) == seen
+
+
+def test_a_taken_address_is_an_error_that_names_it(context):
+    first = sockets.data_receiver(context, 100)
+    endpoint = sockets.bind(first, "tcp://127.0.0.1:0")
+    assert endpoint.rpartition(":")[2] != "0"
+    with pytest.raises(EndpointError, match="cannot bind 'tcp://127.0.0.1:.*in use"):
+        sockets.bind(sockets.data_receiver(context, 100), endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["", "tcp://", "tcp://127.0.0.1", "bogus://x", "ipc://" + "x" * 200])
+def test_an_address_that_is_none_is_an_error(context, endpoint):
+    with pytest.raises(EndpointError, match="cannot"):
+        sockets.bind(sockets.data_receiver(context, 100), endpoint)
+
+
+def test_wildcard_hosts_accept_both_loopbacks(context):
+    receiver = sockets.data_receiver(context, 100)
+    port = sockets.bind(receiver, "tcp://*:0").rpartition(":")[2]
+    for host in ("127.0.0.1", "[::1]"):
+        sender = sockets.data_sender(context)
+        sockets.connect(sender, f"tcp://{host}:{port}")
+        assert sender.poll(5000, zmq.POLLOUT) and sockets.send(sender, [host.encode()])
+        assert receiver.poll(5000) and sockets.receive(receiver)[0].bytes == host.encode()
+
+
+def test_a_sender_without_a_peer_refuses_at_once(context):
+    sender = sockets.data_sender(context)
+    sockets.connect(sender, "tcp://127.0.0.1:9")
+    assert not sockets.send(sender, [b"x"])
+
+
+def test_frames_beyond_the_bound_are_not_kept(context):
+    receiver, sender = sockets.data_receiver(context, 100), sockets.data_sender(context)
+    sockets.bind(receiver, "inproc://many")
+    sockets.connect(sender, "inproc://many")
+    assert sockets.receive(receiver) is None
+    assert sockets.send(sender, [b"x"] * 1000) and sockets.send(sender, [b"y"])
+    assert receiver.poll(5000)
+    assert len(sockets.receive(receiver, most=2)) == 3
+    assert [frame.bytes for frame in sockets.receive(receiver)] == [b"y"]
+
+
+def test_a_waker_ends_a_wait_from_another_thread(context):
+    doors = sockets.Doors()
+    doors.add(sockets.data_receiver(context, 100))
+    thread = threading.Thread(target=doors.waker.wake)
+    began = time.monotonic()
+    thread.start()
+    assert doors.wait(began + 30.0) == {}
+    assert time.monotonic() - began < 10.0
+    thread.join()
+    doors.waker.wake()
+    doors.waker.wake()
+    doors.wait(time.monotonic() + 30.0)
+    assert doors.wait(time.monotonic() + 0.01) == {}
+    doors.close()
+    doors.waker.wake()
+
+
+def test_waiting_for_room_and_for_messages(context):
+    doors = sockets.Doors()
+    receiver, sender = sockets.data_receiver(context, 100), sockets.data_sender(context)
+    sockets.bind(receiver, "inproc://room")
+    doors.add(receiver)
+    doors.add(sender, reading=False)
+    doors.watch(sender, reading=False, writing=True)
+    sockets.connect(sender, "inproc://room")
+    ready = doors.wait(time.monotonic() + 5.0)
+    assert list(ready) == [sender]
+    doors.watch(sender, reading=False, writing=False)
+    assert sockets.send(sender, [b"x"])
+    assert list(doors.wait(time.monotonic() + 5.0)) == [receiver]
+    doors.close()
+    assert receiver.closed and sender.closed
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "advice"),
+    [
+        ("tcp://no-such-host.invalid:1", "could not be resolved"),
+        ("tcp://127.0.0.1:1", "memoire doctor"),
+        ("ipc:///nowhere/at/all", "no socket file"),
+        ("inproc://x", "one process"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_explained(endpoint, advice):
+    assert advice in sockets.why_unreachable(endpoint)
+
+
+def test_a_forked_child_gets_a_context_of_its_own():
+    mine = sockets.shared_context()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"new" if sockets.shared_context() is not mine else b"old")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 3) == b"new"
+    os.close(reader)
+    os.close(writer)
