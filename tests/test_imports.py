@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "_core", "parameters", "schema"},
     "what decides": {
-        "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "ledger", "logbook", "models",
+        "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "calls", "ledger", "logbook", "models",
     },
     "what touches the world": {"sockets", "store", "security"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
