@@ -70,6 +70,8 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # Made by whoever draws: `update` is its own update_priorities(ids, td_errors).
 
+    gathered: Gathered
+    """The samples as the engine returned them, with the weights and the one-step rewards; the same arrays."""
     divisor: float
     """What importance was divided by; importance * divisor is undivided."""
     left_out: float
@@ -87,6 +89,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     ) -> None:
         self._schema = schema
         self._update = update
+        self.gathered = gathered
         self.divisor = divisor
         self.left_out = left_out
         states = frozenset(schema.states)
@@ -112,7 +115,8 @@ class Batch(Mapping[str, NDArray[Any]]):
         Returns this batch, holding the caller's arrays in those places.
 
         Raises:
-            ParameterError: an array of `out` is named like none here, or has another shape or dtype. No copy.
+            ParameterError: an array of `out` is called like none here, or has another shape or dtype. Nothing was
+                copied.
         """
         for name in out:
             _check_out(name, self._arrays.get(name), out[name])

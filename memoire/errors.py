@@ -190,3 +190,49 @@ class EndpointError(MemoireError, ValueError):
 
     def __str__(self) -> str:
         return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give a free ZeroMQ address such as 'tcp://127.0.0.1:5560'."
+
+
+class EpisodeTorn(EpisodeError):
+    """An environment went on from another observation than the one that its last step ended in."""
+
+    def __init__(self, environment: int, length: int) -> None:
+        super().__init__(environment, length)
+        self.environment, self.length = environment, length
+
+    def __str__(self) -> str:
+        return (
+            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that the "
+            f"step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if you "
+            f"change observations on the way, give step() obs and next_obs both changed, or make the writer with "
+            f"check=False."
+        )
+
+
+class ObservationReused(EpisodeError):
+    """`obs` and `next_obs` are the same array, so that the observation before the step is gone."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
+
+    def __str__(self) -> str:
+        return (
+            f"obs and next_obs are one and the same array (column {self.column!r}): the environment writes each "
+            f"observation over the one before, which is lost. Nothing was added. Make vector environments with copy=True, "
+            f"or copy obs before each env.step()."
+        )
+
+
+class FinalObservationMissing(EpisodeError):
+    """An episode ended in autoreset mode same_step, and `info` does not hold the observation it ended in."""
+
+    def __init__(self, environment: int) -> None:
+        super().__init__(environment)
+        self.environment = environment
+
+    def __str__(self) -> str:
+        return (
+            f"environment {self.environment} ended an episode and was reset in the same step, so info['final_obs'] should "
+            f"hold the observation it ended in, but does not. Nothing was added. Give step() the info that envs.step() "
+            f"returned, or the autoreset mode that the environments have (autoreset='next_step' or 'disabled')."
+        )

@@ -401,6 +401,10 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         if name is None:
             continue
         column = leaves[name]
+        if "." in name:
+            raise SchemaError(
+                f"column {name!r} has role {column.role!r}, so it cannot be nested. Declare it by itself."
+            )
         if column.dtype != np.float32:
             raise SchemaError(
                 f"column {name!r} has role {column.role!r} and dtype {column.dtype}, but must be float32. "

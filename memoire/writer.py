@@ -1,0 +1,561 @@
+"""Environment steps become episodes: the writer takes what `env.step` returned, as it is, and finds out what it means.
+
+A vector environment that resets its members by itself shows, at the end of an episode, either the true final
+observation followed by a step that is no step (next_step), or the first observation of the next episode and the true
+one in `info` (same_step). Stored as it comes, either gives transitions that cross a reset. This is the one place that
+knows the rules: https://farama.org/Vector-Autoreset-Mode.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import (
+    Closed,
+    EntryError,
+    EpisodeTorn,
+    FinalObservationMissing,
+    ObservationReused,
+    ParameterError,
+    SchemaError,
+)
+from .schema import Column, Schema
+
+AUTORESET = ("next_step", "same_step", "disabled")
+_NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
+
+
+class EpisodeStore(Protocol):
+    """What a writer needs of a memory; `memory.Memory` is one."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns."""
+
+    @property
+    def capacity(self) -> int:
+        """Entries it has room for."""
+
+    def open(self, lane: int = 0) -> None:
+        """Begin an episode, discarding one that was not closed."""
+
+    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> Any:
+        """Add one entry."""
+
+    def add_many(
+        self, lanes: NDArray[np.int64], values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0
+    ) -> Any:
+        """Add one entry to each of several lanes."""
+
+    def close(
+        self,
+        lane: int = 0,
+        *,
+        final_state: tuple[Any, ...] | None = None,
+        terminated: bool | None = None,
+        bootstrap_value: Any = None,
+    ) -> Any:
+        """End an episode, in `final_state` if that is known."""
+
+
+class Observer(Protocol):
+    """Who counts what a writer records: called in the writer's thread, after the memory has it."""
+
+    def on_entries(self, count: int) -> None:
+        """`count` entries were added."""
+
+    def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
+        """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""
+
+
+class Writer:
+    """Records the steps of an environment, or of all members of a vector environment, one open episode each.
+
+        obs, info = envs.reset()
+        while ...:
+            action = policy(obs)
+            next_obs, reward, terminated, truncated, info = envs.step(action)
+            writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+            obs = next_obs          # of a single environment, and in mode disabled: reset first where an episode ended
+
+    A writer belongs to one thread at a time; several writers may share a memory, with lanes of their own.
+
+    Args:
+        memory: Where episodes go.
+        num_envs: Members of the vector environment; None is a single environment, whose values have no batch axis.
+        autoreset: "next_step", "same_step" or "disabled" (you call reset), or a gymnasium.vector.AutoresetMode.
+        observer: Told of entries and episodes.
+        first_lane: The memory's lanes first_lane .. first_lane + num_envs - 1 are this writer's.
+        longest: Entries after which an endless episode is cut: the part so far is stored as truncated, with its true
+            next state, and the rest as an episode of its own. None is capacity // (2 * num_envs). Observers are told of
+            whole episodes only.
+        check: Compare each obs with the next_obs of the step before; free where they are the same object.
+
+    Raises:
+        ParameterError: no such mode, or a count below 1.
+        SchemaError: the schema has several states, or a column that `step` cannot be given a value for.
+    """
+
+    num_envs: int
+    """Members of the vector environment; 1 for a single environment."""
+    autoreset: str
+    """One of `AUTORESET`."""
+    lanes: NDArray[np.int64]
+    """[num_envs] the memory's lanes that this writer fills."""
+
+    def __init__(
+        self,
+        memory: EpisodeStore,
+        num_envs: int | None = None,
+        autoreset: Any = "disabled",
+        observer: Observer | None = None,
+        *,
+        first_lane: int = 0,
+        longest: int | None = None,
+        check: bool = True,
+    ) -> None:
+        self._single = num_envs is None
+        self.num_envs = count = 1 if num_envs is None else _at_least_one("num_envs", num_envs)
+        self.autoreset = autoreset_mode(autoreset)
+        self.longest = max(1, memory.capacity // (2 * count)) if longest is None else longest
+        self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
+        self._memory, self._observer, self._check = memory, observer, check
+        self._schema = schema = memory.schema
+        self._root, self._extras = _roots(schema)
+        self._nested = tuple(root for root in schema.roots if schema.leaves(root) != (root,))
+        self._lead = () if self._single else (count,)
+        self._columns = [(name, schema[name], self._lead + schema[name].shape) for name in schema.entry_names]
+        reward_shape = schema[schema.reward].shape if schema.reward is not None else ()
+        self._rows = np.zeros(count, np.int64)  # entries in each open episode of the memory
+        self._before = np.zeros(count, np.int64)  # entries of the same episode that were cut off before
+        self._returns = np.zeros((count, *reward_shape))
+        self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
+        self._last: Any = None  # the observation that the next step should start from, as it was given
+        self._owned = False  # whether that is an array of its own, which a reset does not write over
+        self._closed = False
+        for lane in self.lanes.tolist():
+            memory.open(lane)
+
+    def step(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None = None,
+        *,
+        bootstrap_value: Any = None,
+        init_w: Any = 1.0,
+        model_version: int = 0,
+        **extras: Any,
+    ) -> None:
+        """Record one step of every environment, as `env.step(action)` returned it from `obs`; on error, nothing of it.
+
+        Shapes: N num_envs in front of everything, nothing for a single environment; F the column's own shape.
+
+        Args:
+            obs: [N, *F], or dicts and tuples of such arrays, nested as the schema is.
+            action: [N, *F]. In mode next_step the action of a resetting environment is ignored.
+            reward: [N, *R].
+            terminated: [N] whether the episode ended in a terminal state, after which nothing can be earned.
+            truncated: [N] whether it ended otherwise. Where both are set, it terminated.
+            next_obs: like obs.
+            info: what `env.step` returned; needed in mode same_step, for `final_obs`.
+            bootstrap_value: [N, *R] the critic's estimate of the states after the step, read where an episode is
+                truncated; without it the return of such an episode counts nothing beyond its end. Only for schemas with
+                a value column.
+            init_w: What these entries' priorities are multiplied by: a number, or [N].
+            model_version: The version of the model that acted.
+            extras: [N, *F] a value for each further column, by name.
+
+        Raises:
+            EntryError: a value is missing, or does not match its column.
+            EpisodeTorn: obs is not where the step before ended, in the middle of an episode.
+            ObservationReused: the step wrote over obs.
+            FinalObservationMissing: info lacks the observation in which an episode ended.
+            Closed: after `close`.
+        """
+        if self._closed:
+            raise Closed("the writer")
+        if extras.keys() != self._extras:
+            _explain_extras(self._schema, self._extras, extras)
+        if bootstrap_value is not None and self._schema.value is None:
+            raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
+        given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
+        given[self._root] = obs
+        values = self._values(given, reward)
+        rewards = self._rewards(reward)
+        self._check_order(obs, next_obs)
+        ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
+        if self._room <= 0:
+            self._cut(given)
+        self._room -= 1
+        added = self._add(values, rewards, init_w, model_version)
+        self._owned = self._last is not None and not _is_same(self._first(self._last), self._first(next_obs))
+        self._last = next_obs
+        if added and self._observer is not None:
+            self._observer.on_entries(added)
+        if ends:
+            self._finish(ends)
+
+    def reset(self, obs: Any = None, info: Any = None, *, mask: Any = None, bootstrap_value: Any = None) -> None:
+        """Say that environments were reset in the middle of an episode: call it right after `env.reset()`.
+
+        Open episodes are stored as truncated, ending in the next_obs of their last step. Where the environment has
+        written over that array, the state is gone, and the last `multi_step` entries of the episode cannot be drawn.
+        Observers are not told of these episodes: their returns are not whole. Where none is open, nothing happens.
+
+        Args:
+            obs: What `env.reset()` returned.
+            info: Ignored, so that `writer.reset(*env.reset())` works.
+            mask: [N] which environments were reset; None is all.
+            bootstrap_value: [N, *R] the critic's estimates of the states in which the episodes stopped.
+        """
+        if self._closed:
+            raise Closed("the writer")
+        everyone = np.ones(self.num_envs, np.bool_)
+        self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
+        self._last, self._owned = obs, False
+
+    def close(self) -> None:
+        """Store open episodes as `reset` does, and take no more steps. A second call does nothing."""
+        if not self._closed:
+            self._abandon(np.ones(self.num_envs, np.bool_), None)
+            self._closed, self._last = True, None
+
+    @property
+    def longest(self) -> int:
+        """Entries after which an endless episode is cut; may be set between steps."""
+        return self._longest
+
+    @longest.setter
+    def longest(self, entries: int) -> None:
+        self._longest = _at_least_one("longest", entries)
+        self._room = 0  # steps until an episode may be too long: counted anew at the next step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _values(self, given: dict[str, Any], reward: Any) -> list[Any]:
+        """A value for each column; of a vector environment in the column's dtype and shape, [N, *F]."""
+        if self._schema.reward is not None:
+            given[self._schema.reward] = reward
+        for root in self._nested:
+            given.update(zip(self._schema.leaves(root), self._flat(root, given[root]), strict=True))
+        if self._single:  # the memory converts what it has to
+            return [given[name] for name, _, _ in self._columns]
+        return [
+            value
+            if type(value := given[name]) is np.ndarray and value.dtype == column.dtype and value.shape == shape
+            else _convert(name, column, value, shape, self._lead)
+            for name, column, shape in self._columns
+        ]
+
+    def _rewards(self, reward: Any) -> Any:
+        """What is added to the returns: float64 [N, *R], not rounded to the column's float32."""
+        if type(reward) is float and self._returns.shape == (1,):
+            return reward
+        try:
+            return np.asarray(reward, np.float64).reshape(self._returns.shape)
+        except (TypeError, ValueError) as error:
+            shape = list(self._returns.shape[self._single :])
+            raise EntryError("reward", f"numbers {shape}", _form(reward)) from error
+
+    def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
+        """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
+        resetting = self._pending
+        if resetting is None:
+            if self._single:
+                self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
+            else:
+                self._memory.add_many(self.lanes, tuple(values), init_w, model_version)
+            self._rows += 1
+            self._returns += rewards
+            return self.num_envs
+        stepped = np.flatnonzero(~resetting)
+        if stepped.size:
+            weights = np.asarray(init_w)[stepped] if np.ndim(init_w) else init_w
+            rows = tuple([value[stepped] for value in values])
+            self._memory.add_many(self.lanes[stepped], rows, weights, model_version)
+            self._rows[stepped] += 1
+            self._returns[stepped] += rewards[stepped]
+        self._pending = None
+        return stepped.size
+
+    def _ends(
+        self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
+    ) -> list["_End"]:
+        """What ended with this step, found out before anything is stored."""
+        if self._single and not terminated and not truncated:
+            return []
+        terminal = self._flags("terminated", terminated)
+        done = terminal | self._flags("truncated", truncated)
+        if self._pending is not None:
+            done &= ~self._pending
+        if not done.any():
+            return []
+        bootstrap = self._bootstrap(bootstrap_value)
+        return [
+            _End(i, bool(terminal[i]), self._final(i, next_obs, info), None if terminal[i] else bootstrap[i])
+            for i in np.flatnonzero(done).tolist()
+        ]
+
+    def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
+        flags = np.asarray(value, np.bool_)
+        if flags.shape != self._lead:
+            raise EntryError(name, f"True or False{_each(self._lead)}", _form(value))
+        return flags.reshape(self.num_envs)
+
+    def _bootstrap(self, value: Any) -> Any:
+        """[N, *R], or N times None."""
+        name = self._schema.value
+        if value is None or name is None:
+            return [None] * self.num_envs
+        column = self._schema[name]
+        values = _convert("bootstrap_value", column, value, self._lead + column.shape, self._lead)
+        return values.reshape(self.num_envs, *column.shape)
+
+    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> "_State":
+        """The state in which an environment's episode ended."""
+        if self.autoreset != "same_step":
+            return self._state(next_obs, None if self._single else environment)
+        # Gymnasium 1: an array of objects, one observation each, None where there is none, and a mask. Others give
+        # one batched observation, and Gymnasium 0 had the longer name.
+        name = "final_obs" if info is None or "final_obs" in info else "final_observation"
+        final = None if info is None else info.get(name)
+        if final is not None and not self._single:
+            mask = info.get("_" + name) if info is not None else None
+            if mask is not None and not mask[environment]:
+                raise FinalObservationMissing(environment)
+            if isinstance(final, np.ndarray) and final.dtype == object:
+                final = final[environment]
+            else:
+                return self._state(final, environment)
+        if final is None:
+            raise FinalObservationMissing(environment)
+        return self._state(final, None)
+
+    def _state(self, obs: Any, environment: int | None) -> "_State":
+        """The state columns of one observation, in the schema's order; `environment` picks it out of a batch."""
+        leaves = zip(self._schema.leaves(self._root), self._flat(self._root, obs), strict=True)
+        return tuple(
+            _convert(name, column, leaf if environment is None else leaf[environment], column.shape, ())
+            for name, leaf in leaves
+            if (column := self._schema[name]).role == "state"
+        )
+
+    def _finish(self, ends: list["_End"]) -> None:
+        """Close the episodes that a step ended, and open the next ones."""
+        if self.autoreset == "next_step":
+            self._pending = np.zeros(self.num_envs, np.bool_)
+            self._pending[[end.environment for end in ends]] = True
+        for i, is_terminal, final, bootstrap in ends:
+            lane = int(self.lanes[i])
+            self._memory.close(lane, final_state=final, terminated=is_terminal, bootstrap_value=bootstrap)
+            self._memory.open(lane)
+            length, return_ = int(self._rows[i] + self._before[i]), np.array(self._returns[i])
+            self._rows[i] = self._before[i] = 0
+            self._returns[i] = 0.0
+            if self._observer is not None:
+                self._observer.on_episode(lane, length, return_)
+
+    def _cut(self, given: Mapping[str, Any]) -> None:
+        """Store what is too long as a truncated episode: the observation that comes now is its true final one."""
+        for i in np.flatnonzero(self._rows >= self._longest).tolist():
+            value = given[self._schema.value] if self._schema.value is not None else None
+            final = self._state(given[self._root], None if self._single else i)
+            self._memory.close(
+                int(self.lanes[i]), final_state=final, terminated=False, bootstrap_value=self._bootstrap(value)[i]
+            )
+            self._memory.open(int(self.lanes[i]))
+            self._before[i] += self._rows[i]
+            self._rows[i] = 0
+        self._room = self._longest - int(self._rows.max())
+
+    def _abandon(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> None:
+        """Close the open episodes under `mask` where the last step left them."""
+        bootstrap = self._bootstrap(bootstrap_value)
+        for i in np.flatnonzero(mask & (self._rows > 0)).tolist():
+            lane = int(self.lanes[i])
+            if self._owned:
+                final = self._state(self._last, None if self._single else i)
+                self._memory.close(lane, final_state=final, terminated=False, bootstrap_value=bootstrap[i])
+            else:
+                self._memory.close(lane)
+            self._memory.open(lane)
+        self._rows[mask] = self._before[mask] = 0
+        self._returns[mask] = 0.0
+        if self._pending is not None:
+            self._pending &= ~mask
+
+    def _flat(self, root: str, value: Any) -> list[Any]:
+        try:
+            return self._schema.flatten(root, value)
+        except SchemaError as error:
+            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{_form(value)}: {error}") from error
+
+    def _first(self, obs: Any) -> Any:
+        return self._flat(self._root, obs)[0] if self._root in self._nested else obs
+
+    def _check_order(self, obs: Any, next_obs: Any) -> None:
+        """Refuse an observation that was overwritten, or that is not where its episode was left."""
+        after = self._first(next_obs)
+        if _is_same(self._first(obs), after):
+            raise ObservationReused(self._schema.states[0])
+        last = self._last
+        if not self._check or last is None or obs is last:
+            return
+        if _is_same(self._first(last), after):
+            return  # this very step has written over what the last one returned: nothing to compare with
+        going = self._rows + self._before > 0
+        if self._pending is not None:
+            going |= self._pending
+        torn = going & self._differ(obs, last) if going.any() else going
+        if torn.any():
+            environment = int(torn.argmax())
+            raise EpisodeTorn(environment, int(self._rows[environment] + self._before[environment]))
+
+    def _differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
+        """[N] whether two observations differ in what would be stored of them."""
+        found = np.zeros(self.num_envs, np.bool_)
+        leaves = self._schema.leaves(self._root)
+        for name, one, two in zip(leaves, self._flat(self._root, obs), self._flat(self._root, other), strict=True):
+            column = self._schema[name]
+            shape = self._lead + column.shape
+            a, b = (_convert(name, column, value, shape, self._lead) for value in (one, two))
+            unequal = (a != b) & ((a == a) | (b == b))  # two NaN are no difference
+            found |= unequal.reshape(self.num_envs, -1).any(axis=1)
+        return found
+
+
+_State = tuple[NDArray[Any], ...]
+"""A state: the state columns of one entry, in the schema's order, in their own dtypes and shapes."""
+
+
+class _End(NamedTuple):
+    """The end of one environment's episode."""
+
+    environment: int
+    is_terminal: bool
+    final: _State
+    bootstrap: Any
+
+
+def autoreset_mode(mode: Any) -> str:
+    """One of `AUTORESET`, for its name in any spelling or for a member of gymnasium.vector.AutoresetMode."""
+    text = str(getattr(mode, "value", mode))
+    found = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
+    if found is None:
+        raise ParameterError("autoreset", mode, f"one of {', '.join(map(repr, AUTORESET))}")
+    return found
+
+
+def layout(envs: Any = None, num_envs: int | None = None, autoreset: Any = None) -> tuple[int | None, str]:
+    """(num_envs, autoreset) for `Writer`, read from an environment as far as they are not given.
+
+    Args:
+        envs: A Gymnasium environment or vector environment, or None; nothing is called on it.
+        num_envs: Members of a vector environment; None without `envs` is a single environment.
+        autoreset: A mode; None reads `envs.metadata["autoreset_mode"]`. A single environment without it is "disabled".
+
+    Raises:
+        ParameterError: a vector environment that does not say its mode, or not what was given.
+    """
+    found = getattr(envs, "num_envs", None)
+    if num_envs is None:
+        num_envs = found
+    elif envs is not None and found is not None and found != num_envs:
+        raise ParameterError("num_envs", num_envs, f"{found}, as the environment says")
+    said = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
+    if autoreset is None:
+        autoreset = said
+    elif said is not None and autoreset_mode(autoreset) != autoreset_mode(said):
+        raise ParameterError("autoreset", autoreset, f"{autoreset_mode(said)!r}, as the environment says")
+    if autoreset is None and num_envs is not None:
+        raise ParameterError("autoreset", None, f"given for vector environments: one of {', '.join(AUTORESET)}")
+    return num_envs, autoreset_mode("disabled" if autoreset is None else autoreset)
+
+
+def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
+    """The state's root, and the roots that `step` takes as extras."""
+    states = dict.fromkeys(name.partition(".")[0] for name in schema.states)
+    if len(states) > 1:
+        raise SchemaError(
+            f"a writer stores one observation, but the schema has the states {', '.join(states)}. Nest them: one "
+            f"column that is a dict of these."
+        )
+    (state,) = states
+    given = {state, schema.reward, schema.qvest, "action", "terminated", "truncated"}
+    extras = frozenset(root for root in schema.roots if root not in given)
+    if taken := sorted(extras & _NOT_EXTRA):
+        raise SchemaError(f"column {taken[0]!r}: Writer.step has a parameter of this name. Choose another.")
+    return state, extras
+
+
+def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[str, Any]) -> NoReturn:
+    for name in sorted(expected - extras.keys()):
+        columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
+        raise EntryError(name, columns, f"nothing: give it to step as {name}=...")
+    name = min(extras.keys() - expected)
+    raise EntryError(name, f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}", f"{name}=...")
+
+
+def _convert(name: str, column: Column, value: Any, shape: tuple[int, ...], lead: tuple[int, ...]) -> NDArray[Any]:
+    """`value` in the column's dtype, C-contiguous, in `shape`, which it may have up to axes of length 1.
+
+    Floats may lose precision; integers must fit; nothing becomes another kind of number silently.
+    """
+    try:
+        array = np.asarray(value)
+        if array.shape != shape:
+            if [axis for axis in array.shape if axis != 1] != [axis for axis in shape if axis != 1]:
+                raise ValueError("shapes differ")
+            array = array.reshape(shape)
+        if array.dtype == column.dtype:
+            return np.asarray(array, order="C")
+        if array.dtype.kind in "iu" and column.dtype.kind in "iu":
+            limits = np.iinfo(column.dtype)
+            if array.size and (array.min() < limits.min or array.max() > limits.max):
+                raise ValueError("does not fit")
+            return array.astype(column.dtype, order="C")
+        return array.astype(column.dtype, order="C", casting="same_kind")
+    except (TypeError, ValueError) as error:
+        raise EntryError(name, f"{column}{_each(lead)}", _form(value)) from error
+
+
+def _each(lead: tuple[int, ...]) -> str:
+    return f" for each of {prod(lead)} environments" if lead else ""
+
+
+def _form(value: Any) -> str:
+    """What a value is, in an error: dtype and shape of an array, value or type of anything else."""
+    if isinstance(value, int | float | str | None):
+        return repr(value)[:80]
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return f"a {type(value).__name__}"
+    return f"{array.dtype}{list(array.shape)}" if array.dtype != object else f"a {type(value).__name__}"
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """Whether two values are one array, or views of the same place; scalars never are."""
+    if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray) or one.ndim == 0:
+        return False
+    if one is two:
+        return True
+    return one.base is not None and one.base is two.base and one.ctypes.data == two.ctypes.data
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ParameterError(name, value, "a whole number of at least 1")
+    return int(value)

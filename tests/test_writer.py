@@ -1,0 +1,561 @@
+"""Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from coded_env import KINDS, CodedEnv, action_at, decode, encode, reward_at
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire.errors import (
+    Closed,
+    EntryError,
+    EpisodeTorn,
+    FinalObservationMissing,
+    ObservationReused,
+    ParameterError,
+    SchemaError,
+)
+from memoire.schema import Column, Schema
+from memoire.writer import AUTORESET, Writer, autoreset_mode, layout
+
+ENDS = ("terminated", "truncated", "both")
+MODES = tuple(AutoresetMode)
+
+
+class Ledger:
+    """A memory in its plainest form: lists of entries, checked to come in the promised form."""
+
+    def __init__(self, schema: Schema, capacity: int = 100_000) -> None:
+        self.schema, self.capacity = schema, capacity
+        self.open_entries: dict[int, list[dict[str, Any]]] = {}
+        self.episodes: list[dict[str, Any]] = []
+        self.refuse = False
+
+    def open(self, lane: int = 0) -> None:
+        self.open_entries[lane] = []
+
+    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> None:
+        columns = [self.schema[name] for name in self.schema.entry_names]
+        arrays = [np.asarray(value).astype(column.dtype) for value, column in zip(values, columns, strict=True)]
+        self.add_many(np.array([lane]), tuple(array[None] for array in arrays), init_w, model_version)
+
+    def add_many(self, lanes: Any, values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0) -> None:
+        if self.refuse:
+            raise EntryError("obs", "nothing today", "something")
+        assert isinstance(values, tuple) and lanes.dtype == np.int64
+        for name, value in zip(self.schema.entry_names, values, strict=True):
+            assert value.dtype == self.schema[name].dtype and value.shape == (len(lanes), *self.schema[name].shape)
+        for i, lane in enumerate(lanes.tolist()):
+            entry = {name: value[i].copy() for name, value in zip(self.schema.entry_names, values, strict=True)}
+            entry["init_w"] = np.broadcast_to(init_w, len(lanes))[i]
+            entry["model_version"] = model_version
+            self.open_entries[lane].append(entry)
+
+    def close(
+        self,
+        lane: int = 0,
+        *,
+        final_state: tuple[Any, ...] | None = None,
+        terminated: bool | None = None,
+        bootstrap_value: Any = None,
+    ) -> None:
+        entries = self.open_entries.pop(lane)
+        assert entries, "an empty episode was closed"
+        if final_state is not None:
+            assert isinstance(final_state, tuple)
+            for value, name in zip(final_state, self.schema.states, strict=True):
+                assert value.dtype == self.schema[name].dtype and value.shape == self.schema[name].shape
+            final_state = tuple(value.copy() for value in final_state)
+        self.episodes.append(
+            {"lane": lane, "entries": entries, "final": final_state, "terminated": terminated, "boot": bootstrap_value}
+        )
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.entries = 0
+        self.episodes: list[tuple[int, int, np.ndarray]] = []
+
+    def on_entries(self, count: int) -> None:
+        self.entries += count
+
+    def on_episode(self, lane: int, length: int, return_: np.ndarray) -> None:
+        self.episodes.append((lane, length, return_))
+
+
+def coded_fns(
+    kind: str, lengths: Sequence[Sequence[int]], ends: Sequence[Sequence[str]]
+) -> list[Callable[[], gym.Env]]:
+    return [partial(CodedEnv, i, *each, kind) for i, each in enumerate(zip(lengths, ends, strict=True))]
+
+
+def actions_for(schema: Schema, kind: str, obs: Any, count: int) -> np.ndarray:
+    leaves = schema.flatten("obs", obs)
+    return np.array([action_at(decode(kind, [leaf[i] for leaf in leaves])) for i in range(count)])
+
+
+def drive(envs: Any, writer: Writer, schema: Schema, kind: str, steps: int) -> None:
+    """The loop that a user writes."""
+    obs, _ = envs.reset(seed=0)
+    for _ in range(steps):
+        action = actions_for(schema, kind, obs, envs.num_envs)
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        obs = next_obs
+        if writer.autoreset == "disabled" and (done := terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": done})
+
+
+def check_by_content(
+    memory: Ledger, kind: str, lengths: Sequence[Sequence[int]], ends: Sequence[Sequence[str]], steps: int, mode: str
+) -> None:
+    """Each lane's episodes are 0, 1, 2 ... of its environment, whole, in order, with their true ends."""
+    states = memory.schema.states
+    for lane in range(len(lengths)):
+        done = [episode for episode in memory.episodes if episode["lane"] == lane]
+        left = steps
+        for k, episode in enumerate(done):
+            length, end = lengths[lane][k % len(lengths[lane])], ends[lane][k % len(ends[lane])]
+            check_entries(memory.schema, kind, episode["entries"], lane, k)
+            assert len(episode["entries"]) == length
+            assert decode(kind, episode["final"]) == (lane, k, length)
+            assert episode["terminated"] is (end != "truncated")
+            left -= length + (mode == "next_step" and left > length)
+        tail = memory.open_entries[lane]
+        check_entries(memory.schema, kind, tail, lane, len(done))
+        assert len(tail) == left, "a step was lost or made up"
+        assert states
+
+
+def check_entries(schema: Schema, kind: str, entries: list[dict[str, Any]], lane: int, episode: int) -> None:
+    for t, entry in enumerate(entries):
+        place = (lane, episode, t)
+        assert decode(kind, [entry[name] for name in schema.leaves("obs")]) == place
+        assert entry["action"] == action_at(place)
+        assert entry["reward"] == np.float32(reward_at(place))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
+def test_every_stored_transition_is_a_true_one(vector: Any, mode: AutoresetMode, kind: str) -> None:
+    lengths = [[1, 1, 3, 2], [2, 2, 1, 4], [3, 1, 1, 5]][: 2 if vector is AsyncVectorEnv else 3]
+    ends = [["terminated", "truncated"], ["both", "truncated", "terminated"], ["truncated", "both"]][: len(lengths)]
+    envs = vector(coded_fns(kind, lengths, ends), autoreset_mode=mode)
+    try:
+        schema = Schema.from_env(envs)
+        memory, watcher = Ledger(schema), Watcher()
+        writer = Writer(memory, *layout(envs), observer=watcher)
+        assert writer.autoreset == autoreset_mode(mode)
+        drive(envs, writer, schema, kind, steps=40)
+        check_by_content(memory, kind, lengths, ends, 40, writer.autoreset)
+        stored = sum(len(episode["entries"]) for episode in memory.episodes)
+        assert watcher.entries == stored + sum(map(len, memory.open_entries.values()))
+        assert len(watcher.episodes) == len(memory.episodes)
+        counts = dict.fromkeys(range(len(lengths)), 0)
+        for lane, length, return_ in watcher.episodes:
+            k = counts[lane]
+            counts[lane] += 1
+            assert length == lengths[lane][k % 4]
+            assert return_.shape == () and return_.dtype == np.float64
+            assert return_ == pytest.approx(sum(reward_at((lane, k, t)) for t in range(length)), abs=1e-12)
+    finally:
+        envs.close()
+
+
+some_episodes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(ENDS)), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(MODES), st.sampled_from(KINDS), st.lists(some_episodes, min_size=1, max_size=4), st.integers(1, 25)
+)
+def test_any_pattern_of_ends_is_stored_right(mode: Any, kind: str, episodes: list[Any], steps: int) -> None:
+    lengths = [[length for length, _ in each] for each in episodes]
+    ends = [[end for _, end in each] for each in episodes]
+    envs = SyncVectorEnv(coded_fns(kind, lengths, ends), autoreset_mode=mode)
+    schema = Schema.from_env(envs)
+    memory = Ledger(schema)
+    writer = Writer(memory, *layout(envs))
+    drive(envs, writer, schema, kind, steps)
+    check_by_content(memory, kind, lengths, ends, steps, writer.autoreset)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_environment_is_recorded_as_it_is_stepped(kind: str) -> None:
+    env = CodedEnv(0, [1, 3, 2], ENDS, kind)
+    schema = Schema.from_env(env)
+    memory, watcher = Ledger(schema), Watcher()
+    writer = Writer(memory, *layout(env), observer=watcher)
+    for _ in range(6):
+        obs, _ = env.reset()
+        done = False
+        while not done:
+            action = action_at(env.place)
+            next_obs, reward, terminated, truncated, info = env.step(action)
+            writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+            obs, done = next_obs, terminated or truncated
+    check_by_content(memory, kind, [[1, 3, 2]], [ENDS], 12, "disabled")
+    assert [length for _, length, _ in watcher.episodes] == [1, 3, 2, 1, 3, 2]
+    assert watcher.entries == 12
+
+
+def test_a_single_environment_that_resets_itself_is_told_by_its_mode() -> None:
+    env = gym.wrappers.Autoreset(CodedEnv(0, [2, 1], ENDS))
+    memory = Ledger(Schema.from_env(env))
+    writer = Writer(memory, *layout(env, autoreset="next_step"))
+    obs, _ = env.reset()
+    for _ in range(9):
+        action = action_at(decode("box", [obs]))
+        next_obs, *rest = env.step(action)
+        writer.step(obs, action, *rest[:3], next_obs, rest[3])
+        obs = next_obs
+    check_by_content(memory, "box", [[2, 1]], [ENDS], 9, "next_step")
+
+
+# ------------------------------------------------------------------------------------------- steps by hand
+
+N = 3
+HAND = Schema(
+    {"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32, "value": np.float32, "note": np.uint8}
+)
+
+
+class Hand:
+    """A vector environment of three whose steps a test writes down: obs counts steps, ends are chosen."""
+
+    def __init__(self, mode: str = "disabled", schema: Schema = HAND, **options: Any) -> None:
+        self.memory, self.watcher = Ledger(schema), Watcher()
+        self.writer = Writer(self.memory, N, mode, self.watcher, **options)
+        self.t = 0
+        self.obs = self.at(0)
+
+    def at(self, t: int) -> np.ndarray:
+        return np.stack([np.full(2, 100 * i + t, np.float32) for i in range(N)])
+
+    def step(self, terminal: Sequence[int] = (), cut: Sequence[int] = (), **changes: Any) -> None:
+        flags = [np.isin(np.arange(N), which) for which in (terminal, cut)]
+        next_obs = self.at(self.t + 1)
+        given = {"obs": self.obs, "action": np.arange(N), "reward": np.full(N, 0.5), "terminated": flags[0]}
+        given |= {"truncated": flags[1], "next_obs": next_obs, "info": {}}
+        given |= {"value": np.full(N, self.t, np.float32), "note": [1, 2, 3]}
+        given |= changes
+        for name in [name for name, value in given.items() if value is None]:
+            del given[name]
+        self.writer.step(**given)
+        self.t, self.obs = self.t + 1, given["next_obs"]
+
+
+def test_values_are_stored_in_the_columns_dtypes() -> None:
+    hand = Hand()
+    hand.step(
+        obs=[[1, 2], [3, 4], [5, 6]],
+        reward=np.float64([0.1, 0.2, 0.3]).reshape(3, 1),
+        note=(7, 8, 255),
+        init_w=[1, 2, 3],
+        model_version=9,
+    )
+    entry = hand.memory.open_entries[2][0]
+    assert entry["obs"].tolist() == [5, 6] and entry["reward"] == np.float32(0.3) and entry["note"] == 255
+    assert entry["init_w"] == 3 and entry["model_version"] == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"note": None}, "column 'note' stores uint8, but got nothing: give it to step as note=..."),
+        ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
+        ({"note": [1, 2, 256]}, "column 'note' stores uint8 for each of 3 environments, but got int64[3]"),
+        ({"note": [0.5, 1, 2]}, "column 'note' stores uint8 for each of 3 environments, but got float64[3]"),
+        ({"obs": np.zeros((3, 4))}, "column 'obs' stores float32[2] for each of 3 environments, but got float64[3, 4]"),
+        ({"obs": np.zeros((2, 2))}, "column 'obs' stores float32[2] for each of 3 environments, but got float64[2, 2]"),
+        ({"action": "left"}, "column 'action' stores int64 for each of 3 environments, but got 'left'"),
+        ({"reward": [1, 2, None]}, "column 'reward' stores float32 for each of 3 environments, but got a list"),
+        ({"terminated": True}, "column 'terminated' stores True or False for each of 3 environments, but got True"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(changes: dict[str, Any], message: str) -> None:
+    hand = Hand()
+    with pytest.raises(EntryError) as caught:
+        hand.step(**changes)
+    assert str(caught.value).startswith(message)
+    assert not any(hand.memory.open_entries.values()) and hand.watcher.entries == 0
+    hand.step()
+    assert all(len(entries) == 1 for entries in hand.memory.open_entries.values())
+
+
+def test_bootstrap_values_are_read_where_an_episode_is_truncated() -> None:
+    hand = Hand()
+    hand.step(terminal=[0, 2], cut=[1, 2], bootstrap_value=np.array([5.0, 6.0, 7.0]))
+    assert [(e["lane"], e["terminated"], e["boot"]) for e in hand.memory.episodes] == [
+        (0, True, None),
+        (1, False, 6.0),
+        (2, True, None),
+    ]
+
+
+def test_bootstrap_values_need_a_value_column() -> None:
+    schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32})
+    with pytest.raises(EntryError, match="the schema has no value column"):
+        Hand(schema=schema).step(value=None, note=None, bootstrap_value=np.zeros(3))
+
+
+def test_vector_rewards_are_summed_dimension_by_dimension() -> None:
+    schema = Schema({"obs": (np.float32, (2,)), "action": np.int64, "reward": (np.float32, (2,))})
+    hand = Hand(schema=schema)
+    reward = np.array([[0.1, 1], [0.2, 2], [0.3, 3]])
+    for ends in ([], [1]):
+        hand.step(value=None, note=None, reward=reward, cut=ends)
+    ((lane, length, return_),) = hand.watcher.episodes
+    assert (lane, length) == (1, 2) and return_.dtype == np.float64
+    np.testing.assert_allclose(return_, [0.4, 4.0], atol=1e-15)
+
+
+def test_same_step_takes_the_final_observation_in_every_form_it_has() -> None:
+    final = np.array([[7, 7], [8, 8], [9, 9]], np.float32)
+    objects = np.array([None, final[1], None], dtype=object)
+    mask = np.array([False, True, False])
+    for info in (
+        {"final_obs": objects, "_final_obs": mask},
+        {"final_obs": final, "_final_obs": mask},
+        {"final_observation": objects, "_final_observation": mask},
+    ):
+        hand = Hand("same_step")
+        hand.step(cut=[1], info=info)
+        (episode,) = hand.memory.episodes
+        assert episode["final"][0].tolist() == [8, 8]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        None,
+        {},
+        {"final_obs": np.full(3, None, object)},
+        {"final_obs": np.zeros((3, 2)), "_final_obs": np.zeros(3, bool)},
+    ],
+)
+def test_same_step_without_the_final_observation_is_refused(info: Any) -> None:
+    hand = Hand("same_step")
+    hand.step()
+    with pytest.raises(FinalObservationMissing, match="environment 2 ended an episode and was reset in the same step"):
+        hand.step(terminal=[2], **({"info": info} if info is not None else {}))
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [1, 1, 1]
+
+
+def test_an_observation_that_the_step_wrote_over_is_refused() -> None:
+    envs = SyncVectorEnv(coded_fns("box", [[3]] * 2, [ENDS] * 2), copy=False)
+    writer = Writer(Ledger(Schema.from_env(envs)), *layout(envs))
+    obs, _ = envs.reset()
+    action = np.array([action_at((0, 0, 0)), action_at((1, 0, 0))])
+    before = obs.copy()
+    next_obs, *rest = envs.step(action)
+    with pytest.raises(ObservationReused, match=r"one and the same array \(column 'obs'\).*copy=True"):
+        writer.step(obs, action, *rest[:3], next_obs, rest[3])
+    writer.step(before, action, *rest[:3], next_obs, rest[3])
+
+
+def test_a_copy_of_each_observation_is_enough_where_environments_reuse_their_arrays() -> None:
+    lengths = [[2, 3], [1, 4]]
+    envs = SyncVectorEnv(coded_fns("dict", lengths, [ENDS] * 2), copy=False)
+    schema = Schema.from_env(envs)
+    memory = Ledger(schema)
+    writer = Writer(memory, *layout(envs))
+    obs, _ = envs.reset()
+    for _ in range(18):
+        action = actions_for(schema, "dict", obs, 2)
+        before = {"image": obs["image"].copy(), "where": tuple(part.copy() for part in obs["where"])}
+        obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(before, action, reward, terminated, truncated, obs, info)
+    check_by_content(memory, "dict", lengths, [ENDS] * 2, 18, "next_step")
+    obs, _ = envs.reset()
+    writer.reset(obs)
+    assert memory.episodes[-1]["final"] is None, "the state after the last step was written over"
+
+
+@pytest.mark.parametrize("mode", AUTORESET)
+def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
+    hand = Hand(mode)
+    hand.step()
+    hand.step()
+    other = hand.obs.copy()
+    other[1] = 0
+    with pytest.raises(
+        EpisodeTorn, match=r"environment 1 is 2 steps into an episode, but obs is not the next_obs.*writer\.reset"
+    ):
+        hand.step(obs=other)
+    hand.step(obs=hand.obs.astype(np.float64))  # an equal one is none
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [3, 3, 3]
+
+
+def test_a_reset_that_takes_the_place_of_the_reset_step_is_noticed() -> None:
+    hand = Hand("next_step")
+    hand.step(terminal=[0])
+    with pytest.raises(EpisodeTorn, match="environment 0 is 0 steps into"):
+        hand.step(obs=hand.obs + np.float32([[1], [0], [0]]))
+
+
+def test_the_check_can_be_left_out() -> None:
+    hand = Hand(check=False)
+    hand.step()
+    hand.step(obs=np.ones((3, 2)))
+    assert len(hand.memory.open_entries[0]) == 2
+
+
+def test_nan_observations_are_equal_to_themselves() -> None:
+    hand = Hand()
+    hand.step(next_obs=np.full((3, 2), np.nan, np.float32))
+    hand.step(obs=hand.obs.copy())
+    assert len(hand.memory.open_entries[0]) == 2
+
+
+def test_reset_stores_what_was_open_as_truncated_with_its_true_state() -> None:
+    hand = Hand("next_step")
+    hand.writer.reset(hand.obs)
+    hand.step()
+    hand.step(terminal=[1])
+    hand.writer.reset(hand.at(50), {}, bootstrap_value=[1.0, 2.0, 3.0])
+    assert [(e["lane"], e["terminated"], e["boot"]) for e in hand.memory.episodes] == [
+        (1, True, None),
+        (0, False, 1.0),
+        (2, False, 3.0),
+    ]
+    assert [e["final"][0][0] for e in hand.memory.episodes] == [102, 2, 202]
+    assert len(hand.watcher.episodes) == 1, "an episode that was broken off has no return"
+    hand.t, hand.obs = 50, hand.at(50)
+    hand.step()
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [1, 1, 1], "no reset step is awaited now"
+
+
+def test_a_partial_reset_leaves_the_others_alone() -> None:
+    hand = Hand()
+    hand.step()
+    hand.step()
+    hand.writer.reset(mask=[True, False, False])
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0]
+    assert hand.memory.episodes[0]["lane"] == 0
+
+
+def test_close_stores_open_episodes_and_takes_no_more_steps() -> None:
+    with Hand().writer as writer:
+        pass
+    hand = Hand()
+    hand.step()
+    hand.step()
+    hand.writer.close()
+    hand.writer.close()
+    assert [e["final"][0][0] for e in hand.memory.episodes] == [2, 102, 202]
+    for call in (hand.step, hand.writer.reset, lambda: writer.reset()):
+        with pytest.raises(Closed, match="the writer is closed"):
+            call()
+
+
+def test_endless_episodes_are_cut_with_their_true_next_state() -> None:
+    hand = Hand(longest=4)
+    for t in range(10):
+        hand.step(cut=[2] if t == 2 else [])
+    ends = [(e["lane"], len(e["entries"]), e["final"][0][0], e["terminated"], e["boot"]) for e in hand.memory.episodes]
+    assert ends[0] == (2, 3, 203, False, None)
+    assert ends[1:] == [
+        (0, 4, 4, False, 4.0),
+        (1, 4, 104, False, 4.0),
+        (2, 4, 207, False, 7.0),
+        (0, 4, 8, False, 8.0),
+        (1, 4, 108, False, 8.0),
+    ]
+    hand.step(terminal=[0, 1, 2])
+    assert [(length, return_) for _, length, return_ in hand.watcher.episodes] == [
+        (3, 1.5),
+        (11, 5.5),
+        (11, 5.5),
+        (8, 4.0),
+    ]
+
+
+def test_longest_can_be_set_between_steps() -> None:
+    hand = Hand()
+    assert hand.writer.longest == 100_000 // 6
+    for _ in range(5):
+        hand.step()
+    hand.writer.longest = 2
+    hand.step()
+    assert [len(e["entries"]) for e in hand.memory.episodes] == [5, 5, 5]
+    with pytest.raises(ParameterError, match="longest must be a whole number of at least 1, got 0"):
+        hand.writer.longest = 0
+
+
+@pytest.mark.parametrize("mode", ["next_step", "disabled"])
+def test_a_memory_that_refuses_leaves_the_writer_as_it_was(mode: str) -> None:
+    hand = Hand(mode)
+    hand.step(terminal=[1])
+    hand.memory.refuse = True
+    with pytest.raises(EntryError):
+        hand.step()
+    hand.memory.refuse = False
+    hand.step()
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0 if mode == "next_step" else 1]
+    assert hand.watcher.entries == 3 + (2 if mode == "next_step" else 3)
+
+
+def test_columns_called_terminated_and_truncated_are_filled() -> None:
+    schema = Schema({"obs": (np.float32, (2,)), "reward": np.float32, "terminated": np.bool_, "truncated": np.bool_})
+    hand = Hand(schema=schema)
+    hand.step(value=None, note=None, cut=[1])
+    assert hand.memory.episodes[0]["entries"][0]["truncated"]
+
+
+def test_modes_are_known_in_every_spelling() -> None:
+    assert [autoreset_mode(mode) for mode in AutoresetMode] == list(AUTORESET)
+    assert autoreset_mode("SAME_STEP") == autoreset_mode("SameStep") == autoreset_mode("same-step") == "same_step"
+    with pytest.raises(
+        ParameterError, match="autoreset must be one of 'next_step', 'same_step', 'disabled', got 'never'"
+    ):
+        autoreset_mode("never")
+
+
+def test_the_layout_is_read_from_the_environment() -> None:
+    envs = SyncVectorEnv(coded_fns("box", [[1]] * 2, [ENDS] * 2), autoreset_mode=AutoresetMode.SAME_STEP)
+    assert layout(envs) == layout(gym.wrappers.vector.RecordEpisodeStatistics(envs)) == (2, "same_step")
+    assert layout(CodedEnv(0, [1], ENDS)) == layout() == (None, "disabled")
+    assert layout(num_envs=8, autoreset="same_step") == (8, "same_step")
+    with pytest.raises(ParameterError, match="autoreset must be 'same_step', as the environment says, got 'next_step'"):
+        layout(envs, autoreset="next_step")
+    with pytest.raises(ParameterError, match="num_envs must be 2, as the environment says, got 3"):
+        layout(envs, num_envs=3)
+    with pytest.raises(ParameterError, match="autoreset must be given for vector environments"):
+        layout(num_envs=8)
+
+
+def test_schemas_that_step_cannot_fill_are_refused() -> None:
+    two = Schema({"obs": np.float32, "state": np.float32})
+    with pytest.raises(SchemaError, match="stores one observation, but the schema has the states obs, state"):
+        Writer(Ledger(two))
+    with pytest.raises(SchemaError, match=r"column 'info': Writer\.step has a parameter of this name"):
+        Writer(Ledger(Schema({"obs": np.float32, "info": np.float32})))
+    with pytest.raises(ParameterError, match="num_envs must be a whole number of at least 1, got 0"):
+        Writer(Ledger(HAND), 0)
+
+
+def test_plain_leaves_beside_the_state_are_stored_without_a_final_value() -> None:
+    schema = Schema({"obs": {"seen": Column(np.float32, (), "state"), "debug": Column(np.int64)}})
+    memory = Ledger(schema)
+    writer = Writer(memory)
+    writer.step({"seen": 1.0, "debug": 5}, 0, 0.0, True, False, {"seen": 2.0, "debug": 6})
+    assert memory.episodes[0]["final"] == (np.float32(2),)
+    with pytest.raises(EntryError, match="column 'obs' stores obs.seen, obs.debug, but got a dict.*'debug'"):
+        writer.step({"seen": 1.0}, 0, 0.0, True, False, {"seen": 2.0})
+
+
+def test_observations_are_encoded_and_decoded_alike() -> None:
+    for kind in KINDS:
+        assert decode(kind, Schema.from_env(CodedEnv(1, [1], ENDS, kind)).flatten("obs", encode(kind, (1, 2, 3)))) == (
+            1,
+            2,
+            3,
+        )
