@@ -1,0 +1,80 @@
+"""An actor's image needs numpy, pyzmq and msgspec, and nothing else."""
+
+import json
+import subprocess
+import sys
+import tomllib
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import memoire
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(memoire.__file__).resolve().parent
+
+
+def required() -> list[str]:
+    """What memoire declares, without its extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [requirement.split(">=")[0] for requirement in project["dependencies"]]
+
+
+def link(site: Path, source: Path) -> None:
+    if not (site / source.name).exists():
+        (site / source.name).symlink_to(source)
+
+
+@pytest.fixture(scope="module")
+def thin_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with memoire and what it declares: links to what is installed here, so that no network is needed."""
+    folder = tmp_path_factory.mktemp("thin")
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next((folder / "lib").glob("python3*")) / "site-packages"
+    for name in required():
+        files = distribution(name).files
+        assert files is not None
+        for root in sorted({file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}):
+            link(site, Path(str(distribution(name).locate_file(root))))
+    link(site, PACKAGE)
+    return str(folder / "bin" / "python")
+
+
+def run(python: str, *arguments: str, timeout: float = 40.0) -> str:
+    """Run without the environment of this run: no PYTHONPATH, no user site, no working directory on the path."""
+    result = subprocess.run([python, "-I", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_only_the_three_are_declared() -> None:
+    assert required() == ["numpy", "pyzmq", "msgspec"]
+
+
+def test_the_thin_python_has_nothing_else(thin_python: str) -> None:
+    code = "import importlib.util as u, json; print(json.dumps([n for n in %r if u.find_spec(n)]))"
+    others = [
+        "gymnasium",
+        "lz4",
+        "rich",
+        "hypothesis",
+        "pytest",
+        "scipy",
+        "Cython",
+        "setuptools",
+        "pip",
+        "numpy",
+        "zmq",
+        "msgspec",
+    ]
+    assert json.loads(run(thin_python, "-c", code % others)) == ["numpy", "zmq", "msgspec"]
+
+
+def test_the_library_imports_there(thin_python: str) -> None:
+    code = "import memoire, memoire._core; print(memoire.__file__, memoire._core.CHECKED, *sorted(memoire.__all__))"
+    place, checked, *names = run(thin_python, "-c", code).split()
+    assert Path(place).resolve().parent == PACKAGE
+    assert checked == str(sys.modules["memoire._core"].CHECKED)
+    assert set(memoire.__all__) == set(names)
