@@ -74,9 +74,10 @@ bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 
-wheel: setup-dev
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+wheel: setup
+	@rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/memoire_rl-*-cp311-abi3-*.whl
 
 clean:
 	rm -rf .venv .venv.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
