@@ -201,9 +201,9 @@ class EpisodeTorn(EpisodeError):
 
     def __str__(self) -> str:
         return (
-            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that the "
-            f"step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if you "
-            f"change observations on the way, give step() obs and next_obs both changed, or make the writer with "
+            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
+            f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
+            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
             f"check=False."
         )
 
@@ -218,8 +218,8 @@ class ObservationReused(EpisodeError):
     def __str__(self) -> str:
         return (
             f"obs and next_obs are one and the same array (column {self.column!r}): the environment writes each "
-            f"observation over the one before, which is lost. Nothing was added. Make vector environments with copy=True, "
-            f"or copy obs before each env.step()."
+            f"observation over the one before, which is lost. Nothing was added. Make vector environments with "
+            f"copy=True, or copy obs before each env.step()."
         )
 
 
@@ -232,7 +232,7 @@ class FinalObservationMissing(EpisodeError):
 
     def __str__(self) -> str:
         return (
-            f"environment {self.environment} ended an episode and was reset in the same step, so info['final_obs'] should "
-            f"hold the observation it ended in, but does not. Nothing was added. Give step() the info that envs.step() "
-            f"returned, or the autoreset mode that the environments have (autoreset='next_step' or 'disabled')."
+            f"environment {self.environment} ended an episode and was reset in the same step, so info['final_obs'] "
+            f"should hold the observation it ended in, but does not. Nothing was added. Give step() the info that "
+            f"envs.step() returned, or the autoreset mode that the environments have ('next_step' or 'disabled')."
         )

@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from coded_env import KINDS, CodedEnv, action_at, decode, encode, reward_at
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coded_env import KINDS, CodedEnv, action_at, decode, encode, reward_at
 from memoire.errors import (
     Closed,
     EntryError,

@@ -1,0 +1,356 @@
+"""A schema says what an entry is, to every process alike, and refuses what cannot be stored by name."""
+
+import json
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memoire.errors import MemoireError, SchemaError
+from memoire.schema import Column, Schema
+
+SEVEN = {
+    "state": (np.float32, (4,)),
+    "action": np.int64,
+    "reward": (np.float32, (2,)),
+    "prob": np.float32,
+    "value": (np.float32, (2,)),
+    "qvest": (np.float32, (2,)),
+    "info": (np.uint8, (0,)),
+}
+NESTED = {
+    "obs": spaces.Dict(
+        image=spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        arm=spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(5)]),
+    ),
+    "action": spaces.MultiDiscrete([3, 4]),
+    "reward": np.float32,
+}
+
+
+def test_roles_follow_from_names_unless_a_column_says_otherwise() -> None:
+    schema = Schema(SEVEN)
+    assert schema.names == tuple(SEVEN)
+    assert schema.entry_names == ("state", "action", "reward", "prob", "value", "info")
+    assert (schema.states, schema.reward, schema.value, schema.qvest) == (("state",), "reward", "value", "qvest")
+    other = Schema({"x": Column(np.uint8, 3, "state"), "value": Column(np.int8), "r": Column(np.float32, (), "reward")})
+    assert (other.states, other.reward, other.value, other.qvest) == (("x",), "r", None, None)
+    assert other["x"].shape == (3,)
+
+
+def test_a_value_column_brings_its_return_column() -> None:
+    schema = Schema({"obs": np.uint8, "reward": (np.float32, (3,)), "value": (np.float32, (3,)), "more": np.int8})
+    assert schema.names[-1] == schema.qvest == "qvest" and schema["qvest"] == Column(np.float32, (3,), "return")
+    assert "qvest" not in schema.entry_names
+
+
+def test_entry_bytes_are_the_sum_over_all_columns() -> None:
+    assert Schema(SEVEN).entry_bytes == 16 + 8 + 8 + 4 + 8 + 8 + 0
+    assert Schema({"obs": (np.uint8, (5, 7)), "flag": np.bool_}).entry_bytes == 36
+
+
+def test_nested_observations_become_one_column_for_each_leaf() -> None:
+    schema = Schema(NESTED)
+    assert schema.leaves("obs") == ("obs.image", "obs.arm.0", "obs.arm.1", "obs.arm.2")
+    assert schema.states == schema.leaves("obs")
+    assert schema.roots == ("obs", "action", "reward")
+    assert [str(schema[name]) for name in schema.names] == [
+        "uint8[4, 4, 3]", "int64", "float32[2]", "int8[5]", "int64[2]", "float32",
+    ]  # fmt: skip
+    sample = NESTED["obs"].sample()
+    leaves = schema.flatten("obs", sample)
+    assert leaves[1] is sample["arm"][0] and leaves[0] is sample["image"]
+    back = schema.nest("obs", dict(zip(schema.leaves("obs"), leaves, strict=True)))
+    assert back.keys() == sample.keys() and isinstance(back["arm"], tuple) and back["image"] is sample["image"]
+
+
+def test_structured_dtypes_are_taken_apart() -> None:
+    inner = np.dtype([("pos", "<f4", (3,)), ("hit", "?")])
+    dtype = np.dtype([("body", inner, (2,)), ("id", ">i2")])
+    for template in (dtype, np.zeros((), dtype), (dtype, ()), Column(dtype, (), "state")):
+        schema = Schema({"obs": template})
+        assert {name: str(column) for name, column in schema.items()} == {
+            "obs.body.pos": "float32[2, 3]",
+            "obs.body.hit": "bool[2]",
+            "obs.id": "int16",
+        }
+        assert schema.states == schema.names
+    value = np.zeros(7, dtype)
+    value["body"]["pos"][3, 1] = 5
+    pos, hit, ident = schema.flatten("obs", value)
+    assert pos.shape == (7, 2, 3) and pos[3, 1].tolist() == [5, 5, 5] and hit.shape == (7, 2) and ident.shape == (7,)
+
+
+def test_arrays_dtypes_and_spaces_serve_as_templates() -> None:
+    schema = Schema(
+        {
+            "obs": np.zeros((2, 3), np.float16),
+            "a": "uint16",
+            "b": np.float64(0),
+            "c": (np.dtype((">f4", (2,))), 5),
+            "d": spaces.Box(0, 1, (3,), np.float64),
+            "e": {"x": int, "y": (float, (1, 2))},
+        }
+    )
+    assert {name: str(column) for name, column in schema.items()} == {
+        "obs": "float16[2, 3]", "a": "uint16", "b": "float64", "c": "float32[5, 2]", "d": "float64[3]",
+        "e.x": "int64", "e.y": "float64[1, 2]",
+    }  # fmt: skip
+    assert schema["c"].dtype.str == "<f4", "stored little-endian"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "no column is a state (there are none). Call one 'obs' or 'state'"),
+        ({"action": np.int64}, "no column is a state (there are action)"),
+        ({"obs": object}, "column 'obs' has dtype object, but only booleans, integers and floats"),
+        ({"obs": "U5"}, "column 'obs' has dtype <U5"),
+        ({"obs": np.complex64}, "column 'obs' has dtype complex64"),
+        ({"obs": np.longdouble}, "column 'obs' has dtype"),
+        ({"obs": "floaty"}, "column 'obs': 'floaty' is no dtype"),
+        ({"obs": 0.5}, "column 'obs' was declared as 0.5, a float. Give a Column, a dtype"),
+        ({"obs": None}, "column 'obs' was declared as None"),
+        ({"obs": [np.float32]}, "a list. Give a Column"),
+        ({"obs": (np.float32, (-1,))}, "column 'obs.1.0' was declared as -1"),
+        ({"obs": (np.float32, (1,) * 9)}, "column 'obs' has 9 axes, more than 8"),
+        ({"obs": (np.float64, (3000, 3000))}, "an entry has 72000000 bytes, more than 67108864. The largest column is 'obs'"),
+        ({"obs": {}}, "column 'obs' is nested but has nothing in it"),
+        ({"obs": {"a.b": np.int8}}, "column 'a.b' (in 'obs'): a name is 1 to 200 printable characters without a dot"),
+        ({"obs": {3: np.int8}}, "column names are strings, got 3 (in 'obs')"),
+        ({"obs": np.int8, "": np.int8}, "column '': a name is 1 to 200"),
+        ({"obs": np.int8, 5: np.int8}, "column names are strings, got 5"),
+        ({"obs": np.int8, "next_obs": np.int8}, "column 'next_obs': a batch uses this name itself"),
+        ({"obs": np.int8, "weight": np.int8}, "column 'weight': a batch uses this name itself. Choose another"),
+        ({"obs": np.int8, "reward": np.float64}, "column 'reward' has role 'reward' and dtype float64, but must be float32"),
+        ({"obs": np.int8, "reward": Column(np.float64)}, "column 'reward' is not the reward. Give it role 'reward'"),
+        ({"obs": np.int8, "value": np.float32}, "column 'value' needs a reward column beside it"),
+        ({"obs": np.int8, "reward": np.float32, "qvest": np.float32}, "column 'qvest' needs a value column beside it"),
+        (
+            {"obs": np.int8, "reward": np.float32, "value": (np.float32, (1,))},
+            "column 'value' has shape (1,), but the reward 'reward' has ()",
+        ),
+        (
+            {"obs": np.int8, "reward": np.float32, "value": np.float32, "qvest": Column(np.float32)},
+            "column 'qvest' is plain, but the return column",
+        ),
+        (
+            {"obs": np.int8, "a": Column(np.float32, (), "reward"), "b": Column(np.float32, (), "reward")},
+            "the columns 'a', 'b' all have role 'reward', but there can be one",
+        ),
+        ({"obs": np.int8, "a": {"r": Column(np.float32, (), "reward")}}, "column 'a.r' has role 'reward', so it cannot be nested"),
+        ({"obs": spaces.Text(5)}, "column 'obs': the space Text(1, 5"),
+        ({"obs": spaces.Dict(a=spaces.Sequence(spaces.Discrete(3)))}, "column 'obs.a': the space Sequence"),
+        ({"obs": spaces.OneOf([spaces.Discrete(3)])}, "column 'obs': the space OneOf"),
+        ({"obs": np.int8} | {f"c{i}": np.int8 for i in range(1024)}, "1025 columns are more than 1024"),
+        ([("obs", np.int8)], "a schema is made of a mapping from name to column, got list"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stored_is_refused_by_name(columns: Any, message: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        Schema(columns)
+    assert message in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Column(np.int8, (2, -1)), r"\(2, -1\) is no shape"),
+        (lambda: Column(np.int8, 2.5), r"2\.5 is no shape"),  # type: ignore[arg-type]
+        (lambda: Column(np.int8, (True,)), r"\(True,\) is no shape"),
+        (lambda: Column(np.int8, (), "action"), "'action' is no role of a column. The roles are state, reward, value, return, plain"),
+        (lambda: Column("f3"), "'f3' is no dtype"),
+    ],
+)  # fmt: skip
+def test_a_column_that_cannot_be_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        make()
+
+
+def test_names_that_lie_within_one_another_are_refused() -> None:
+    rows = [["obs", "<f4", [], "state"], ["obs.a", "<f4", [], "state"]]
+    for order in (rows, rows[::-1]):
+        with pytest.raises(SchemaError, match="another column|holds other columns"):
+            Schema.from_json({"columns": order})
+
+
+def test_flatten_says_what_is_missing() -> None:
+    schema = Schema(NESTED)
+    with pytest.raises(SchemaError, match=r"should have 'image' \(for 'obs\.image'\), but a dict without it came"):
+        schema.flatten("obs", {"arm": (1, 2, 3)})
+    with pytest.raises(SchemaError, match=r"should have 2 \(for 'obs\.arm\.2'\), but a tuple without it came"):
+        schema.flatten("obs", {"arm": (1, 2), "image": 0})
+    with pytest.raises(SchemaError, match="'state' is not in the schema, which has obs, action, reward"):
+        schema.flatten("state", 0)
+
+
+# ------------------------------------------------------------------------------------------- environments
+
+
+class Env:
+    """All that `from_env` looks at."""
+
+    def __init__(self, observation: Any, action: Any) -> None:
+        self.observation_space, self.action_space = observation, action
+
+
+def test_the_schema_of_an_environment_has_its_spaces_and_a_reward() -> None:
+    schema = Schema.from_env(gym.make("CartPole-v1"), extra={"logp": np.float32})
+    assert {name: str(column) for name, column in schema.items()} == {
+        "obs": "float32[4]", "action": "int64", "reward": "float32", "logp": "float32",
+    }  # fmt: skip
+    assert schema.reward == "reward" and schema.states == ("obs",)
+
+
+def test_vector_environments_have_the_schema_of_their_members() -> None:
+    envs = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
+    assert Schema.from_env(envs) == Schema.from_env(gym.make("CartPole-v1"))
+
+
+def test_float64_is_stored_as_float32_unless_it_is_asked_for() -> None:
+    box = spaces.Box(-1, 1, (2,), np.float64)
+    env = Env(spaces.Dict(a=box, b=spaces.Tuple([box, spaces.Box(0, 9, (1,), np.int16)])), box)
+    assert {str(column.dtype) for column in Schema.from_env(env).values()} == {"float32", "int16"}
+    kept = Schema.from_env(env, extra={"note": np.float64}, keep_float64=True)
+    assert [str(column.dtype) for column in kept.values()] == [
+        "float64",
+        "float64",
+        "int16",
+        "float64",
+        "float32",
+        "float64",
+    ]
+    assert Schema.from_env(env, extra={"note": np.float64})["note"].dtype == np.float64, "extras are as declared"
+
+
+def test_extras_make_values_and_vector_rewards() -> None:
+    env = Env(spaces.Box(0, 1, (2,)), spaces.Discrete(4))
+    schema = Schema.from_env(env, extra={"value": (np.float32, (2,)), "mask": spaces.MultiBinary(4)}, reward_shape=(2,))
+    assert (schema.value, schema.qvest, schema["reward"].shape) == ("value", "qvest", (2,))
+    with pytest.raises(SchemaError, match="extra column 'action': the environment has one of this name already"):
+        Schema.from_env(env, extra={"action": np.int8})
+
+
+def test_something_that_is_no_environment_is_refused() -> None:
+    with pytest.raises(SchemaError, match="int has no observation_space. Give a Gymnasium environment"):
+        Schema.from_env(5)
+
+
+# ------------------------------------------------------------------------------------- wire form, fingerprint
+
+
+def test_fingerprints_never_change() -> None:
+    """Golden values: a node of another version must come to the same number."""
+    assert Schema(SEVEN).fingerprint == 0x47BD97E00AF1B99C
+    assert Schema(NESTED).fingerprint == 0x232C1DB7FC3AF032
+
+
+def test_the_wire_form_never_changes() -> None:
+    assert Schema(NESTED).to_json() == (
+        '{"columns":[["obs.image","|u1",[4,4,3],"state"],["obs.arm.0","<i8",[],"state"],["obs.arm.1","<f4",[2],"state"],'
+        '["obs.arm.2","|i1",[5],"state"],["action","<i8",[2],"plain"],["reward","<f4",[],"reward"]],"tuples":["obs.arm"]}'
+    )
+
+
+def test_fingerprints_are_equal_in_another_process() -> None:
+    code = "import sys; from memoire.schema import Schema; print(Schema.from_json(sys.stdin.read()).fingerprint)"
+    schema = Schema(NESTED)
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=schema.to_json(), capture_output=True, text=True, timeout=30, check=True
+    )
+    assert int(found.stdout) == schema.fingerprint
+
+
+scalars = st.sampled_from(["?", "i1", "<u2", ">i4", "<u8", "<f2", ">f4", "<f8"])
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+plain = st.builds(Column, scalars, shapes)
+names = st.text("abcXYZ_0é", min_size=1, max_size=4).filter(lambda name: name not in ("obs", "reward"))
+nestings = st.recursive(
+    plain, lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3) | st.tuples(inner, inner), max_leaves=5
+)
+schemas = st.builds(
+    lambda state, more: Schema({"obs": state, **more}),
+    nestings.map(lambda n: _with_state(n)),
+    st.dictionaries(names, nestings, max_size=3),
+)
+
+
+def _with_state(nesting: Any) -> Any:
+    if isinstance(nesting, Column):
+        return Column(nesting.dtype, nesting.shape, "state")
+    if isinstance(nesting, dict):
+        return {key: _with_state(part) for key, part in nesting.items()}
+    return tuple(map(_with_state, nesting))
+
+
+@given(schemas)
+def test_a_schema_survives_its_wire_form(schema: Schema) -> None:
+    for again in (
+        Schema.from_json(schema.to_json()),
+        Schema.from_json(json.loads(schema.to_json())),
+        pickle.loads(pickle.dumps(schema)),
+    ):
+        assert again == schema and hash(again) == hash(schema)
+        assert list(again.items()) == list(schema.items())
+        assert (again.states, again.roots, again.entry_bytes) == (schema.states, schema.roots, schema.entry_bytes)
+        values = dict.fromkeys(schema.names)
+        assert all(again.nest(root, values) == schema.nest(root, values) for root in schema.roots)
+
+
+@given(schemas, schemas)
+def test_fingerprints_differ_where_schemas_do(one: Schema, two: Schema) -> None:
+    assert (one == two) == (one.fingerprint == two.fingerprint) == (one.to_json() == two.to_json())
+
+
+def test_order_is_part_of_a_schema() -> None:
+    assert Schema({"obs": np.int8, "a": np.int8}) != Schema({"a": np.int8, "obs": np.int8})
+    assert Schema({"obs": np.int8}) != {"obs": Column(np.int8, (), "state")}
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["columns", "tuples"]), inner),
+    max_leaves=12,
+)
+almost = st.fixed_dictionaries(
+    {
+        "columns": st.lists(
+            st.tuples(
+                names | st.just("obs.a"),
+                scalars | st.text(max_size=5),
+                st.lists(st.integers() | st.floats(), max_size=2),
+                junk,
+            ),
+            max_size=3,
+        )
+    },
+    optional={"tuples": junk},
+)
+
+
+@given(junk | almost | st.text() | junk.map(json.dumps) | st.binary(max_size=20))
+@example({"columns": [["obs", "(9999999999999,)f4", [], "state"]]})
+@example({"columns": [["obs", "f4,", [], "state"]]})
+@example({"columns": [["obs", "<f4", [10**30], "state"]]})
+@example({"columns": [["obs", "<f4", [], "state"], ["obs", "<f4", [], "state"]]})
+@example({"columns": [["obs", "<f4", [], "state"]], "tuples": ["obs"]})
+@example({"columns": [["obs.a", "<f4", [], "state"]], "tuples": ["obs"]})
+@example("[" * 100_000)
+def test_only_a_schema_error_comes_out_of_bad_json(text: Any) -> None:
+    try:
+        Schema.from_json(text)
+    except MemoireError as error:
+        assert isinstance(error, SchemaError)
+
+
+def test_it_prints_as_it_is_declared() -> None:
+    schema = Schema({"obs": (np.uint8, (84, 84)), "action": np.int64})
+    assert repr(schema) == "Schema(obs: uint8[84, 84] (state), action: int64)"
