@@ -1,11 +1,146 @@
 """The loops: entry store, trees, TD(lambda), windows, cache building, draws over held caches, gathering, checksum."""
 
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from typing_extensions import disjoint_base
 
 CHECKED: bool
 """Whether bounds checks and assertions were compiled in (MEMOIRE_CHECKED=1)."""
 
 # ---------------------------------------------------------------------------------------------------------- engine
+
+META: np.dtype[Any]
+EPISODE: np.dtype[Any]
+LANE: np.dtype[Any]
+PAGE: np.dtype[Any]
+"""How the arrays of `EntryStore._inside` are laid out."""
+
+@disjoint_base
+class PriorityTree:
+    def __new__(cls, size: int) -> Self: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def total(self) -> float: ...
+    @property
+    def positive(self) -> int: ...
+    @property
+    def minimum(self) -> float: ...
+    def set(self, indices: ArrayLike, weights: ArrayLike) -> None: ...
+    def get(self, indices: ArrayLike) -> NDArray[np.float64]: ...
+    def find(self, masses: ArrayLike) -> NDArray[np.int64]: ...
+    def draw(self, fractions: ArrayLike) -> NDArray[np.int64]: ...
+
+@disjoint_base
+class EntryStore:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def num_entries(self) -> int: ...
+    @property
+    def num_episodes(self) -> int: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def max_priority(self) -> float: ...
+    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> int: ...
+    def _setup(
+        self,
+        columns: list[tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]],
+        capacity: int,
+        page_rows: int,
+        dimensions: int,
+        live: bool,
+        seeds: list[int],
+    ) -> None: ...
+    def _hold(self) -> None: ...
+    def _release(self) -> None: ...
+    def _open(self, index: int) -> None: ...
+    def _open_length(self, index: int) -> int: ...
+    def _close(
+        self,
+        index: int,
+        multiplier: float,
+        update_value: bool,
+        update_weight: bool,
+        ended: bool,
+        terminated: bool,
+        final_states: list[NDArray[Any]] | None,
+        bootstrap: NDArray[np.float32],
+    ) -> None: ...
+    def _configure(
+        self,
+        alpha: float,
+        lambda_: float,
+        frame_stack: int,
+        multi_step: int,
+        start: int,
+        most_episodes: int,
+        gamma: list[float],
+        coeff: list[float],
+    ) -> None: ...
+    def _add_status(self, lane: int, values: tuple[Any, ...], init_w: float, model_version: int) -> int: ...
+    def _add_many(
+        self,
+        lanes: NDArray[np.int64],
+        arrays: list[NDArray[Any]],
+        init_w: NDArray[np.float32],
+        numbers: NDArray[np.int64],
+        model_version: int,
+    ) -> tuple[int, int]: ...
+    def _extend(
+        self,
+        lane: int,
+        arrays: list[NDArray[Any]],
+        init_w: NDArray[np.float32],
+        numbers: NDArray[np.int64],
+        model_version: int,
+    ) -> int: ...
+    def _sums(self) -> tuple[float, int, float]: ...
+    def _draw(self, count: int, fractions: NDArray[np.float64] | None) -> NDArray[np.int64] | None: ...
+    def _weights(self, numbers: NDArray[np.int64], weights: NDArray[np.float64]) -> int: ...
+    def _update_priorities(
+        self, numbers: NDArray[np.int64], td_errors: NDArray[np.float64], epsilon: float
+    ) -> tuple[int, int]: ...
+    def _gather(
+        self,
+        numbers: NDArray[np.int64],
+        prev: list[tuple[int, NDArray[Any]]],
+        next: list[tuple[int, NDArray[Any]]],
+        reward: NDArray[np.float32],
+        discount: NDArray[np.float32],
+        steps: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        ages: NDArray[np.float32],
+        versions: NDArray[np.int64],
+    ) -> int: ...
+    def _windows(
+        self,
+        rows: NDArray[np.int64],
+        prev_codes: NDArray[np.int64] | None,
+        next_codes: NDArray[np.int64] | None,
+        next_rows: NDArray[np.int64] | None,
+        steps: NDArray[np.int32] | None,
+        reward: NDArray[np.float32] | None,
+        discount: NDArray[np.float32] | None,
+    ) -> int: ...
+    def _copy_column(self, index: int, codes: NDArray[np.int64], out: NDArray[Any]) -> int: ...
+    def _facts(
+        self,
+        rows: NDArray[np.int64],
+        ages: NDArray[np.float32] | None,
+        versions: NDArray[np.int64] | None,
+        weights: NDArray[np.float64] | None,
+    ) -> int: ...
+    def _inside(self) -> dict[str, Any]: ...
+    def _set_clock(self, seconds: float | None) -> None: ...
+
+def unique_frames(
+    prev_codes: NDArray[np.int64] | None, next_codes: NDArray[np.int64] | None, ordered: bool
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]: ...
 
 # ----------------------------------------------------------------------------------------------------- wire and pool
 

@@ -92,6 +92,20 @@ class EmptyMemory(MemoireError, RuntimeError):
         )
 
 
+class StaleEntry(MemoireError, LookupError):
+    """An entry was asked for by number after it had left the memory."""
+
+    def __init__(self, number: int, position: int) -> None:
+        super().__init__(number, position)
+        self.number, self.position = number, position
+
+    def __str__(self) -> str:
+        return (
+            f"entry {self.number} (position {self.position} of those asked for) is not in this memory: overwritten, "
+            f"evicted or never there. Gather right after drawing (sample() does both at once), or enlarge the memory."
+        )
+
+
 class NotEnoughSamples(MemoireError, RuntimeError):
     """A batch cannot be filled; no sample was taken."""
 

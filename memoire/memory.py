@@ -1,0 +1,639 @@
+"""The memory: entries of episodes, their weights, and the samples drawn from them. It has never heard of a socket.
+
+Storage and loops are `_core.EntryStore`'s; here arguments are checked, values converted, refusals explained and batches
+laid out. `Buffer`, clients and servers are built on this class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _core
+from .batch import Gathered
+from .errors import (
+    EmptyEpisodeError,
+    EmptyMemory,
+    EntryError,
+    EpisodeClosedError,
+    EpisodeTooLong,
+    ParameterError,
+    StaleEntry,
+)
+from .parameters import STARTS, Parameters, reward_size
+from .schema import Column, Schema
+
+Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
+
+MOST_LANES = 1 << 20
+MOST_ROWS = (1 << 31) - 256
+TD_EPSILON = 1e-6
+"""Added to a learner's TD errors, so that nothing becomes unreachable. Schaul et al., ICLR 2016, section 3.3."""
+
+NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED = -1, -2, -3, -4, -5, -6
+
+
+class Sample(NamedTuple):
+    """Drawn samples and the sums that their chances come from, all of one moment."""
+
+    gathered: Gathered
+    total_weight: float
+    num_positive: int
+    min_weight: float
+
+
+class Windows(NamedTuple):
+    """Drawn entries as places instead of copies, and the sums they were drawn from, all of one moment.
+
+    Shapes: n samples, K frame_stack. A frame code is a row (0 or above), zeros (-1), or row -(code + 2) of the final
+    states. Rows are overwritten as the memory goes on: use them inside one `held()`.
+    """
+
+    numbers: Int64s
+    """[n] the entries' numbers."""
+    rows: Int64s
+    """[n] the rows they are in."""
+    prev_codes: Int64s
+    """[n, K] frames of the window, oldest first."""
+    next_codes: Int64s
+    """[n, K] frames of the window's other end."""
+    next_rows: Int64s
+    """[n] frame code of the newest of these: where the next side's other columns come from."""
+    weights: Float64s
+    """[n] what sampling was proportional to."""
+    total_weight: float
+    num_positive: int
+    min_weight: float
+
+
+class Memory(_core.EntryStore):
+    """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
+
+    One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
+    window is complete. Every method may be called from several threads, and loops run without the GIL.
+
+    Args:
+        schema: The columns of an entry.
+        capacity: Entries that fit, 1 or more.
+        parameters: How entries are weighed and samples cut; changed by `configure`.
+        live: Whether entries of open episodes can be drawn.
+        seed: Of the draws; None is different each time.
+        page_rows: Rows that a lane takes at once, a power of two; None chooses.
+
+    Raises:
+        ParameterError: an argument is outside its range, or does not fit the schema.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        parameters: Parameters | None = None,
+        *,
+        live: bool = False,
+        seed: int | None = None,
+        page_rows: int | None = None,
+    ) -> None:
+        parameters = Parameters() if parameters is None else parameters
+        _check_whole("capacity", capacity, 1, MOST_ROWS)
+        if page_rows is None:
+            page_rows = 1 << min(max(int(capacity) // 128, 1).bit_length() - 1, 8)
+        if page_rows < 1 or page_rows & (page_rows - 1):
+            raise ParameterError("page_rows", page_rows, "a power of two")
+        parameters.check_for(schema)
+        self.schema = schema
+        self.live = live
+        self._dimensions = reward_size(schema)
+        self._reward_shape = schema[schema.reward].shape if schema.reward is not None else ()
+        self._index = {name: i for i, name in enumerate(schema.names)}
+        columns = [_storage(schema[name], int(capacity)) for name in schema.names]
+        seeds = np.random.SeedSequence(seed).generate_state(4, np.uint64).tolist()
+        self._setup(columns, int(capacity), page_rows, self._dimensions, live, seeds)
+        self._parameters = parameters
+        self._apply(parameters)
+
+    # What there is
+
+    @property
+    def parameters(self) -> Parameters:
+        """How entries are weighed and samples cut, now."""
+        return self._parameters
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of all weights: an entry's chance is its weight over this."""
+        return self._sums()[0]
+
+    @property
+    def num_positive(self) -> int:
+        """Entries that can be drawn."""
+        return self._sums()[1]
+
+    @property
+    def min_weight(self) -> float:
+        """Least weight above 0; 0 where there is none."""
+        return self.sums()[2]
+
+    def sums(self) -> tuple[float, int, float]:
+        """(total_weight, num_positive, min_weight) of one moment."""
+        total, positive, least = self._sums()
+        return total, positive, least if positive else 0.0
+
+    def info(self) -> dict[str, Any]:
+        """What is stored and set, as plain numbers and strings."""
+        total, positive, least = self.sums()
+        return {
+            "capacity": self.capacity,
+            "num_entries": self.num_entries,
+            "num_episodes": self.num_episodes,
+            "generated": self.generated,
+            "total_weight": total,
+            "num_positive": positive,
+            "min_weight": least,
+            "max_priority": self.max_priority,
+            "entry_bytes": self.schema.entry_bytes,
+            "live": self.live,
+            **self._parameters.to_wire(),
+        }
+
+    def __repr__(self) -> str:
+        return f"Memory({self.num_entries} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A moment in which nothing else changes: other threads wait for its end. Re-entrant; keep it short."""
+        self._hold()
+        try:
+            yield
+        finally:
+            self._release()
+
+    # Episodes
+
+    def open(self, lane: int = 0) -> None:
+        """Open an episode in a lane; the entries of an unclosed one there are cleared and their room is given back."""
+        _check_whole("lane", lane, 0, MOST_LANES - 1)
+        self._open(lane)
+
+    def open_length(self, lane: int = 0) -> int:
+        """Entries in a lane's open episode; -1 where none is open."""
+        return self._open_length(lane)
+
+    def add_many(
+        self, lanes: ArrayLike, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0
+    ) -> Int64s:
+        """Add one entry to each of several lanes' open episodes, all or none, and return their numbers.
+
+        Args:
+            lanes: Different lanes, int64 [n].
+            values: A value for each column but the return column, in the schema's order: [n, *F].
+            init_w: As in `add`: a number, or float32 [n].
+            model_version: As in `add`.
+
+        Raises: as `add`, naming the lane.
+        """
+        where = np.ascontiguousarray(lanes, np.int64)
+        if where.ndim != 1:
+            raise ValueError(f"lanes must have one dimension, got shape {where.shape}")
+        numbers = np.empty(len(where), np.int64)
+        arrays = self._exact_columns(values, (len(where),))
+        weights = _init_weights(init_w, len(where))
+        status, lane = self._add_many(where, arrays, weights, numbers, model_version)
+        if status == REPEATED:
+            raise ParameterError("lanes", lane, "each at most once in a call")
+        if status < 0:
+            self._refuse(status, lane, arrays)
+        return numbers
+
+    def extend(self, lane: int, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0) -> Int64s:
+        """Add T consecutive entries to a lane's open episode, all or none, and return their numbers.
+
+        Args:
+            lane: Which open episode.
+            values: A value for each column but the return column, in the schema's order: [T, *F].
+            init_w: As in `add`: a number, or float32 [T].
+            model_version: As in `add`.
+
+        Raises: as `add`.
+        """
+        if len(values) == 0:
+            raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
+        count = len(values[0])
+        arrays = self._exact_columns(values, (count,))
+        numbers = np.empty(count, np.int64)
+        status = self._extend(lane, arrays, _init_weights(init_w, count), numbers, model_version)
+        if status < 0:
+            self._refuse(status, lane, arrays)
+        return numbers
+
+    def close(
+        self,
+        lane: int = 0,
+        *,
+        multiplier: float = 1.0,
+        update_value: bool = True,
+        update_weight: bool = True,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: ArrayLike | None = None,
+    ) -> None:
+        """Close a lane's open episode: compute returns, priorities and weights.
+
+        With lambda `mix_lambda` and gamma `discount_factor`, per reward dimension, for the last entry T and before:
+
+            q_T = r_T + gamma * bootstrap_value
+            q_t = r_t + gamma * (lambda * q_{t+1} + (1 - lambda) * v_{t+1})
+            priority = sum_j reward_coeff_j * |q_j - v_j|         without a value column: the largest so far, 1 at first
+            weight = init_w * multiplier * priority ** priority_exponent
+
+        Weights are 0 for the first frame_stack - 1 entries (start="skip") and, unless the end is known, for the last
+        multi_step. A final state or terminated=True make it known: then windows at the end are shorter and reach it.
+
+        Args:
+            lane: Which open episode.
+            multiplier: Scales the weights of all its entries; finite and at least 0.
+            update_value: Whether the return column is computed; else it stays 0.
+            update_weight: Whether priorities count; else weight = init_w * multiplier, until a learner reports one.
+            final_state: The state after the last action: an array for one state column, a tuple in the order of
+                `schema.states`, or a mapping by name.
+            terminated: True: nothing comes after, `discount` is 0 there; False: cut off, learners bootstrap from
+                the final state. None is False where there is a final state, else unknown.
+            bootstrap_value: Value of the final state, a number or of the reward's shape; None is 0.
+
+        Raises:
+            EpisodeClosedError, EmptyEpisodeError: there is nothing to close.
+            ParameterError, EntryError: an argument does not fit. The episode stays open.
+        """
+        multiplier = _finite("multiplier", multiplier)
+        if terminated is not None and not isinstance(terminated, (bool, np.bool_)):
+            raise ParameterError("terminated", terminated, "True, False or None")
+        bootstrap = self._bootstrap(bootstrap_value)
+        if terminated and bootstrap.any():
+            raise ParameterError("bootstrap_value", bootstrap_value, "0 or None where the episode terminated")
+        states = None if final_state is None else self._final_states(final_state)
+        ended = states is not None or bool(terminated)
+        with self.held():
+            length = self._open_length(lane)
+            if length < 0:
+                raise EpisodeClosedError("close the episode", lane)
+            if length == 0:
+                raise EmptyEpisodeError(lane)
+            self._close(lane, multiplier, update_value, update_weight, ended, bool(terminated), states, bootstrap)
+
+    def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
+        """Take other parameters, and weigh and cut everything stored by them.
+
+        Episodes closed without update_weight keep their weights, those closed without update_value their returns, and
+        entries that a learner has reported on their priorities. Windows that are no longer complete weigh 0. A lower
+        `max_episode` lets the oldest leave.
+
+        Raises:
+            ParameterError: nothing was changed.
+        Cost: one pass over all entries where weights or windows change; other threads wait for it.
+        """
+        with self.held():
+            new = (self._parameters if parameters is None else parameters).replace(**changes)
+            new.check_for(self.schema)
+            self._apply(new)
+            self._parameters = new
+
+    def _apply(self, new: Parameters) -> None:
+        gamma, coeff = (_broadcast(each, self._dimensions) for each in (new.discount_factor, new.reward_coeff))
+        start = STARTS.index(new.start)
+        windows = (new.frame_stack, new.multi_step, start, new.max_episode)
+        self._configure(new.priority_exponent, new.mix_lambda, *windows, gamma, coeff)
+
+    # Drawing
+
+    def draw(self, count: int, fractions: ArrayLike | None = None) -> Int64s:
+        """Numbers int64 [count] of entries, drawn with replacement: P = weight / total_weight.
+
+        Args:
+            count: How many, at least 1.
+            fractions: Where in the cumulative weights to draw, [count] in [0, 1); None draws at random.
+
+        Raises:
+            EmptyMemory: no entry has a weight above 0.
+        """
+        _check_whole("count", count, 1, MOST_ROWS)
+        if fractions is not None:
+            fractions = np.ascontiguousarray(fractions, np.float64)
+            if fractions.shape != (count,) or not ((fractions >= 0.0) & (fractions < 1.0)).all():
+                raise ParameterError("fractions", fractions, f"{count} numbers in [0, 1)")
+        numbers = self._draw(count, fractions)
+        if numbers is None:
+            raise EmptyMemory(self.num_entries)
+        return numbers
+
+    def weights(self, numbers: ArrayLike) -> Float64s:
+        """Weights float64 [B] of entries by number. Raises StaleEntry where one has left."""
+        wanted = _numbers(numbers)
+        weights = np.empty(len(wanted), np.float64)
+        self._refuse_stale(wanted, self._weights(wanted, weights))
+        return weights
+
+    def gather(self, numbers: ArrayLike) -> Gathered:
+        """Copies of the samples of entries by number: both ends of their windows and the discounted rewards between.
+
+        Raises StaleEntry where an entry has left the memory since it was drawn; `sample` cannot meet that.
+        """
+        wanted = _numbers(numbers)
+        schema, parameters = self.schema, self._parameters
+        while True:
+            size, stack = len(wanted), parameters.frame_stack
+            prev = self._empty(schema.names if parameters.prev is None else parameters.prev, size, stack)
+            next_ = self._empty(schema.states if parameters.next is None else parameters.next, size, stack)
+            made = Gathered(
+                prev=prev,
+                next=next_,
+                reward=np.empty((size, *self._reward_shape), np.float32),
+                discount=np.empty((size, *self._reward_shape), np.float32),
+                steps=np.empty(size, np.int32),
+                weight=np.empty(size, np.float32),
+                ids=wanted,
+                age=np.empty(size, np.float32),
+                model_version=np.empty(size, np.int64),
+            )
+            with self.held():
+                if parameters is not self._parameters:
+                    parameters = self._parameters
+                    continue
+                bad = self._gather(
+                    wanted,
+                    [(self._index[name], array) for name, array in prev.items()],
+                    [(self._index[name], array) for name, array in next_.items()],
+                    made.reward,
+                    made.discount,
+                    made.steps,
+                    made.weight,
+                    made.age,
+                    made.model_version,
+                )
+            self._refuse_stale(wanted, bad)
+            return made
+
+    def sample(self, count: int) -> Sample:
+        """Draw and gather as one moment: nothing leaves in between. Raises EmptyMemory."""
+        with self.held():
+            return Sample(self.gather(self.draw(count)), *self.sums())
+
+    def update_priorities(self, numbers: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
+        """Give entries the priority |td error| + 1e-6, and weights by it; of duplicates the last counts.
+
+        Args:
+            numbers: int64 [B].
+            td_errors: [B], of any sign.
+
+        Returns:
+            (applied, stale): how many were there, and how many have left the memory and were passed over.
+
+        Raises:
+            ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
+        """
+        wanted = np.ascontiguousarray(numbers, np.int64)
+        errors = np.ascontiguousarray(td_errors, np.float64)
+        if wanted.ndim != 1 or wanted.shape != errors.shape:
+            raise ParameterError("td_errors", f"shape {errors.shape}", f"as long as the numbers, {wanted.shape}")
+        applied, stale = self._update_priorities(wanted, errors, TD_EPSILON)
+        if applied < 0:
+            raise ParameterError(f"td_errors[{stale}]", float(errors[stale]), "finite")
+        return applied, stale
+
+    # What caches are built of
+
+    def draw_windows(self, count: int) -> Windows:
+        """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
+        with self.held():
+            numbers = self.draw(count)
+            rows = numbers % self.capacity
+            stack = self._parameters.frame_stack
+            prev, next_ = np.empty((count, stack), np.int64), np.empty((count, stack), np.int64)
+            next_rows, weights = np.empty(count, np.int64), np.empty(count, np.float64)
+            self._windows(rows, prev, next_, next_rows, None, None, None)
+            self._facts(rows, None, None, weights)
+            return Windows(numbers, rows, prev, next_, next_rows, weights, *self.sums())
+
+    def unique_frames(
+        self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
+    ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
+        """`_core.unique_frames`: each frame once, and where the windows have theirs."""
+        return _core.unique_frames(prev_codes, next_codes, ordered)
+
+    def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
+        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes.
+
+        -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
+        columns zeros. Raises IndexError for a code that cannot be.
+        """
+        codes = np.ascontiguousarray(sources, np.int64)
+        bad = self._copy_column(self._index[name], codes, out)
+        if bad >= 0:
+            raise IndexError(f"frame code {codes.flat[bad]} at position {bad} of column {name!r} is no row")
+
+    copy_rows = copy_frames
+
+    def returns(
+        self,
+        rows: Int64s,
+        out_reward: NDArray[np.float32],
+        out_discount: NDArray[np.float32],
+        out_steps: NDArray[np.int32],
+    ) -> None:
+        """Discounted rewards and discounts float32 [n, *R], and steps int32 [n], of rows' windows."""
+        where = np.ascontiguousarray(rows, np.int64)
+        places = ((out_reward, np.float32, self._dimensions), (out_discount, np.float32, self._dimensions))
+        for out, dtype, width in (*places, (out_steps, np.int32, 1)):
+            _check_out(out, dtype, where.size * width)
+        self._refuse_row(where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
+
+    def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
+        """Seconds since the rows' entries were added, float32 [n]."""
+        where = np.ascontiguousarray(rows, np.int64)
+        _check_out(out, np.float32, where.size)
+        self._refuse_row(where, self._facts(where, out, None, None))
+
+    def model_versions(self, rows: Int64s, out: Int64s) -> None:
+        """Versions of the models that made the rows' entries, int64 [n]."""
+        where = np.ascontiguousarray(rows, np.int64)
+        _check_out(out, np.int64, where.size)
+        self._refuse_row(where, self._facts(where, None, out, None))
+
+    # Converting and explaining
+
+    def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: int) -> int:
+        """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""
+        with self.held():
+            status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else NOT_EXACT
+            exact: Sequence[Any] = values
+            if status == NOT_EXACT:
+                exact = self._exact_columns(values, ())
+                status = self._add_status(lane, tuple(exact), init_w, model_version)
+        if status == BAD_WEIGHT:
+            raise ParameterError("init_w", init_w, "a finite number of at least 0")
+        if status < 0:
+            self._refuse(status, lane, exact)
+        return status
+
+    def _refuse(self, status: int, lane: int, values: Sequence[Any]) -> NoReturn:
+        if status == NOT_OPEN:
+            raise EpisodeClosedError("add an entry", lane)
+        if status == TOO_LONG:
+            raise EpisodeTooLong(lane, self._open_length(lane), self.capacity)
+        for name, value in zip(self.schema.entry_names, values, strict=True):
+            numbers = np.asarray(value)
+            if name in (self.schema.reward, self.schema.value) and not np.isfinite(numbers).all():
+                bad = numbers[~np.isfinite(numbers)].flat[0]
+                raise EntryError(name, f"finite {self.schema[name]}", f"{bad}")
+        raise AssertionError(f"an exact entry was refused: {status}")
+
+    def _exact_columns(self, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
+        """A value for each column but the return column, as arrays [*axes, *F] of exactly its dtype."""
+        names = self.schema.entry_names
+        if isinstance(values, Mapping) or not isinstance(values, Sequence) or len(values) != len(names):
+            received = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
+            raise EntryError("*", f"a tuple of {len(names)} values ({', '.join(names)})", received)
+        return [_exact(name, self.schema[name], value, axes) for name, value in zip(names, values, strict=True)]
+
+    def _final_states(self, given: Any) -> list[NDArray[Any]]:
+        """A final state as exact arrays in the order of `schema.states`."""
+        schema, states = self.schema, self.schema.states
+        if isinstance(given, Mapping):
+            if not all(name in given for name in states):
+                given = _by_leaf(schema, given)
+            missing = [name for name in states if name not in given]
+            if missing:
+                raise EntryError(missing[0], "a final state for each state column", f"only {', '.join(given)}")
+            given = tuple(given[name] for name in states)
+        elif not isinstance(given, tuple):
+            given = (given,)
+        if len(given) != len(states):
+            raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
+        return [_exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
+
+    def _bootstrap(self, given: ArrayLike | None) -> NDArray[np.float32]:
+        value = np.zeros((), np.float32) if given is None else np.asarray(given)
+        expected = f"a finite number, or {self._reward_shape} of them"
+        if value.dtype.kind not in "iuf" or value.shape not in ((), self._reward_shape):
+            raise ParameterError("bootstrap_value", given, expected)
+        with np.errstate(over="ignore"):
+            exact = np.ascontiguousarray(np.broadcast_to(value, self._reward_shape), np.float32).reshape(-1)
+        if not np.isfinite(exact).all():
+            raise ParameterError("bootstrap_value", given, expected)
+        return exact
+
+    def _empty(self, names: Sequence[str], size: int, stack: int) -> dict[str, NDArray[Any]]:
+        """Uninitialised arrays for one side of a batch."""
+        arrays = {}
+        for name in names:
+            column = self.schema[name]
+            lead = (size, stack) if column.role == "state" else (size,)
+            arrays[name] = np.empty((*lead, *column.shape), column.dtype)
+        return arrays
+
+    def _refuse_stale(self, numbers: Int64s, bad: int) -> None:
+        if bad >= 0:
+            raise StaleEntry(int(numbers[bad]), bad)
+
+    def _refuse_row(self, rows: Int64s, bad: int) -> None:
+        if bad >= 0:
+            raise IndexError(f"row {rows.flat[bad]} at position {bad} holds no entry of this memory of {self.capacity}")
+
+
+def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
+    """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
+    room = np.zeros(capacity * column.nbytes + 64, np.uint8)
+    skip = -room.ctypes.data % 64
+    data = room[skip : skip + capacity * column.nbytes].reshape(capacity, column.nbytes)
+    return data, column.dtype, column.shape, column.role
+
+
+def _exact(name: str, column: Column, value: Any, axes: tuple[int, ...]) -> NDArray[Any]:
+    """`value` as a contiguous array [*axes, *F] of exactly the column's dtype.
+
+    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are.
+    """
+    expected = f"{column.dtype}{list(axes + column.shape)}" if axes else str(column)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise EntryError(name, expected, f"{type(value).__name__} that is no array: {error}") from error
+    received = f"{array.dtype}{list(array.shape)}"
+    if array.shape != axes + column.shape or array.dtype.kind not in "biuf":
+        raise EntryError(name, expected, received)
+    with np.errstate(over="ignore"):
+        exact = np.asarray(array, column.dtype, order="C") if _fits(array, column.dtype) else None
+    if exact is None or (exact.dtype.kind == "f" == array.dtype.kind and not _as_finite(array, exact)):
+        raise EntryError(name, expected, f"{received} with values that do not fit" if array.size < 9 else received)
+    return exact if exact.dtype.num == column.dtype.num else exact.view(column.dtype)
+
+
+def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether all values of an array are values of dtype, up to the rounding of floats."""
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return array.size == 0 or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
+    return np.can_cast(array.dtype, dtype, "same_kind")
+
+
+def _as_finite(array: NDArray[Any], exact: NDArray[Any]) -> bool:
+    """Whether making floats smaller made none of them infinite."""
+    return exact.itemsize >= array.itemsize or bool((np.isfinite(array) == np.isfinite(exact)).all())
+
+
+def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested final state by column: keyed by the declared names, or the nesting of the only one."""
+    roots = list(dict.fromkeys(name.split(".")[0] for name in schema.states))
+    nested = {roots[0]: given} if len(roots) == 1 and roots[0] not in given else given
+    found: dict[str, Any] = {}
+    for root in roots:
+        if root in nested:
+            found.update(zip(schema.leaves(root), schema.flatten(root, nested[root]), strict=True))
+    return found
+
+
+def _numbers(numbers: ArrayLike) -> Int64s:
+    """Entry numbers as a contiguous int64 vector."""
+    array = np.asarray(numbers)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ParameterError("numbers", f"{array.dtype}{list(array.shape)}", "whole numbers of one dimension")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _init_weights(init_w: ArrayLike, count: int) -> NDArray[np.float32]:
+    weights = np.asarray(init_w, np.float32)
+    if weights.shape not in ((), (count,)):
+        raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")
+    if not (weights >= 0.0).all() or not np.isfinite(weights).all():
+        raise ParameterError("init_w", init_w, "finite and at least 0")
+    return np.ascontiguousarray(np.broadcast_to(weights, (count,)))
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ParameterError(name, value, "a finite number of at least 0")
+    number = float(value)
+    if not 0.0 <= number < math.inf:
+        raise ParameterError(name, value, "a finite number of at least 0")
+    return number
+
+
+def _check_whole(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise ParameterError(name, value, f"a whole number from {low} to {high}")
+
+
+def _broadcast(numbers: tuple[float, ...], size: int) -> list[float]:
+    return list(numbers) * size if len(numbers) == 1 else list(numbers)
+
+
+def _check_out(out: Any, dtype: Any, size: int) -> None:
+    if not isinstance(out, np.ndarray) or out.dtype != dtype or out.size != size or not out.flags.carray:
+        raise ParameterError(
+            "out", getattr(out, "shape", out), f"a contiguous {np.dtype(dtype)} array of {size} numbers"
+        )
