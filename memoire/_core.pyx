@@ -1025,6 +1025,26 @@ cdef class EntryStore:
             return -1
         return self.episodes[self.lanes[index].episode].length
 
+    def _open_return(self, int64_t index, double[::1] out):
+        """Sums of the rewards of a lane's open episode so far, float64 [dimensions]; zeros where there are none."""
+        cdef const char* rewards
+        cdef Episode* episode
+        cdef int64_t row, left, d
+        out[:] = 0.0
+        if self._open_length(index) <= 0 or self.reward_column < 0:
+            return
+        assert out.shape[0] == self.dimensions
+        episode = &self.episodes[self.lanes[index].episode]
+        rewards = self.columns[self.reward_column].data
+        row, left = episode.first_row, episode.length
+        with nogil:
+            while left > 0:
+                for d in range(self.dimensions):
+                    out[d] += (<const float*>(rewards + row * 4 * self.dimensions))[d]
+                left -= 1
+                if left > 0:
+                    row = self._after(row)
+
     def _close(self, int64_t index, double multiplier, bint update_value, bint update_weight, bint ended, bint terminated,
                final_states, bootstrap):
         """Close a lane's open episode, which has entries. final_states: exact arrays of the state columns, or None; bootstrap:

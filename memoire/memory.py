@@ -185,6 +185,13 @@ class Memory(_core.EntryStore):
         """Entries in a lane's open episode; -1 where none is open."""
         return self._open_length(lane)
 
+    def open_return(self, lane: int = 0) -> Float64s:
+        """Sum of the rewards in a lane's open episode so far, not discounted: [*R]; 0 where nothing is open."""
+        total = np.empty(self._dimensions, np.float64)
+        with self.held():
+            self._open_return(lane, total)
+        return total.reshape(self._reward_shape)
+
     def add_many(
         self, lanes: ArrayLike, values: Sequence[Any], init_w: ArrayLike = 1.0, model_version: int = 0
     ) -> Int64s:
