@@ -129,8 +129,10 @@ class Writer:
         self._lead = () if self._single else (count,)
         self._columns = [(name, schema[name], self._lead + schema[name].shape) for name in schema.entry_names]
         reward_shape = schema[schema.reward].shape if schema.reward is not None else ()
-        self._rows = np.zeros(count, np.int64)  # entries in each open episode of the memory
-        self._before = np.zeros(count, np.int64)  # entries of the same episode that were cut off before
+        # Lengths are differences of a clock, so that a step costs the same for any number of environments.
+        self._clock = 0  # steps recorded
+        self._began = np.zeros(count, np.int64)  # clock at the start of each environment's episode
+        self._opened = np.zeros(count, np.int64)  # and of the memory's: later where the part before was cut off
         self._returns = np.zeros((count, *reward_shape))
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
@@ -277,7 +279,7 @@ class Writer:
                 self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
             else:
                 self._memory.add_many(self.lanes, tuple(values), init_w, model_version)
-            self._rows += 1
+            self._clock += 1
             self._returns += rewards
             return self.num_envs
         stepped = np.flatnonzero(~resetting)
@@ -285,7 +287,9 @@ class Writer:
             weights = np.asarray(init_w)[stepped] if np.ndim(init_w) else init_w
             rows = tuple([value[stepped] for value in values])
             self._memory.add_many(self.lanes[stepped], rows, weights, model_version)
-            self._rows[stepped] += 1
+            self._clock += 1
+            self._began[resetting] += 1
+            self._opened[resetting] += 1
             self._returns[stepped] += rewards[stepped]
         self._pending = None
         return stepped.size
@@ -296,12 +300,12 @@ class Writer:
         """What ended with this step, found out before anything is stored."""
         if self._single and not terminated and not truncated:
             return []
-        terminal = self._flags("terminated", terminated)
-        done = terminal | self._flags("truncated", truncated)
+        terminal, stopped = self._flags("terminated", terminated), self._flags("truncated", truncated)
+        if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
+            return []
+        done = terminal | stopped
         if self._pending is not None:
             done &= ~self._pending
-        if not done.any():
-            return []
         bootstrap = self._bootstrap(bootstrap_value)
         return [
             _End(i, bool(terminal[i]), self._final(i, next_obs, info), None if terminal[i] else bootstrap[i])
@@ -312,7 +316,7 @@ class Writer:
         flags = np.asarray(value, np.bool_)
         if flags.shape != self._lead:
             raise EntryError(name, f"True or False{_each(self._lead)}", _form(value))
-        return flags.reshape(self.num_envs)
+        return flags.reshape(1) if self._single else flags
 
     def _bootstrap(self, value: Any) -> Any:
         """[N, *R], or N times None."""
@@ -361,29 +365,28 @@ class Writer:
             lane = int(self.lanes[i])
             self._memory.close(lane, final_state=final, terminated=is_terminal, bootstrap_value=bootstrap)
             self._memory.open(lane)
-            length, return_ = int(self._rows[i] + self._before[i]), np.array(self._returns[i])
-            self._rows[i] = self._before[i] = 0
+            length, return_ = self._clock - int(self._began[i]), np.array(self._returns[i])
+            self._began[i] = self._opened[i] = self._clock
             self._returns[i] = 0.0
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)
 
     def _cut(self, given: Mapping[str, Any]) -> None:
         """Store what is too long as a truncated episode: the observation that comes now is its true final one."""
-        for i in np.flatnonzero(self._rows >= self._longest).tolist():
+        for i in np.flatnonzero(self._clock - self._opened >= self._longest).tolist():
             value = given[self._schema.value] if self._schema.value is not None else None
             final = self._state(given[self._root], None if self._single else i)
             self._memory.close(
                 int(self.lanes[i]), final_state=final, terminated=False, bootstrap_value=self._bootstrap(value)[i]
             )
             self._memory.open(int(self.lanes[i]))
-            self._before[i] += self._rows[i]
-            self._rows[i] = 0
-        self._room = self._longest - int(self._rows.max())
+            self._opened[i] = self._clock
+        self._room = self._longest - (self._clock - int(self._opened.min()))
 
     def _abandon(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> None:
         """Close the open episodes under `mask` where the last step left them."""
         bootstrap = self._bootstrap(bootstrap_value)
-        for i in np.flatnonzero(mask & (self._rows > 0)).tolist():
+        for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
             lane = int(self.lanes[i])
             if self._owned:
                 final = self._state(self._last, None if self._single else i)
@@ -391,7 +394,7 @@ class Writer:
             else:
                 self._memory.close(lane)
             self._memory.open(lane)
-        self._rows[mask] = self._before[mask] = 0
+        self._began[mask] = self._opened[mask] = self._clock
         self._returns[mask] = 0.0
         if self._pending is not None:
             self._pending &= ~mask
@@ -415,13 +418,13 @@ class Writer:
             return
         if _is_same(self._first(last), after):
             return  # this very step has written over what the last one returned: nothing to compare with
-        going = self._rows + self._before > 0
+        going = self._began < self._clock
         if self._pending is not None:
             going |= self._pending
         torn = going & self._differ(obs, last) if going.any() else going
         if torn.any():
             environment = int(torn.argmax())
-            raise EpisodeTorn(environment, int(self._rows[environment] + self._before[environment]))
+            raise EpisodeTorn(environment, self._clock - int(self._began[environment]))
 
     def _differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
         """[N] whether two observations differ in what would be stored of them."""

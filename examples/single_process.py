@@ -1,0 +1,53 @@
+"""Learn FrozenLake with a table of action values and a prioritized replay buffer, in one process.
+
+Run it with `python examples/single_process.py`; it needs gymnasium and takes a few seconds.
+"""
+
+import gymnasium as gym
+import numpy as np
+
+import memoire
+
+
+def greedy_return(env: gym.Env, table: np.ndarray) -> float:
+    """The return of one episode in which the best action is always taken."""
+    obs, _ = env.reset()
+    total, done = 0.0, False
+    while not done:
+        obs, reward, terminated, truncated, _ = env.step(int(table[obs].argmax()))
+        total, done = total + float(reward), terminated or truncated
+    return total
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    env = gym.make("FrozenLake-v1", is_slippery=False)  # 16 squares, 4 moves, reward 1 at the goal
+    table = rng.uniform(0.0, 1e-3, (16, 4))
+
+    # What an entry is follows from the environment: obs int64, action int64, reward float32.
+    schema = memoire.Schema.from_env(env)
+    sampler = memoire.Prioritized(0.6, beta=0.4)
+    buffer = memoire.Buffer(schema, capacity=10_000, sampler=sampler, multi_step=3, discount=0.95, seed=0)
+    writer = buffer.writer(env)
+
+    obs, _ = env.reset(seed=0)
+    for step in range(6_000):
+        action = int(rng.integers(4)) if rng.random() < 0.5 else int(table[obs].argmax())
+        next_obs, reward, terminated, truncated, info = env.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        obs = env.reset()[0] if terminated or truncated else next_obs
+
+        if step >= 500 and step % 4 == 0:
+            batch = buffer.sample(32)
+            # reward is the sum over three steps, discount is 0 where the episode terminated: this is the whole target.
+            target = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
+            error = target - table[batch.obs, batch.action]
+            np.add.at(table, (batch.obs, batch.action), 0.2 * batch.importance * error)
+            buffer.update_priorities(batch.ids, error)  # what surprised is drawn more often
+
+    print(f"{len(buffer)} entries in {buffer.num_episodes} episodes")
+    print(f"return of the greedy policy: {greedy_return(env, table)}")
+
+
+if __name__ == "__main__":
+    main()

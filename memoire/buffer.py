@@ -1,0 +1,216 @@
+"""Replay in one process: a memory, a sampler and writers behind one small door."""
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .batch import Batch
+from .memory import Memory
+from .parameters import Parameters, Start
+from .sampling import Sampler, importance
+from .schema import Schema
+from .writer import Observer, Writer, layout
+
+
+class Buffer:
+    """A replay buffer. All methods may be called from several threads.
+
+        buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
+        writer = buffer.writer(envs)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        batch = buffer.sample(256)
+        buffer.update_priorities(batch.ids, td_errors)
+
+    An entry can be drawn as soon as the state `multi_step` later is stored, before its episode ends. When the buffer is
+    full, the oldest episodes make room. The same seed and the same calls in the same order give the same batches.
+
+    Args:
+        schema: The columns of an entry.
+        capacity: Entries there is room for.
+        sampler: How entries are chosen: `Prioritized(exponent, beta=...)` or `Uniform()`. None is
+            Prioritized(0.6, beta=0.4).
+        multi_step: Steps between obs and next_obs in a batch; the rewards between are summed.
+        discount: gamma: a number, or one for each dimension of the reward.
+        frame_stack: Observations in a sample's window.
+        start: Windows that reach before an episode's first entry: "repeat" its first observation, put in "zero"
+            ones, or "skip" such samples.
+        seed: Of the draws; None is different each time.
+        parameters: Further fields of `Parameters`.
+
+    Raises:
+        ParameterError: a parameter is outside its range, or does not fit the schema.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        *,
+        sampler: Sampler | None = None,
+        multi_step: int = 1,
+        discount: Any = 0.99,
+        frame_stack: int = 1,
+        start: Start = "repeat",
+        seed: int | None = None,
+        **parameters: Any,
+    ) -> None:
+        parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        chosen = Parameters().replace(**_fields(sampler, discount, parameters))
+        self._memory = Memory(schema, capacity, chosen, live=True, seed=seed)
+        self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
+        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
+        self._lanes = 0  # lanes ever given to a writer
+        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is the buffer's to choose
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of an entry."""
+        return self._memory.schema
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for."""
+        return self._memory.capacity
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes sampling; `configure` changes it."""
+        return self._memory.parameters
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that are stored and have ended."""
+        return self._memory.num_episodes
+
+    @property
+    def memory(self) -> Memory:
+        """The engine, for what has no door here."""
+        return self._memory
+
+    def __len__(self) -> int:
+        """Entries that are stored, those of open episodes included."""
+        return self._memory.num_entries
+
+    def __bool__(self) -> bool:
+        """True also when it is empty."""
+        return True
+
+    def writer(
+        self,
+        envs: Any = None,
+        *,
+        num_envs: int | None = None,
+        autoreset: Any = None,
+        observer: Observer | None = None,
+        longest: int | None = None,
+        check: bool = True,
+    ) -> Writer:
+        """A writer for an environment, or for all members of a vector environment; close it when it is done.
+
+        Args:
+            envs: The environment; its size and autoreset mode are read, nothing is called.
+            num_envs: Members of a vector environment, where `envs` is not given; None is a single environment.
+            autoreset: "next_step", "same_step" or "disabled", where `envs` does not say.
+            observer: Told of entries and episodes.
+            longest: Entries after which an endless episode is cut (see `Writer`). None leaves half of the capacity
+                to the open episodes of all writers.
+            check: Whether each obs is compared with the next_obs of the step before.
+
+        Raises:
+            ParameterError: the layout is not known, or not as the environment says.
+            SchemaError: a column that `Writer.step` cannot be given a value for.
+        """
+        members, mode = layout(envs, num_envs, autoreset)
+        with self._lock:
+            lanes = members or 1
+            first = self._lane_for(lanes)
+            share = max(1, self.capacity // (2 * self._lanes))
+            most = share if longest is None else longest
+            writer = Writer(self._memory, members, mode, observer, first_lane=first, longest=most, check=check)
+            weakref.finalize(writer, self._free.append, (first, lanes))
+            for other in self._sharing:
+                other.longest = share
+            if longest is None:
+                self._sharing.add(writer)
+            return writer
+
+    def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        """Draw a batch, with replacement: P(i) = weight_i / total weight.
+
+        Args:
+            batch_size: Samples, at least 1.
+            out: Arrays to fill, under the names they have in a batch, or an earlier batch; others are made new.
+
+        Returns:
+            Batch; its arrays belong to the caller. importance is (N P(i)) ** -beta over its maximum (or, with
+            normalize="global", over the largest possible), N the number of entries that could have been drawn.
+
+        Raises:
+            EmptyMemory: there is nothing to draw yet.
+            ParameterError: an array of `out` does not fit.
+
+        Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
+        """
+        with self._memory.held():
+            gathered, total, population, smallest = self._memory.sample(batch_size)
+            parameters = self._memory.parameters
+        # float32 may have rounded a tiny weight to 0; none is below the smallest
+        chances = np.maximum(gathered.weight, smallest, dtype=np.float64) / total
+        beta, normalize = parameters.importance_exponent, parameters.normalize
+        corrections, divisor = importance(chances, population, beta, normalize, smallest / total)
+        batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
+        return batch if out is None else batch.copy_into(out)
+
+    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
+        """Give entries the priority |td error| + 1e-6.
+
+        Args:
+            ids: [B] a batch's ids.
+            td_errors: [B], of any sign; where an id is there twice, the last counts.
+
+        Returns:
+            (applied, stale): entries that were there, and entries that have made room for others since.
+
+        Raises:
+            ParameterError: a TD error is not finite, or there are not as many as ids. Nothing was changed.
+        """
+        return self._memory.update_priorities(ids, td_errors)
+
+    def configure(self, *, sampler: Sampler | None = None, discount: Any = None, **parameters: Any) -> None:
+        """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
+
+        `configure(importance_exponent=...)` costs nothing, and may be called before each batch to anneal beta.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
+        self._memory.configure(**_fields(sampler, discount, parameters))
+
+    def info(self) -> dict[str, Any]:
+        """What is stored and set, as plain numbers and strings."""
+        return self._memory.info()
+
+    def __repr__(self) -> str:
+        return f"Buffer({len(self)} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
+
+    def _lane_for(self, lanes: int) -> int:
+        """The first of so many consecutive lanes that no living writer has."""
+        for free in tuple(self._free):
+            if free[1] == lanes:
+                self._free.remove(free)
+                return free[0]
+        self._lanes += lanes
+        return self._lanes - lanes
+
+
+def _fields(sampler: Sampler | None, discount: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Parameters`; those given by name win over the sampler's."""
+    fields = {} if sampler is None else sampler.fields()
+    if discount is not None:
+        fields["discount_factor"] = discount
+    return fields | dict(parameters)

@@ -1,0 +1,394 @@
+"""The single-process form: right targets, right transitions, from several threads, the same for the same seed."""
+
+import gc
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memoire
+from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
+from memoire.buffer import Buffer
+from memoire.errors import EmptyMemory, ParameterError
+from memoire.sampling import Prioritized, Uniform
+from memoire.schema import Schema
+
+# ------------------------------------------------------------------------------------- targets in closed form
+
+
+def chain_value(t: int, length: int, gamma: float) -> float:
+    """The value of square t of a chain of `length` steps, where the step from square s earns s + 1.
+
+    sum over s < k of gamma**s * (t + 1 + s), with k = length - t, by the sums of the geometric series and of its derivative.
+    """
+    k = length - t
+    if gamma == 1.0:
+        return k * (t + 1) + k * (k - 1) / 2
+    geometric = (1 - gamma**k) / (1 - gamma)
+    derivative = gamma * (1 - k * gamma ** (k - 1) + (k - 1) * gamma**k) / (1 - gamma) ** 2
+    return (t + 1) * geometric + derivative
+
+
+def walk_chain(buffer: Buffer, length: int, stop: int) -> None:
+    """Walk to square `stop`; the chain's end terminates, any other stop truncates."""
+    with buffer.writer() as writer:
+        for t in range(stop):
+            at_end = t + 1 == stop
+            writer.step(
+                np.float32([t]), t, t + 1.0, at_end and stop == length, at_end and stop < length, np.float32([t + 1])
+            )
+
+
+CHAIN = Schema({"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32})
+
+
+@pytest.mark.parametrize("multi_step", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("stop", [1, 2, 4, 9])
+def test_targets_are_the_true_values_at_both_kinds_of_end(multi_step: int, gamma: float, stop: int) -> None:
+    length = 9
+    buffer = Buffer(CHAIN, 50, sampler=Uniform(), multi_step=multi_step, discount=gamma, seed=0)
+    walk_chain(buffer, length, stop)
+    batch = buffer.sample(400)
+    t, after = batch.obs[:, 0].astype(int), batch.next_obs[:, 0].astype(int)
+    assert set(t) == set(range(stop)), "every step can be drawn, the last one too"
+    np.testing.assert_array_equal(batch.action, t)
+    np.testing.assert_array_equal(batch.steps, np.minimum(multi_step, stop - t))
+    np.testing.assert_array_equal(after, t + batch.steps)
+    np.testing.assert_allclose(batch.discount, np.where(after == length, 0.0, float(gamma) ** batch.steps), rtol=1e-6)
+    value = np.array([chain_value(s, length, gamma) for s in range(length)] + [1e9])  # nothing may read the last one
+    earned = value[t] - np.where(after == length, 0.0, gamma**batch.steps) * value[after]
+    np.testing.assert_allclose(batch.reward, earned, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(batch.reward + batch.discount * value[after], value[t], rtol=1e-5)
+
+
+def test_each_reward_dimension_has_its_own_discount() -> None:
+    schema = Schema({"obs": np.float32, "reward": (np.float32, (2,))})
+    buffer = Buffer(schema, 20, multi_step=2, discount=(0.5, 0.9), seed=0)
+    writer = buffer.writer()
+    for t in range(3):
+        writer.step(t, None, np.float32([1, 10]), False, t == 2, t + 1)
+    batch = buffer.sample(100)
+    two = batch.steps == 2
+    np.testing.assert_allclose(batch.reward[two], np.broadcast_to([1.5, 19.0], (two.sum(), 2)))
+    np.testing.assert_allclose(batch.discount[two], np.broadcast_to([0.25, 0.81], (two.sum(), 2)), rtol=1e-6)
+    np.testing.assert_allclose(batch.reward[~two], np.broadcast_to([1.0, 10.0], ((~two).sum(), 2)))
+
+
+# --------------------------------------------------------------------------------- transitions told by content
+
+ENDS = ("terminated", "truncated", "both")
+
+
+def check_batch(
+    batch: memoire.Batch, schema: Schema, kind: str, lengths: Any, ends: Any, multi_step: int, stack: int
+) -> set[Any]:
+    """Check every sample of a batch of coded observations; the places that were drawn."""
+    seen = set()
+    for b in range(len(batch.ids)):
+        sides = []
+        for prefix in ("", "next_"):
+            leaves = [batch[prefix + name][b] for name in schema.leaves("obs")]
+            frames = [leaves] if stack == 1 else [[leaf[k] for leaf in leaves] for k in range(stack)]
+            sides.append([decode(kind, frame) for frame in frames])
+        environment, episode, t = place = sides[0][-1]
+        length, end = (each[environment][episode % len(each[environment])] for each in (lengths, ends))
+        steps = int(batch.steps[b])
+        assert steps == min(multi_step, length - t)
+        for side, newest in zip(sides, (t, t + steps), strict=True):
+            assert side == [(environment, episode, max(newest - k, 0)) for k in reversed(range(stack))]
+        is_terminal = t + steps == length and end != "truncated"
+        assert batch.discount[b] == pytest.approx(0.0 if is_terminal else 0.9**steps)
+        assert batch.action[b] == action_at(place)
+        earned = sum(0.9**s * reward_at((environment, episode, t + s)) for s in range(steps))
+        assert batch.reward[b] == pytest.approx(earned, rel=1e-5)
+        seen.add(place)
+    return seen
+
+
+def drive(envs: Any, writer: Any, schema: Schema, kind: str, steps: int) -> Any:
+    obs, _ = envs.reset(seed=0)
+    for _ in range(steps):
+        leaves = schema.flatten("obs", obs)
+        action = np.array([action_at(decode(kind, [leaf[i] for leaf in leaves])) for i in range(envs.num_envs)])
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        yield
+        obs = next_obs
+        if writer.autoreset == "disabled" and (done := terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": done})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", tuple(AutoresetMode), ids=lambda mode: mode.value)
+def test_batches_hold_true_transitions_while_the_buffer_overflows(mode: AutoresetMode, kind: str) -> None:
+    lengths = [[1, 4, 2], [3, 1, 6], [5, 2, 1]]
+    ends = [["terminated", "truncated"], ["both", "truncated"], ["truncated", "terminated", "both"]]
+    fns = [lambda i=i: CodedEnv(i, lengths[i], ends[i], kind) for i in range(3)]
+    envs = SyncVectorEnv(fns, autoreset_mode=mode)
+    schema = Schema.from_env(envs)
+    buffer = Buffer(schema, 53, multi_step=3, discount=0.9, frame_stack=2, sampler=Uniform(), seed=1)
+    writer = buffer.writer(envs)
+    seen = set()
+    for t, _ in enumerate(drive(envs, writer, schema, kind, 60)):
+        if t >= 3 and t % 3 == 0:
+            batch = buffer.sample(16)
+            seen |= check_batch(batch, schema, kind, lengths, ends, 3, 2)
+            buffer.update_priorities(batch.ids, np.ones(16))
+    assert len(buffer) <= 53 and len(seen) > 60
+    with pytest.raises(AssertionError):  # the check itself finds a wrong transition
+        batch = buffer.sample(16)
+        batch["reward"][:] += 1
+        check_batch(batch, schema, kind, lengths, ends, 3, 2)
+
+
+def test_entries_can_be_drawn_before_their_episode_ends() -> None:
+    buffer = Buffer(CHAIN, 100, multi_step=3, seed=0)
+    writer = buffer.writer()
+    for t in range(3):
+        writer.step(np.float32([t]), t, 1.0, False, False, np.float32([t + 1]))
+        with pytest.raises(EmptyMemory):
+            buffer.sample(1)
+    writer.step(np.float32([3]), 3, 1.0, False, False, np.float32([4]))
+    assert set(buffer.sample(20).action) == {0}
+    assert buffer.num_episodes == 0 and len(buffer) == 4
+
+
+def test_endless_episodes_are_cut_to_make_room() -> None:
+    buffer = Buffer(CHAIN, 40, sampler=Uniform(), multi_step=2, seed=0)
+    writer = buffer.writer()
+    for t in range(500):
+        writer.step(np.float32([t]), t, 1.0, False, False, np.float32([t + 1]))
+    batch = buffer.sample(300)
+    assert batch.obs.min() >= 460 and len(set(batch.action)) > 30
+    np.testing.assert_array_equal(batch.next_obs[:, 0], batch.obs[:, 0] + batch.steps)
+    assert (batch.discount > 0).all(), "a cut is no end"
+
+
+# ------------------------------------------------------------------------------------------- priorities
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(0.01, 100.0), min_size=2, max_size=20),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.sampled_from(["batch", "global"]),
+)
+def test_importance_is_schauls(errors: list[float], alpha: float, beta: float, normalize: Any) -> None:
+    buffer = Buffer(CHAIN, 32, sampler=Prioritized(alpha, beta=beta, normalize=normalize), seed=0)
+    walk_chain(buffer, len(errors), len(errors))
+    first = buffer.sample(500)
+    ids = np.array([first.ids[first.action == t][0] for t in range(len(errors)) if (first.action == t).any()])
+    actions = [int(first.action[first.ids == number][0]) for number in ids]
+    applied = buffer.update_priorities(ids, [errors[t] for t in actions])
+    assert applied == (len(ids), 0)
+    priority = np.array([errors[t] + 1e-6 if t in actions else 1.0 for t in range(len(errors))])
+    chance = priority**alpha / (priority**alpha).sum()
+    batch = buffer.sample(64)
+    undivided = (len(errors) * chance) ** -beta
+    divisor = undivided[batch.action].max() if normalize == "batch" else undivided.max()
+    np.testing.assert_allclose(batch.importance, undivided[batch.action] / divisor, rtol=1e-4)
+    assert batch.divisor == pytest.approx(divisor, rel=1e-4)
+    assert batch.importance.dtype == np.float32 and batch.left_out == 0.0
+
+
+def test_surprising_entries_are_drawn_more_often() -> None:
+    buffer = Buffer(CHAIN, 16, sampler=Prioritized(1.0, beta=0.4), seed=0)
+    walk_chain(buffer, 4, 4)
+    batch = buffer.sample(100)
+    assert batch.update_priorities(np.where(batch.action == 2, 7.0, 1.0)) == (100, 0)
+    share = (buffer.sample(20_000).action == 2).mean()
+    assert share == pytest.approx(0.7, abs=0.015)  # 0.7 +- 4.6 standard errors
+
+
+def test_priorities_of_entries_that_left_are_counted_as_stale() -> None:
+    buffer = Buffer(CHAIN, 8, sampler=Uniform(), seed=0)
+    walk_chain(buffer, 4, 4)
+    old = buffer.sample(32)
+    for _ in range(3):
+        walk_chain(buffer, 4, 4)
+    assert buffer.update_priorities(old.ids, np.ones(32)) == (0, 32)
+    with pytest.raises(ParameterError, match=r"td_errors\[1\] must be finite, got nan. Nothing was changed"):
+        buffer.update_priorities([0, 1], [1.0, np.nan])
+
+
+def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
+    buffer = Buffer(CHAIN, 32, sampler=Prioritized(1.0, beta=0.4), seed=0)
+    walk_chain(buffer, 8, 8)
+    batch = buffer.sample(64)
+    batch.update_priorities(batch.action + 1.0)
+    buffer.configure(importance_exponent=1.0, multi_step=4, discount=0.5)
+    batch = buffer.sample(64)
+    assert batch.steps.max() == 4 and set(batch.discount) <= {0.0, 0.0625}
+    assert batch.importance.min() < 0.4
+    buffer.configure(sampler=Uniform())
+    assert (buffer.sample(64).importance == 1.0).all()
+    before = buffer.parameters
+    with pytest.raises(ParameterError, match="multi_step must be a whole number"):
+        buffer.configure(multi_step=0, discount=0.1)
+    with pytest.raises(ParameterError, match="discount_factor must be 1 number"):
+        buffer.configure(discount=(0.1, 0.2))
+    with pytest.raises(ParameterError, match="alpha must be one of the parameters"):
+        buffer.configure(alpha=1.0)
+    assert buffer.parameters == before
+
+
+def test_settings_that_cannot_be_are_refused_when_it_is_made() -> None:
+    with pytest.raises(ParameterError, match="capacity must be a whole number"):
+        Buffer(CHAIN, 0)
+    with pytest.raises(ParameterError, match="multi_step must be"):
+        Buffer(CHAIN, 10, multi_step=0)
+    with pytest.raises(ParameterError, match="priority_exponent must be"):
+        Buffer(CHAIN, 10, sampler=Prioritized(-1.0))
+
+
+# ---------------------------------------------------------------------------------- the rest of the door
+
+
+def filled(seed: int | None = 0, **options: Any) -> Buffer:
+    buffer = Buffer(CHAIN, 100, seed=seed, **options)
+    for stop in (9, 4, 7):
+        walk_chain(buffer, 9, stop)
+    return buffer
+
+
+def test_the_same_seed_gives_the_same_batches() -> None:
+    draws = []
+    for seed in (3, 3, 4):
+        buffer = filled(seed)
+        rounds = []
+        for _ in range(3):
+            batch = buffer.sample(32)
+            buffer.update_priorities(batch.ids, batch.action + 0.5)
+            rounds.append({name: array for name, array in batch.items() if name != "age"})
+        draws.append(rounds)
+    for one, two in zip(draws[0], draws[1], strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, two[name])
+    assert any((one["ids"] != two["ids"]).any() for one, two in zip(draws[0], draws[2], strict=True))
+
+
+def test_out_is_filled_by_the_next_batch() -> None:
+    buffer, other = filled(5), filled(5)
+    first = buffer.sample(16)
+    other.sample(16)
+    again = buffer.sample(16, out=first)
+    fresh = other.sample(16)
+    for name in fresh:
+        assert again[name] is first[name]
+        if name != "age":
+            np.testing.assert_array_equal(again[name], fresh[name])
+    with pytest.raises(ParameterError, match=r"out\['obs'\] must be an array float32\[8, 1\], got 'float32\[16, 1\]'"):
+        buffer.sample(8, out={"obs": first.obs})
+
+
+def test_an_empty_buffer_says_so() -> None:
+    buffer = Buffer(CHAIN, 10)
+    assert buffer and len(buffer) == 0
+    with pytest.raises(EmptyMemory, match="nothing to draw: 0 entries are stored"):
+        buffer.sample(4)
+
+
+def test_writers_share_a_buffer_in_lanes_of_their_own() -> None:
+    buffer = Buffer(CHAIN, 1000, seed=0)
+    one = buffer.writer(num_envs=3, autoreset="disabled")
+    two, own = buffer.writer(), buffer.writer(longest=9)
+    assert one.lanes.tolist() == [0, 1, 2] and two.lanes.tolist() == [3] and own.lanes.tolist() == [4]
+    assert (one.longest, two.longest, own.longest) == (100, 100, 9)
+    two.close()
+    del two
+    gc.collect()
+    again = buffer.writer()
+    assert again.lanes.tolist() == [3], "the lanes of a writer that is gone are given to others"
+
+
+def test_the_layout_is_the_environments() -> None:
+    envs = SyncVectorEnv([lambda: CodedEnv(0, [1], ENDS)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    buffer = Buffer(Schema.from_env(envs), 10)
+    writer = buffer.writer(envs)
+    assert (writer.num_envs, writer.autoreset) == (2, "same_step")
+    with pytest.raises(ParameterError, match="autoreset must be 'same_step', as the environment says"):
+        buffer.writer(envs, autoreset="disabled")
+
+
+def test_info_and_repr_say_what_is_there() -> None:
+    buffer = filled()
+    assert buffer.info()["num_entries"] == len(buffer) == 20 and buffer.info()["live"]
+    assert repr(buffer).startswith("Buffer(20 of 100 entries, 3 episodes, Schema(obs: float32[1] (state)")
+
+
+def test_several_threads_write_draw_and_report_at_once() -> None:
+    """Rows say where they come from, so that a torn or overwritten sample would show."""
+    schema = Schema({"obs": (np.float64, (64,)), "action": np.int64, "reward": np.float32})
+    buffer = Buffer(schema, 300, sampler=Prioritized(0.6), multi_step=2, discount=1.0, seed=0)
+    problems: list[str] = []
+    ready = threading.Event()
+    stop = threading.Event()
+
+    def write(thread: int) -> None:
+        with buffer.writer(num_envs=2, autoreset="disabled") as writer:
+            for t in range(1500):
+                code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
+                obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
+                done = np.full(2, t % 17 == 16)
+                writer.step(obs, code, code.astype(np.float64) % 1000, done, ~done & (t % 5 == 0), after)
+                ready.set()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                batch = buffer.sample(32)
+            except EmptyMemory:
+                continue
+            whole = (batch.obs == batch.action[:, None]).all() and (batch.next_obs == batch.next_obs[:, :1]).all()
+            if not whole or not (batch.next_obs[:, 0] == batch.action + batch.steps).all():
+                problems.append("torn")
+            batch.update_priorities(batch.importance)
+
+    def guarded(work: Any, *args: Any) -> None:
+        try:
+            work(*args)
+        except Exception as error:
+            problems.append(repr(error))
+
+    writers = [threading.Thread(target=guarded, args=(write, i)) for i in range(2)]
+    readers = [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    for thread in writers + readers:
+        thread.start()
+    for thread in writers:
+        thread.join(timeout=40)
+    stop.set()
+    for thread in readers:
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in writers + readers)
+    assert not problems and ready.is_set()
+
+
+def test_the_design_example_runs_word_for_word() -> None:
+    env = gym.make("CartPole-v1")
+    envs = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    obs, info = envs.reset(seed=0)
+    action = np.array([0, 1, 0, 1])
+    logp = np.zeros(4, np.float32)
+
+    schema = memoire.Schema.from_env(env, extra={"logp": np.float32})
+
+    buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3, discount=0.99, seed=0)  # fmt: skip
+    writer = buffer.writer(envs)
+    for _ in range(30):
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info, logp=logp)
+        obs = next_obs
+    batch = buffer.sample(256)
+    td_errors = batch.reward - 1
+    buffer.update_priorities(batch.ids, td_errors)
+
+    assert {"obs", "action", "reward", "discount", "next_obs", "importance", "ids", "logp"} <= set(batch)
+    assert "weight" not in batch
+    assert buffer.writer(num_envs=8, autoreset="same_step").num_envs == 8

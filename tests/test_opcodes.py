@@ -1,0 +1,85 @@
+"""No Python for each sample: what runs in the interpreter is the same for 32 samples and for 1024."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.schema import Column, Schema
+from opcodes import Opcodes
+
+FEW, MANY = 32, 1024
+SCHEMA = Schema(
+    {
+        "state": Column("float32", (4,), "state"),
+        "action": Column("int32", (1,)),
+        "reward": Column("float32", (1,), "reward"),
+        "value": Column("float32", (1,), "value"),
+    }
+)
+
+
+def filled(parameters: Parameters, episodes: int = 8, length: int = 400) -> Memory:
+    """A memory with closed episodes of varied priorities."""
+    random = np.random.default_rng(0)
+    memory = Memory(SCHEMA, episodes * length, parameters, seed=0)
+    for _ in range(episodes):
+        memory.open(0)
+        memory.extend(0, episode(random, length))
+        memory.close(0)
+    return memory
+
+
+def episode(random: np.random.Generator, length: int) -> list[Any]:
+    columns = [SCHEMA[name] for name in SCHEMA.entry_names]
+    return [random.standard_normal((length, *column.shape)).astype(column.dtype) for column in columns]
+
+
+def executed(call: Callable[[int], Any], size: int) -> int:
+    """Opcodes of one call, once what is done only the first time has been done."""
+    call(size)
+    call(size)
+    return Opcodes().of(lambda: call(size))
+
+
+@pytest.fixture(params=[Parameters(), Parameters(frame_stack=4, multi_step=3)], ids=["plain", "stacked"])
+def memory(request: pytest.FixtureRequest) -> Memory:
+    return filled(request.param)
+
+
+def test_a_loop_in_python_would_be_seen() -> None:
+    def loop(size: int) -> None:
+        for _ in range(size):
+            pass
+
+    assert executed(loop, FEW) < executed(loop, MANY)
+
+
+def test_drawing_and_gathering(memory: Memory) -> None:
+    assert executed(memory.sample, FEW) == executed(memory.sample, MANY)
+
+
+def test_updating_priorities(memory: Memory) -> None:
+    errors = np.random.default_rng(0).uniform(0.1, 2.0, MANY)
+    drawn = memory.draw(MANY)
+
+    def update(size: int) -> None:
+        memory.update_priorities(drawn[:size], errors[:size])
+
+    assert executed(update, FEW) == executed(update, MANY)
+
+
+def test_adding_and_closing_whole_episodes() -> None:
+    memory = filled(Parameters())
+    random = np.random.default_rng(0)
+    blocks = {size: episode(random, size) for size in (FEW, MANY)}
+
+    def store(size: int) -> None:
+        memory.open(0)
+        memory.extend(0, blocks[size])
+        memory.close(0)
+
+    assert executed(store, FEW) == executed(store, MANY)
