@@ -33,6 +33,7 @@ Float64s = NDArray[np.float64]
 
 MOST_LANES = 1 << 20
 MOST_ROWS = (1 << 31) - 256
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 TD_EPSILON = 1e-6
 """Added to a learner's TD errors, so that nothing becomes unreachable. Schaul et al., ICLR 2016, section 3.3."""
 
@@ -565,13 +566,22 @@ def _exact(name: str, column: Column, value: Any, axes: tuple[int, ...]) -> NDAr
 
     Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are.
     """
-    expected = f"{column.dtype}{list(axes + column.shape)}" if axes else str(column)
+    shape = axes + column.shape
+    if (
+        type(value) is np.ndarray
+        and value.dtype.num == column.dtype.num
+        and value.shape == shape
+        and value.flags.c_contiguous
+        and value.dtype.isnative
+    ):
+        return value  # what most callers give; texts of errors are slow to make
+    expected = f"{column.dtype}{list(shape)}" if axes else str(column)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise EntryError(name, expected, f"{type(value).__name__} that is no array: {error}") from error
     received = f"{array.dtype}{list(array.shape)}"
-    if array.shape != axes + column.shape or array.dtype.kind not in "biuf":
+    if array.shape != shape or array.dtype.kind not in "biuf":
         raise EntryError(name, expected, received)
     with np.errstate(over="ignore"):
         exact = np.asarray(array, column.dtype, order="C") if _fits(array, column.dtype) else None
@@ -613,6 +623,8 @@ def _numbers(numbers: ArrayLike) -> Int64s:
 
 
 def _init_weights(init_w: ArrayLike, count: int) -> NDArray[np.float32]:
+    if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
+        return np.full(count, init_w, np.float32)
     weights = np.asarray(init_w, np.float32)
     if weights.shape not in ((), (count,)):
         raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")

@@ -55,7 +55,7 @@ class Column:
             shape += inner
         if role not in ROLES:
             raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}.")
-        object.__setattr__(self, "dtype", plain if plain.names else plain.newbyteorder("<"))
+        object.__setattr__(self, "dtype", plain if plain.names else np.dtype(plain.newbyteorder("<").str))
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "role", role)
 
