@@ -622,7 +622,7 @@ def _numbers(numbers: ArrayLike) -> Int64s:
     return np.ascontiguousarray(array, np.int64)
 
 
-def _init_weights(init_w: ArrayLike, count: int) -> NDArray[np.float32]:
+def _init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
     if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
         return np.full(count, init_w, np.float32)
     weights = np.asarray(init_w, np.float32)
