@@ -26,7 +26,7 @@ from .errors import (
     StaleEntry,
 )
 from .parameters import STARTS, Parameters, reward_size
-from .schema import Column, Schema
+from .schema import Column, Schema, exact
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -506,7 +506,7 @@ class Memory(_core.EntryStore):
         if isinstance(values, Mapping) or not isinstance(values, Sequence) or len(values) != len(names):
             received = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise EntryError("*", f"a tuple of {len(names)} values ({', '.join(names)})", received)
-        return [_exact(name, self.schema[name], value, axes) for name, value in zip(names, values, strict=True)]
+        return [exact(name, self.schema[name], value, axes) for name, value in zip(names, values, strict=True)]
 
     def _final_states(self, given: Any) -> list[NDArray[Any]]:
         """A final state as exact arrays in the order of `schema.states`."""
@@ -522,7 +522,7 @@ class Memory(_core.EntryStore):
             given = (given,)
         if len(given) != len(states):
             raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
-        return [_exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
+        return [exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
 
     def _bootstrap(self, given: ArrayLike | None) -> NDArray[np.float32]:
         value = np.zeros((), np.float32) if given is None else np.asarray(given)
@@ -559,48 +559,6 @@ def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype
     skip = -room.ctypes.data % 64
     data = room[skip : skip + capacity * column.nbytes].reshape(capacity, column.nbytes)
     return data, column.dtype, column.shape, column.role
-
-
-def _exact(name: str, column: Column, value: Any, axes: tuple[int, ...]) -> NDArray[Any]:
-    """`value` as a contiguous array [*axes, *F] of exactly the column's dtype.
-
-    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are.
-    """
-    shape = axes + column.shape
-    if (
-        type(value) is np.ndarray
-        and value.dtype.num == column.dtype.num
-        and value.shape == shape
-        and value.flags.c_contiguous
-        and value.dtype.isnative
-    ):
-        return value  # what most callers give; texts of errors are slow to make
-    expected = f"{column.dtype}{list(shape)}" if axes else str(column)
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise EntryError(name, expected, f"{type(value).__name__} that is no array: {error}") from error
-    received = f"{array.dtype}{list(array.shape)}"
-    if array.shape != shape or array.dtype.kind not in "biuf":
-        raise EntryError(name, expected, received)
-    with np.errstate(over="ignore"):
-        exact = np.asarray(array, column.dtype, order="C") if _fits(array, column.dtype) else None
-    if exact is None or (exact.dtype.kind == "f" == array.dtype.kind and not _as_finite(array, exact)):
-        raise EntryError(name, expected, f"{received} with values that do not fit" if array.size < 9 else received)
-    return exact if exact.dtype.num == column.dtype.num else exact.view(column.dtype)
-
-
-def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether all values of an array are values of dtype, up to the rounding of floats."""
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return array.size == 0 or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
-    return np.can_cast(array.dtype, dtype, "same_kind")
-
-
-def _as_finite(array: NDArray[Any], exact: NDArray[Any]) -> bool:
-    """Whether making floats smaller made none of them infinite."""
-    return exact.itemsize >= array.itemsize or bool((np.isfinite(array) == np.isfinite(exact)).all())
 
 
 def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:

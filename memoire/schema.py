@@ -14,8 +14,9 @@ from math import prod
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .errors import SchemaError
+from .errors import EntryError, SchemaError
 from .limits import MiB
 
 ROLES = ("state", "reward", "value", "return", "plain")
@@ -65,7 +66,7 @@ class Column:
         return self.dtype.itemsize * prod(self.shape)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else f"{self.dtype}"
+        return _text(self.dtype, self.shape)
 
 
 class Schema(Mapping[str, Column]):
@@ -252,6 +253,56 @@ class Schema(Mapping[str, Column]):
     def _check_root(self, root: str) -> None:
         if root not in self._trees:
             raise SchemaError(f"{root!r} is not in the schema, which has {', '.join(self.roots)}.")
+
+
+def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> NDArray[Any]:
+    """`value` as a C-contiguous array [*axes, *F] of exactly the column's dtype; itself where it is one already.
+
+    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are. Raises
+    EntryError.
+    """
+    shape = axes + column.shape
+    if (
+        type(value) is np.ndarray
+        and value.dtype.num == column.dtype.num
+        and value.shape == shape
+        and value.flags.c_contiguous
+        and value.dtype.isnative
+    ):
+        return value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        received = f"a {type(value).__name__} that is no array: {error}"
+        raise EntryError(name, _text(column.dtype, shape), received) from error
+    made = _cast(array, column.dtype) if array.shape == shape else None
+    if made is None:
+        received = repr(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
+        beyond = array.shape == shape and array.dtype.kind in ("f" if column.dtype.kind == "f" else "iu")
+        raise EntryError(name, _text(column.dtype, shape), received + " with values beyond it" * beyond)
+    return made
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """An array in another dtype, or None where its values have no place in it. Floats may be rounded."""
+    source = array.dtype.kind
+    if source not in "biuf":
+        return None
+    if source in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+            return None
+    elif not np.can_cast(array.dtype, dtype, "same_kind"):
+        return None
+    with np.errstate(over="ignore"):
+        made = np.asarray(array, dtype, order="C")
+    if source == "f" and made.itemsize < array.itemsize and not (np.isfinite(array) == np.isfinite(made)).all():
+        return None
+    return made if made.dtype.num == dtype.num else made.view(dtype)
+
+
+def _text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}" if shape else f"{dtype}"
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

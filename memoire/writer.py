@@ -22,7 +22,7 @@ from .errors import (
     ParameterError,
     SchemaError,
 )
-from .schema import Column, Schema
+from .schema import Column, Schema, exact
 
 AUTORESET = ("next_step", "same_step", "disabled")
 _NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
@@ -276,7 +276,7 @@ class Writer:
         resetting = self._pending
         if resetting is None:
             if self._single:
-                self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
+                self._add_one(values, init_w, model_version)
             else:
                 self._memory.add_many(self.lanes, tuple(values), init_w, model_version)
             self._clock += 1
@@ -293,6 +293,16 @@ class Writer:
             self._returns[stepped] += rewards[stepped]
         self._pending = None
         return stepped.size
+
+    def _add_one(self, values: list[Any], init_w: Any, model_version: int) -> None:
+        try:
+            self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
+        except EntryError:  # such as a reward [1] for a scalar column
+            exact_values = [
+                _convert(name, column, value, shape, ())
+                for value, (name, column, shape) in zip(values, self._columns, strict=True)
+            ]
+            self._memory.add(int(self.lanes[0]), tuple(exact_values), init_w, model_version)
 
     def _ends(
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
@@ -314,9 +324,9 @@ class Writer:
 
     def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
         flags = np.asarray(value, np.bool_)
-        if flags.shape != self._lead:
+        if flags.size != self.num_envs:
             raise EntryError(name, f"True or False{_each(self._lead)}", _form(value))
-        return flags.reshape(1) if self._single else flags
+        return flags.reshape(self.num_envs)
 
     def _bootstrap(self, value: Any) -> Any:
         """[N, *R], or N times None."""
@@ -512,26 +522,14 @@ def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[st
 
 
 def _convert(name: str, column: Column, value: Any, shape: tuple[int, ...], lead: tuple[int, ...]) -> NDArray[Any]:
-    """`value` in the column's dtype, C-contiguous, in `shape`, which it may have up to axes of length 1.
+    """`value` as an exact array of `shape` = lead + column.shape, which it may have up to axes of length 1.
 
-    Floats may lose precision; integers must fit; nothing becomes another kind of number silently.
+    Shapes that differ in more than that, and values that do not fit, are refused by `exact`.
     """
-    try:
-        array = np.asarray(value)
-        if array.shape != shape:
-            if [axis for axis in array.shape if axis != 1] != [axis for axis in shape if axis != 1]:
-                raise ValueError("shapes differ")
-            array = array.reshape(shape)
-        if array.dtype == column.dtype:
-            return np.asarray(array, order="C")
-        if array.dtype.kind in "iu" and column.dtype.kind in "iu":
-            limits = np.iinfo(column.dtype)
-            if array.size and (array.min() < limits.min or array.max() > limits.max):
-                raise ValueError("does not fit")
-            return array.astype(column.dtype, order="C")
-        return array.astype(column.dtype, order="C", casting="same_kind")
-    except (TypeError, ValueError) as error:
-        raise EntryError(name, f"{column}{_each(lead)}", _form(value)) from error
+    found = getattr(value, "shape", shape)
+    if found != shape and [axis for axis in found if axis != 1] == [axis for axis in shape if axis != 1]:
+        value = np.asarray(value).reshape(shape)
+    return exact(name, column, value, lead)
 
 
 def _each(lead: tuple[int, ...]) -> str:

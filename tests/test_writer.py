@@ -21,6 +21,7 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
+from memoire.memory import Memory
 from memoire.schema import Column, Schema
 from memoire.writer import AUTORESET, Writer, autoreset_mode, layout
 
@@ -271,12 +272,14 @@ def test_values_are_stored_in_the_columns_dtypes() -> None:
     [
         ({"note": None}, "column 'note' stores uint8, but got nothing: give it to step as note=..."),
         ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
-        ({"note": [1, 2, 256]}, "column 'note' stores uint8 for each of 3 environments, but got int64[3]"),
-        ({"note": [0.5, 1, 2]}, "column 'note' stores uint8 for each of 3 environments, but got float64[3]"),
-        ({"obs": np.zeros((3, 4))}, "column 'obs' stores float32[2] for each of 3 environments, but got float64[3, 4]"),
-        ({"obs": np.zeros((2, 2))}, "column 'obs' stores float32[2] for each of 3 environments, but got float64[2, 2]"),
-        ({"action": "left"}, "column 'action' stores int64 for each of 3 environments, but got 'left'"),
-        ({"reward": [1, 2, None]}, "column 'reward' stores float32 for each of 3 environments, but got a list"),
+        ({"note": [1, 2, 256]}, "column 'note' stores uint8[3], but got int64[3] with values beyond it"),
+        ({"note": [0.5, 1, 2]}, "column 'note' stores uint8[3], but got float64[3]"),
+        ({"obs": np.zeros((3, 4))}, "column 'obs' stores float32[3, 2], but got float64[3, 4]"),
+        ({"obs": np.zeros((2, 2))}, "column 'obs' stores float32[3, 2], but got float64[2, 2]"),
+        ({"action": "left"}, "column 'action' stores int64[3], but got 'left'"),
+        ({"reward": [1, 2, None]}, "column 'reward' stores float32[3], but got object[3]"),
+        ({"reward": [1, 2, 1e40]}, "column 'reward' stores float32[3], but got float64[3] with values beyond it"),
+        ({"reward": [[1, 2], [3]]}, "column 'reward' stores float32[3], but got a list that is no array"),
         ({"terminated": True}, "column 'terminated' stores True or False for each of 3 environments, but got True"),
     ],
 )
@@ -559,3 +562,12 @@ def test_observations_are_encoded_and_decoded_alike() -> None:
             2,
             3,
         )
+
+
+def test_a_single_environment_may_give_values_with_axes_of_length_one() -> None:
+    schema = Schema({"obs": (np.float32, (2,)), "action": (np.float32, (1,)), "reward": np.float32})
+    memory = Memory(schema, 10)
+    writer = Writer(memory)
+    writer.step(np.zeros((1, 2)), np.array([[0.5]]), np.array([2.5]), np.array([False]), False, np.ones((1, 2)))
+    writer.step(np.ones(2), [0.5], 2.5, np.array([False]), np.array([True]), np.zeros(2))
+    assert memory.num_entries == 2
