@@ -48,7 +48,7 @@ class Column:
     def __init__(self, dtype: Any, shape: int | Sequence[int] = (), role: str = "plain") -> None:
         try:
             plain = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
+        except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:
             raise SchemaError(f"{dtype!r} is no dtype. Give one such as np.float32 or 'uint8'.") from error
         shape = _shape(shape)
         while plain.subdtype is not None:

@@ -338,6 +338,7 @@ almost = st.fixed_dictionaries(
 
 @given(junk | almost | st.text() | junk.map(json.dumps) | st.binary(max_size=20))
 @example({"columns": [["obs", "(9999999999999,)f4", [], "state"]]})
+@example({"columns": [["obs", "a", [], "state"]]})
 @example({"columns": [["obs", "f4,", [], "state"]]})
 @example({"columns": [["obs", "<f4", [10**30], "state"]]})
 @example({"columns": [["obs", "<f4", [], "state"], ["obs", "<f4", [], "state"]]})
