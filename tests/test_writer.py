@@ -571,3 +571,14 @@ def test_a_single_environment_may_give_values_with_axes_of_length_one() -> None:
     writer.step(np.zeros((1, 2)), np.array([[0.5]]), np.array([2.5]), np.array([False]), False, np.ones((1, 2)))
     writer.step(np.ones(2), [0.5], 2.5, np.array([False]), np.array([True]), np.zeros(2))
     assert memory.num_entries == 2
+
+
+def test_whatever_a_reset_step_says_is_ignored() -> None:
+    hand = Hand("next_step")
+    hand.step(terminal=[0])
+    hand.step(terminal=[0], cut=[0])
+    assert [len(entries) for entries in hand.memory.open_entries.values()] == [2, 2, 0]
+    hand.writer.reset()
+    assert [e["lane"] for e in hand.memory.episodes] == [0, 1, 2], "the environment that was being reset has no episode"
+    hand.writer.close()
+    assert len(hand.memory.episodes) == 3
