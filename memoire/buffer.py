@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .batch import Batch
+from .errors import ParameterError
 from .memory import Memory
 from .parameters import Parameters, Start
 from .sampling import Sampler, importance
@@ -122,7 +123,7 @@ class Buffer:
             check: Whether each obs is compared with the next_obs of the step before.
 
         Raises:
-            ParameterError: the layout is not known, or not as the environment says.
+            ParameterError: the layout is not known, not as the environment says, or too large for the capacity.
             SchemaError: a column that `Writer.step` cannot be given a value for.
         """
         members, mode = layout(envs, num_envs, autoreset)
@@ -204,6 +205,9 @@ class Buffer:
             if free[1] == lanes:
                 self._free.remove(free)
                 return free[0]
+        if self._lanes + lanes > self.capacity // 2:
+            expected = f"at most {self.capacity // 2} with those of other writers: two entries of room for each"
+            raise ParameterError("num_envs", lanes, expected)
         self._lanes += lanes
         return self._lanes - lanes
 

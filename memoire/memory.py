@@ -104,7 +104,8 @@ class Memory(_core.EntryStore):
         parameters = Parameters() if parameters is None else parameters
         _check_whole("capacity", capacity, 1, MOST_ROWS)
         if page_rows is None:
-            page_rows = 1 << min(max(int(capacity) // 128, 1).bit_length() - 1, 8)
+            # Small enough that a thousand lanes each find some, large enough that adding seldom takes one.
+            page_rows = 1 << min(max(int(capacity) // 4096, 1).bit_length() - 1, 8)
         if page_rows < 1 or page_rows & (page_rows - 1):
             raise ParameterError("page_rows", page_rows, "a power of two")
         parameters.check_for(schema)

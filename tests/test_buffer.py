@@ -308,6 +308,30 @@ def test_writers_share_a_buffer_in_lanes_of_their_own() -> None:
     assert again.lanes.tolist() == [3], "the lanes of a writer that is gone are given to others"
 
 
+@pytest.mark.parametrize(("capacity", "members"), [(20_000, 1000), (33_000, 1000), (1000, 100), (10, 5), (2, 1)])
+def test_every_member_of_a_large_vector_environment_has_room(capacity: int, members: int) -> None:
+    buffer = Buffer(Schema({"obs": np.float32, "reward": np.float32}), capacity, seed=0)
+    writer = buffer.writer(num_envs=members, autoreset="disabled")
+    never, zeros = np.zeros(members, bool), np.zeros(members)
+    for t in range(3 * capacity // members):
+        obs = np.full(members, t, np.float32)
+        writer.step(obs, None, zeros, never, never, obs + 1)
+    assert capacity // 2 <= len(buffer) <= capacity
+    batch = buffer.sample(100)
+    np.testing.assert_array_equal(batch.next_obs, batch.obs + 1)
+
+
+def test_a_vector_environment_that_has_no_room_is_refused() -> None:
+    buffer = Buffer(CHAIN, 10)
+    for _ in range(4):  # each takes the lanes of the one before
+        buffer.writer(num_envs=3, autoreset="disabled")
+        gc.collect()
+    kept = buffer.writer(num_envs=3, autoreset="disabled")
+    assert kept.lanes.tolist() == [0, 1, 2]
+    with pytest.raises(ParameterError, match="num_envs must be at most 5 with those of other writers: two entries"):
+        buffer.writer(num_envs=3, autoreset="disabled")
+
+
 def test_the_layout_is_the_environments() -> None:
     envs = SyncVectorEnv([lambda: CodedEnv(0, [1], ENDS)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     buffer = Buffer(Schema.from_env(envs), 10)
