@@ -1920,7 +1920,7 @@ def unique_frames(prev_codes, next_codes, bint ordered):
 
 # ----------------------------------------------------------------------------------------------------- wire and pool
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -2100,3 +2100,1373 @@ def is_plain_msgpack(data):
         return _scan_msgpack(<const uint8_t*>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
+
+
+# A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between them, nothing behind.
+# docs/wire.md has every bit of it. Which blocks there are follows from the schema and the parameters alone, so a container is
+# compared with a `Layout`, the list of blocks that must be there, and everything else is refused.
+#
+#     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...
+
+from libc.math cimport INFINITY, floor, isfinite, pow
+from libc.stdlib cimport calloc, free, malloc, realloc
+
+from memoire.errors import ProtocolError as _ProtocolError
+
+cdef enum:
+    HEAD_BYTES = 64
+    ROW_BYTES = 32
+    ALIGNMENT = 64
+    BOOKKEEPING = 0xFFFF
+    ZERO_FRAME = 0xFFFFFFFF
+    MOST_PARTS = 32
+
+cdef enum:
+    KIND_CACHE = 1
+    KIND_EPISODE = 2
+    KIND_FEEDBACK = 3
+    KIND_DRAWN = 4
+
+cdef enum:
+    PART_PREV = 1
+    PART_NEXT = 2
+    PART_FRAMES = 3
+    PART_PREV_INDEX = 4
+    PART_NEXT_INDEX = 5
+    PART_PREV_FRAMES = 8
+    PART_NEXT_FRAMES = 9
+    PART_NUMBER = 16
+    PART_WEIGHT = 17
+    PART_REWARD_SUM = 18
+    PART_DISCOUNT = 19
+    PART_STEPS = 20
+    PART_AGE = 21
+    PART_MODEL = 22
+    PART_CHANCE = 23
+    PART_POPULATION = 24
+    PART_OWNER = 25
+    PART_OWNERS = 26
+    PART_INIT_WEIGHT = 27
+    PART_FINAL = 28
+    PART_TD_ERROR = 29
+
+cdef enum:
+    PER_SAMPLE = 0
+    PER_FRAME = 1
+    PER_OWNER = 2
+    SINGLE = 3
+
+cdef struct Block:
+    uint16_t column
+    uint8_t part
+    uint8_t extent
+    uint64_t row_bytes
+
+cdef struct Field:
+    int block       # where its rows are
+    int index       # block of the u32 indices into them, -1: row i is sample i's
+    size_t frames   # rows of one sample
+    size_t size     # bytes of one row
+
+cdef struct Fault:
+    int status
+    int block
+    uint64_t found
+    uint64_t expected
+
+cdef enum:
+    GOOD = 0
+    BAD_CHECKSUM
+    BAD_SIZE
+    BAD_HEAD
+    BAD_KIND
+    BAD_BLOCKS
+    BAD_STACK
+    BAD_STEPS
+    BAD_TOTAL
+    BAD_POSITIVE
+    BAD_MINIMUM
+    BAD_TIME
+    BAD_ENTRY
+    BAD_CODEC
+    BAD_ROWS
+    BAD_RAW
+    BAD_STORED
+    BAD_OFFSET
+    BAD_END
+    BAD_PADDING
+    BAD_EXPANSION
+    BAD_INDEX
+    BAD_VALUE
+
+_FAULTS = {
+    BAD_CHECKSUM: ("payload", "the payload's checksum is {found:#x}, the header says {expected:#x}; it changed on the way"),
+    BAD_SIZE: ("container", "{found} bytes are too few for a head and its table, which need {expected}"),
+    BAD_HEAD: ("container", "bytes of the head that must be 0 are {found:#x}"),
+    BAD_KIND: ("container", "kind {found}, expected {expected}"),
+    BAD_BLOCKS: ("parameters", "{found} blocks, but the schema and parameters here ask for {expected}"),
+    BAD_STACK: ("parameters", "frame_stack {found}, but it is {expected} here"),
+    BAD_STEPS: ("container", "multi_step {found}, expected at least 1 (exactly 1 where there are no windows)"),
+    BAD_TOTAL: ("value", "the total weight must be finite and positive (0 where a container has none)"),
+    BAD_POSITIVE: ("value", "{found} entries of positive weight, expected at least {expected}"),
+    BAD_MINIMUM: ("value", "the smallest weight must be positive and at most the total weight (0 where a container has none)"),
+    BAD_TIME: ("value", "the time at which it was made must be finite and not negative"),
+    BAD_ENTRY: ("parameters", "block {block} is {found:#x} (column * 256 + part), but {expected:#x} belongs there"),
+    BAD_CODEC: ("codec", "block {block} has codec {found}, expected at most {expected}"),
+    BAD_ROWS: ("container", "block {block} has {found} rows, expected {expected} (or at least 1 and no more than that)"),
+    BAD_RAW: ("schema", "block {block} is {found} bytes raw, but the schema makes it {expected}"),
+    BAD_STORED: ("container", "block {block} is stored in {found} bytes, expected {expected}"),
+    BAD_OFFSET: ("container", "block {block} begins at byte {found}, expected {expected}"),
+    BAD_END: ("container", "block {block} ends behind the payload or short of its end: {found} bytes, expected {expected}"),
+    BAD_PADDING: ("container", "bytes in front of block {block} that must be 0 are not"),
+    BAD_EXPANSION: ("too_large", "unpacked it has {found} bytes; {expected} are allowed (message_bytes)"),
+    BAD_INDEX: ("index", "block {block} holds {found}, expected less than {expected}"),
+    BAD_VALUE: ("value", "row {found} of block {block} is outside of its range"),
+}
+
+
+@cython.auto_pickle(False)
+cdef class Layout:
+    """Blocks that a container must have, and the arrays that its samples are gathered into. Unchangeable; made by cache.py.
+
+    Args:
+        blocks: (column, part, extent, bytes of a row) in the order of the container.
+        fields: (block, index block or -1, rows of a sample, bytes of a row) for each array of a batch.
+    """
+
+    cdef Block* block
+    cdef Field* field
+    cdef int of_part[MOST_PARTS]  # block of each bookkeeping part, -1: not there
+    cdef readonly int kind, blocks, fields, frame_stack, reward_size
+
+    def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields):
+        cdef int i
+        self.kind, self.frame_stack, self.reward_size = kind, frame_stack, reward_size
+        self.blocks, self.fields = len(blocks), len(fields)
+        self.block = <Block*>calloc(max(1, self.blocks), sizeof(Block))
+        self.field = <Field*>calloc(max(1, self.fields), sizeof(Field))
+        if self.block == NULL or self.field == NULL:
+            raise MemoryError()
+        for i in range(MOST_PARTS):
+            self.of_part[i] = -1
+        for i, (column, part, extent, row_bytes) in enumerate(blocks):
+            self.block[i] = Block(column, part, extent, row_bytes)
+            if column == BOOKKEEPING:
+                self.of_part[<int>part] = i
+        for i, (block, index, frames, size) in enumerate(fields):
+            if not (0 <= block < self.blocks and -1 <= index < self.blocks):
+                raise IndexError("a field of a block that is not there")
+            self.field[i] = Field(block, index, frames, size)
+
+    def __dealloc__(self):
+        free(self.block)
+        free(self.field)
+
+
+cdef inline bint _is_frames(int part) noexcept nogil:
+    return part == PART_FRAMES or part == PART_PREV_FRAMES or part == PART_NEXT_FRAMES
+
+
+cdef inline uint64_t _block_begin(uint64_t at) noexcept nogil:
+    return (at + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
+
+
+cdef inline double _read_double(const uint8_t* source) noexcept nogil:
+    cdef double value
+    memcpy(&value, source, 8)
+    return value
+
+
+cdef inline float _read_float(const uint8_t* source) noexcept nogil:
+    cdef float value
+    memcpy(&value, source, 4)
+    return value
+
+
+cdef inline int _read16(const uint8_t* source) noexcept nogil:
+    return source[0] | (source[1] << 8)
+
+
+cdef inline int _fail(Fault* fault, int status, int block, uint64_t found, uint64_t expected) noexcept nogil:
+    fault.status, fault.block, fault.found, fault.expected = status, block, found, expected
+    return status
+
+
+cdef int _check_head(Layout layout, const uint8_t* source, uint64_t size, Fault* fault) noexcept nogil:
+    cdef double total, minimum, made_at
+    cdef uint64_t positives
+    cdef bint windows = layout.kind == KIND_CACHE or layout.kind == KIND_DRAWN
+    if size < HEAD_BYTES:
+        return _fail(fault, BAD_SIZE, -1, size, HEAD_BYTES)
+    if _read32(source + 44) != <uint32_t>layout.kind:
+        return _fail(fault, BAD_KIND, -1, _read32(source + 44), layout.kind)
+    if _read64(source + 56):
+        return _fail(fault, BAD_HEAD, -1, _read64(source + 56), 0)
+    if _read32(source) < 1:
+        return _fail(fault, BAD_ROWS, -1, 0, 1)
+    if _read16(source + 4) != layout.frame_stack:
+        return _fail(fault, BAD_STACK, -1, _read16(source + 4), layout.frame_stack)
+    if _read16(source + 6) < 1 or (not windows and _read16(source + 6) != 1):
+        return _fail(fault, BAD_STEPS, -1, _read16(source + 6), 1)
+    total, positives, minimum = _read_double(source + 8), _read64(source + 16), _read_double(source + 24)
+    if layout.kind == KIND_CACHE:
+        if not (isfinite(total) and total > 0.0):
+            return _fail(fault, BAD_TOTAL, -1, 0, 0)
+        if positives < 1 or positives >> 53:
+            return _fail(fault, BAD_POSITIVE, -1, positives, 1)
+        if not (0.0 < minimum <= total):
+            return _fail(fault, BAD_MINIMUM, -1, 0, 0)
+    elif _read64(source + 8) or positives or _read64(source + 24):
+        return _fail(fault, BAD_TOTAL, -1, 0, 0)
+    made_at = _read_double(source + 48)
+    if not (isfinite(made_at) and made_at >= 0.0):
+        return _fail(fault, BAD_TIME, -1, 0, 0)
+    if _read32(source + 40) != <uint32_t>layout.blocks:
+        return _fail(fault, BAD_BLOCKS, -1, _read32(source + 40), layout.blocks)
+    if size < HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks:
+        return _fail(fault, BAD_SIZE, -1, size, HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks)
+    return GOOD
+
+
+cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
+    """Every row of the block table against the layout and the bytes that are there."""
+    cdef uint64_t at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, begin, stored, raw, rows, most
+    cdef uint64_t samples = _read32(source), frames = 0, unpacked = size
+    cdef const uint8_t* row
+    cdef const Block* block
+    cdef int i, codec
+    for i in range(layout.blocks):
+        row = source + HEAD_BYTES + ROW_BYTES * i
+        block = &layout.block[i]
+        codec = row[3]
+        rows, begin, stored, raw = _read32(row + 4), _read64(row + 8), _read64(row + 16), _read64(row + 24)
+        if _read16(row) != block.column or row[2] != block.part:
+            return _fail(fault, BAD_ENTRY, i, (_read16(row) << 8) | row[2], (<uint64_t>block.column << 8) | block.part)
+        if codec > 2 or (codec and not _is_frames(block.part)):
+            return _fail(fault, BAD_CODEC, i, codec, 2 if _is_frames(block.part) else 0)
+        if block.extent == PER_FRAME:
+            most = frames if frames else 2 * samples * layout.frame_stack
+            if rows < 1 or rows > most or (frames and rows != frames):
+                return _fail(fault, BAD_ROWS, i, rows, most)
+            frames = rows
+        elif block.extent == PER_OWNER:
+            if rows < 1 or rows > samples:
+                return _fail(fault, BAD_ROWS, i, rows, samples)
+        else:
+            most = 1 if block.extent == SINGLE else samples
+            if rows != most:
+                return _fail(fault, BAD_ROWS, i, rows, most)
+        # rows < 2**32 and a row has less than 2**27 bytes: the product cannot overflow
+        if raw != rows * block.row_bytes:
+            return _fail(fault, BAD_RAW, i, raw, rows * block.row_bytes)
+        if codec == 0 and stored != raw:
+            return _fail(fault, BAD_STORED, i, stored, raw)
+        if begin != _block_begin(at):
+            return _fail(fault, BAD_OFFSET, i, begin, _block_begin(at))
+        if begin > size or stored > size - begin:
+            return _fail(fault, BAD_END, i, stored, size - begin if begin <= size else 0)
+        while at < begin:
+            if source[at]:
+                return _fail(fault, BAD_PADDING, i, 0, 0)
+            at += 1
+        at = begin + stored
+        if codec:
+            unpacked += raw
+            if unpacked > limit:
+                return _fail(fault, BAD_EXPANSION, i, unpacked, limit)
+    if at != size:
+        return _fail(fault, BAD_END, layout.blocks - 1, size, at)
+    return GOOD
+
+
+cdef int _check_words(const uint8_t* words, uint64_t count, uint32_t bound, bint zero, int block, Fault* fault) noexcept nogil:
+    """Whether all u32 are below `bound`, or ZERO_FRAME where `zero` allows it."""
+    cdef uint64_t i
+    cdef uint32_t word
+    for i in range(count):
+        word = _read32(words + 4 * i)
+        if word >= bound and not (zero and word == ZERO_FRAME):
+            return _fail(fault, BAD_INDEX, block, word, bound)
+    return GOOD
+
+
+cdef int _check_doubles(const uint8_t* values, uint64_t count, double low, double high, int block, Fault* fault) noexcept nogil:
+    """Whether all float64 are in (low, high] and finite."""
+    cdef uint64_t i
+    cdef double value
+    for i in range(count):
+        value = _read_double(values + 8 * i)
+        if not (low < value <= high) or not isfinite(value):
+            return _fail(fault, BAD_VALUE, block, i, 0)
+    return GOOD
+
+
+cdef int _check_floats(const uint8_t* values, uint64_t count, double low, double high, int block, Fault* fault) noexcept nogil:
+    """Whether all float32 are in [low, high] and finite."""
+    cdef uint64_t i
+    cdef double value
+    for i in range(count):
+        value = _read_float(values + 4 * i)
+        if not (low <= value <= high) or not isfinite(value):
+            return _fail(fault, BAD_VALUE, block, i, 0)
+    return GOOD
+
+
+cdef int _check_part(Layout layout, const uint8_t* source, int i, uint32_t frames, uint32_t owners, Fault* fault) noexcept nogil:
+    """What bookkeeping block `i` holds."""
+    cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
+    cdef const uint8_t* data = source + _read64(row + 8)
+    cdef uint64_t samples = _read32(row + 4), each = layout.block[i].row_bytes, j
+    cdef int part = layout.block[i].part
+    cdef double total = _read_double(source + 8)
+    if part == PART_PREV_INDEX or part == PART_NEXT_INDEX:
+        return _check_words(data, samples * (each >> 2), frames, True, i, fault)
+    if part == PART_OWNER:
+        return _check_words(data, samples, owners, False, i, fault)
+    if part == PART_STEPS:
+        for j in range(samples):
+            if not 1 <= _read32(data + 4 * j) <= <uint32_t>_read16(source + 6):
+                return _fail(fault, BAD_INDEX, i, _read32(data + 4 * j), <uint64_t>_read16(source + 6) + 1)
+    if part == PART_NUMBER:
+        for j in range(samples):
+            if data[8 * j + 7] & 0x80:
+                return _fail(fault, BAD_VALUE, i, j, 0)
+    # A weight is a summand of the total; summing in another order may round by a few units in the last place.
+    if part == PART_WEIGHT:
+        return _check_doubles(data, samples, 0.0, total * (1.0 + 1e-9) if layout.kind == KIND_CACHE else INFINITY, i, fault)
+    if part == PART_CHANCE:
+        return _check_doubles(data, samples, 0.0, 1.0 + 1e-9, i, fault)
+    if part == PART_POPULATION:
+        return _check_doubles(data, samples, 0.0, 9007199254740992.0, i, fault)
+    if part == PART_DISCOUNT:
+        return _check_floats(data, samples * (each >> 2), 0.0, 1.0, i, fault)
+    if part == PART_AGE or part == PART_INIT_WEIGHT:
+        return _check_floats(data, samples, 0.0, INFINITY, i, fault)
+    if part == PART_TD_ERROR:
+        return _check_floats(data, samples, -INFINITY, INFINITY, i, fault)
+    return GOOD
+
+
+cdef int _check_container(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
+    cdef uint32_t frames = 0, owners = 0
+    cdef int i
+    fault.status = GOOD
+    if _check_head(layout, source, size, fault) or _check_table(layout, source, size, limit, fault):
+        return fault.status
+    for i in range(layout.blocks):
+        if layout.block[i].extent == PER_FRAME:
+            frames = _read32(source + HEAD_BYTES + ROW_BYTES * i + 4)
+        if layout.block[i].extent == PER_OWNER:
+            owners = _read32(source + HEAD_BYTES + ROW_BYTES * i + 4)
+    for i in range(layout.blocks):
+        if layout.block[i].column == BOOKKEEPING and _check_part(layout, source, i, frames, owners, fault):
+            return fault.status
+    return GOOD
+
+
+cdef struct View:
+    # What kernels need of a held cache; it lives as long as its HeldCache.
+    const uint8_t** block   # begin of each block's raw bytes
+    uint32_t samples
+    double total_weight     # S_k, N_k
+    double positives
+
+
+@cython.auto_pickle(False)
+cdef class HeldCache:
+    """A received container, checked completely; keeps its buffer, and rows are gathered straight from it.
+
+    Args:
+        payload: Anything with contiguous bytes. It must not change afterwards; a reference is kept.
+        expected: XXH64 of the payload, or None where it was compared already.
+        limit: Bytes that payload and unpacked blocks may have together.
+        unpack: Called as unpack(codec, stored bytes, raw size) for each packed block; returns bytes of that size.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+
+    cdef Py_buffer buffer
+    cdef bint is_held
+    cdef View view
+    cdef list unpacked
+    cdef uint32_t used            # samples already drawn
+    cdef readonly Layout layout
+    cdef readonly Py_ssize_t nbytes
+    cdef readonly uint64_t parameters_version
+    cdef readonly double made_at, minimum
+    cdef readonly int multi_step
+
+    def __cinit__(self, payload, Layout layout not None, expected, uint64_t limit, unpack):
+        cdef Fault fault
+        cdef uint64_t found, wanted
+        cdef const uint8_t* source
+        self.layout = layout
+        self.unpacked = []
+        PyObject_GetBuffer(payload, &self.buffer, PyBUF_SIMPLE)
+        self.is_held = True
+        source = <const uint8_t*>self.buffer.buf
+        if expected is not None:
+            wanted = expected
+            with nogil:
+                found = _checksum(source, self.buffer.len, 0)
+            if found != wanted:
+                _fail(&fault, BAD_CHECKSUM, -1, found, wanted)
+                _refuse(&fault)
+        with nogil:
+            _check_container(layout, source, self.buffer.len, limit, &fault)
+        if fault.status != GOOD:
+            _refuse(&fault)
+        self.view.samples = _read32(source)
+        self.view.total_weight, self.view.positives = _read_double(source + 8), <double>_read64(source + 16)
+        self.multi_step, self.minimum = _read16(source + 6), _read_double(source + 24)
+        self.parameters_version, self.made_at = _read64(source + 32), _read_double(source + 48)
+        self.nbytes = self.buffer.len
+        self._locate(source, unpack)
+
+    def __dealloc__(self):
+        free(self.view.block)
+        if self.is_held:
+            PyBuffer_Release(&self.buffer)
+
+    cdef _locate(self, const uint8_t* source, unpack):
+        """Note where each block's raw bytes are, unpacking those that are packed."""
+        cdef const uint8_t* row
+        cdef Py_ssize_t stored, raw
+        cdef int i
+        self.view.block = <const uint8_t**>calloc(max(1, self.layout.blocks), sizeof(uint8_t*))
+        if self.view.block == NULL:
+            raise MemoryError()
+        for i in range(self.layout.blocks):
+            row = source + HEAD_BYTES + ROW_BYTES * i
+            self.view.block[i] = source + _read64(row + 8)
+            if row[3]:
+                stored, raw = _read64(row + 16), _read64(row + 24)
+                data = unpack(row[3], self.view.block[i][:stored], raw)
+                if type(data) is not bytes or len(data) != raw:
+                    raise ValueError("unpack returned something else than bytes of the size it was asked for")
+                self.unpacked.append(data)
+                self.nbytes += raw
+                self.view.block[i] = <const uint8_t*><const char*>data
+
+    @property
+    def samples(self):
+        """Samples it was pushed with."""
+        return self.view.samples
+
+    @property
+    def total_weight(self):
+        """S_k: total weight of the client's memory when the cache was drawn."""
+        return self.view.total_weight
+
+    @property
+    def positives(self):
+        """N_k: entries of positive weight then."""
+        return <uint64_t>self.view.positives
+
+    def part(self, int part):
+        """Bytes of a bookkeeping block (a copy), or None where the layout has none: for tests and tools."""
+        cdef int i = self.layout.of_part[part] if 0 <= part < MOST_PARTS else -1
+        return None if i < 0 else self.block(i)
+
+    def block(self, int i):
+        """Raw bytes of block `i` (a copy)."""
+        if not 0 <= i < self.layout.blocks:
+            raise IndexError(i)
+        cdef const uint8_t* row = <const uint8_t*>self.buffer.buf + HEAD_BYTES + ROW_BYTES * i
+        return self.view.block[i][:<Py_ssize_t>_read64(row + 24)]
+
+
+cdef _refuse(Fault* fault):
+    code, text = _FAULTS[fault.status]
+    raise _ProtocolError(code, text.format(block=fault.block, found=fault.found, expected=fault.expected))
+
+
+# The draw over held caches (DESIGN 4 is written out in pool.py, where its words are). Each client is a queue of caches:
+#
+#     HeldClient.queue   [HeldCache used 40 of 256, HeldCache used 0 of 256, HeldCache used 0 of 256]   one used up is gone
+#
+# A draw first decides, under pool.py's lock, which samples it takes (`Picks`: one row for each sample, with references to their
+# caches); copying them needs neither lock nor GIL, and whatever is overwritten meanwhile lives until the picks are dropped.
+
+cdef uint64_t _pool_random(uint64_t* state) noexcept nogil:
+    """splitmix64: a counter through a mixing function; every seed is as good as any other."""
+    cdef uint64_t word
+    state[0] += 0x9E3779B97F4A7C15ULL
+    word = state[0]
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ULL
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBULL
+    return word ^ (word >> 31)
+
+
+cdef inline double _pool_fraction(uint64_t* state) noexcept nogil:
+    return <double>(_pool_random(state) >> 11) * (1.0 / 9007199254740992.0)
+
+
+cdef inline uint32_t _pool_below(uint64_t* state, uint32_t bound) noexcept nogil:
+    """A whole number in [0, bound); the bias of 2**-32 at most is far below what any draw can show."""
+    return <uint32_t>(((_pool_random(state) >> 32) * <uint64_t>bound) >> 32)
+
+
+cdef int _rise_together(const double* unused, double* share, const double* cap, Py_ssize_t clients, double batch) noexcept nogil:
+    """Shares where all caps together are below 1: every cap grows by one factor, up to unused / batch."""
+    cdef double factor = 1.0, fixed, loose
+    cdef Py_ssize_t i, before = -1, full = 0
+    while full != before:
+        before, full = full, 0
+        fixed = loose = 0.0
+        for i in range(clients):
+            if factor * cap[i] >= unused[i] / batch:
+                fixed += unused[i] / batch
+                full += 1
+            else:
+                loose += cap[i]
+        if loose <= 0.0 or fixed >= 1.0:
+            break
+        factor = max(factor, (1.0 - fixed) / loose)
+    for i in range(clients):
+        share[i] = min(factor * cap[i], unused[i] / batch)
+    return 0
+
+
+cdef int _fill_water(const double* weight, double* share, const double* cap, Py_ssize_t clients) noexcept nogil:
+    """Shares in proportion to the weights, none above its cap; caps together are at least 1."""
+    cdef double level = 0.0, fixed, loose
+    cdef Py_ssize_t i, before = -1, full = 0
+    while full != before:
+        before, full = full, 0
+        fixed = loose = 0.0
+        for i in range(clients):
+            if cap[i] <= 0.0:
+                continue
+            if level * weight[i] >= cap[i]:
+                fixed += cap[i]
+                full += 1
+            else:
+                loose += weight[i]
+        if loose <= 0.0 or fixed >= 1.0:
+            break
+        level = max(level, (1.0 - fixed) / loose)
+    for i in range(clients):
+        share[i] = min(level * weight[i], cap[i]) if cap[i] > 0.0 else 0.0
+    return 0
+
+
+cdef int _shares(
+    const double* weight, const double* unused, const double* between, Py_ssize_t clients, double batch, double* cap, double* share
+) noexcept nogil:
+    """pi_c of each client. `unused` is infinite for one that can serve any number; 0 for one that cannot serve. `cap` is scratch."""
+    cdef double together = 0.0, total = 0.0, largest = 0.0
+    cdef Py_ssize_t i
+    for i in range(clients):
+        cap[i] = unused[i] / max(between[i], batch) if unused[i] > 0.0 and weight[i] > 0.0 else 0.0
+        together += cap[i]
+        largest = max(largest, weight[i])
+    if together <= 1.0:
+        _rise_together(unused, share, cap, clients, batch)
+    else:
+        _fill_water(weight, share, cap, clients)
+    for i in range(clients):
+        total += share[i]
+    if total > 0.0:
+        for i in range(clients):
+            share[i] /= total
+    return 0
+
+
+cdef Py_ssize_t _counts(
+    const double* share, const double* unused, Py_ssize_t clients, Py_ssize_t batch, double start, int64_t* count
+) noexcept nogil:
+    """Systematic sampling: client c gets the whole numbers in its stretch of [start, start + batch). Returns how many are missing."""
+    cdef double edge = 0.0
+    cdef int64_t reached, before = 0, excess = 0, more
+    cdef Py_ssize_t i, last = -1
+    for i in range(clients):
+        if share[i] > 0.0:
+            last = i
+    for i in range(clients):
+        count[i] = 0
+        if share[i] <= 0.0:
+            continue
+        edge += share[i] * batch
+        # The running sum rounds; the last client ends at the batch exactly, whatever it came to.
+        reached = batch if i == last else min(<int64_t>floor(edge + start), <int64_t>batch)
+        count[i] = reached - before
+        before = reached
+        if <double>count[i] > unused[i]:
+            excess += count[i] - <int64_t>unused[i]
+            count[i] = <int64_t>unused[i]
+    for i in range(clients):
+        if excess == 0:
+            break
+        if share[i] > 0.0 and <double>count[i] < unused[i]:
+            more = excess if unused[i] - count[i] > <double>excess else <int64_t>unused[i] - count[i]
+            count[i] += more
+            excess -= more
+    return excess
+
+
+cdef const double* _doubles(array, Py_ssize_t size) except? NULL:
+    """Values of a C-contiguous float64 array of `size` elements."""
+    if not cnp.PyArray_Check(array) or cnp.PyArray_TYPE(<cnp.ndarray>array) != cnp.NPY_FLOAT64:
+        raise ValueError("expected an array of float64")
+    if not cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>array) or cnp.PyArray_SIZE(<cnp.ndarray>array) != size:
+        raise ValueError(f"expected {size} contiguous values")
+    return <const double*>cnp.PyArray_DATA(<cnp.ndarray>array)
+
+
+def shares(weight, unused, between, double batch):
+    """pi_c for clients of total weight S_c, u_c unused samples (inf: any number) and D_c: float64 [C] each -> [C], summing to 1."""
+    cdef Py_ssize_t clients = len(weight)
+    cdef const double* weights = _doubles(weight, clients)
+    cdef const double* left = _doubles(unused, clients)
+    cdef const double* apart = _doubles(between, clients)
+    share, cap = np.zeros(clients), np.zeros(clients)
+    if not batch >= 1.0:
+        raise ValueError("a batch has at least 1 sample")
+    if clients:
+        _shares(weights, left, apart, clients, batch, <double*>_doubles(cap, clients), <double*>_doubles(share, clients))
+    return share
+
+
+def systematic_counts(share, unused, Py_ssize_t batch, double start):
+    """Whole numbers with mean batch * share, none above `unused`, together `batch`: float64 [C] -> int64 [C]. start in [0, 1)."""
+    cdef Py_ssize_t clients = len(share)
+    cdef const double* parts = _doubles(share, clients)
+    cdef const double* left = _doubles(unused, clients)
+    count = np.zeros(clients, np.int64)
+    if not 0.0 <= start < 1.0:
+        raise ValueError("start must lie in [0, 1)")
+    if clients and _counts(parts, left, clients, batch, start, <int64_t*>_target(count, 8 * clients)):
+        raise ValueError("the clients have fewer unused samples than the batch needs")
+    return count
+
+
+cdef struct Pick:
+    const View* view
+    uint32_t sample      # in its cache
+    uint32_t position    # in the batch
+    double share         # pi_c
+    double newest        # N_c
+    uint64_t low, high   # client id
+
+
+cdef struct Carried:
+    char* reward
+    char* discount
+    char* steps
+    char* weight
+    char* ids
+    char* age
+    char* model
+
+
+@cython.auto_pickle(False)
+cdef class HeldClient:
+    """The held caches of one client, oldest first, and its newest sums. Every attribute belongs to the pool's lock."""
+
+    cdef list queue               # HeldCache, oldest first
+    cdef uint32_t most            # samples of the largest cache ever
+    cdef uint64_t low, high
+    cdef uint64_t mark            # HeldPool.drawn when its newest cache came
+    cdef double mass, population  # S_c, N_c
+    cdef dict reserved_for        # reader -> unused samples kept for it
+    cdef Py_ssize_t slot          # in HeldPool.clients, -1: none
+    cdef readonly bytes id
+    cdef readonly Py_ssize_t pushed, caches, nbytes, unused, held, reserved
+    cdef readonly double minimum, between
+    cdef readonly int64_t sequence
+    cdef public double heard
+
+    def __cinit__(self, bytes id not None):
+        if len(id) != 16:
+            raise ValueError(f"a client id has 16 bytes, got {len(id)}")
+        cdef const uint8_t* word = <const uint8_t*><const char*>id
+        self.id, self.low, self.high = id, _read64(word), _read64(word + 8)
+        self.queue, self.reserved_for = [], {}
+        self.sequence = self.slot = -1
+
+    @property
+    def total_weight(self):
+        """S_c: the newest total weight of its memory."""
+        return self.mass
+
+    @property
+    def positives(self):
+        """N_c: its newest number of entries with positive weight."""
+        return self.population
+
+    def hear(self, int64_t sequence, double total_weight, double positives, double minimum):
+        """Take newer sums; older ones (a message that was overtaken) change nothing. Returns whether they were newer."""
+        if sequence <= self.sequence:
+            return False
+        self.sequence, self.mass, self.population, self.minimum = sequence, total_weight, positives, minimum
+        if not (isfinite(total_weight) and total_weight > 0.0 and positives >= 1.0):
+            self.mass = self.population = self.minimum = 0.0
+        return True
+
+    cdef int _append(self, HeldCache cache) except -1:
+        self.queue.append(cache)
+        self.most = max(self.most, cache.view.samples)
+        self.caches += 1
+        self.nbytes += cache.nbytes
+        self.unused += cache.view.samples
+        self.held += cache.view.samples
+
+    cdef HeldCache _pop(self):
+        """Take the oldest cache off; the caller sees to its samples and bytes."""
+        cdef HeldCache cache = self.queue[0]
+        del self.queue[0]
+        self.caches -= 1
+        self.nbytes -= cache.nbytes
+        self.unused -= cache.view.samples - cache.used
+        self.held -= cache.view.samples
+        if self.caches == 0:
+            self.most = 0
+        return cache
+
+
+@cython.auto_pickle(False)
+cdef class Picks:
+    """The samples that a draw took: where each is, and what it needs for its importance. Holds its caches alive."""
+
+    cdef Pick* pick
+    cdef list caches
+    cdef readonly Layout layout
+    cdef readonly Py_ssize_t size
+    cdef readonly double population, left_out, rarest
+
+    def __cinit__(self, Layout layout not None, Py_ssize_t size):
+        self.layout, self.size, self.caches = layout, 0, []
+        self.rarest = INFINITY
+        self.pick = <Pick*>malloc(max(1, size) * sizeof(Pick))
+        if self.pick == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.pick)
+
+    cdef int _add(self, HeldClient client, HeldCache cache, uint32_t first, Py_ssize_t count, double share) except -1:
+        """Take `count` consecutive samples of a cache."""
+        cdef Py_ssize_t i
+        self.caches.append(cache)
+        for i in range(count):
+            self._one(client, cache, <uint32_t>(first + i), share)
+        return 0
+
+    cdef inline void _one(self, HeldClient client, HeldCache cache, uint32_t sample, double share) noexcept:
+        self.pick[self.size] = Pick(
+            &cache.view, sample, <uint32_t>self.size, share, client.population, client.low, client.high
+        )
+        self.size += 1
+
+    cdef void _shuffle(self, uint64_t* state) noexcept:
+        cdef Py_ssize_t i
+        cdef uint32_t j, kept
+        for i in range(self.size - 1, 0, -1):
+            j = _pool_below(state, <uint32_t>(i + 1))
+            kept = self.pick[i].position
+            self.pick[i].position = self.pick[j].position
+            self.pick[j].position = kept
+
+    @property
+    def multi_step(self):
+        """The largest multi_step of the caches."""
+        cdef HeldCache cache
+        return max([cache.multi_step for cache in self.caches], default=1)
+
+    def gather(self, list arrays, reward, discount, steps, weight, ids, age, model):
+        """Copy every sample to its position: `arrays` in the order of the layout's fields, then what each sample carries.
+
+        All arrays are C-contiguous and of exactly the right bytes; reward may be None. The GIL is released.
+        """
+        cdef Py_ssize_t i
+        cdef char** target = <char**>malloc((self.layout.fields + 1) * sizeof(char*))
+        cdef Carried carried
+        if target == NULL:
+            raise MemoryError()
+        try:
+            if len(arrays) != self.layout.fields:
+                raise ValueError(f"expected {self.layout.fields} arrays, got {len(arrays)}")
+            for i in range(self.layout.fields):
+                target[i] = _target(arrays[i], self.size * self.layout.field[i].frames * self.layout.field[i].size)
+            carried.reward = NULL
+            if reward is not None:
+                carried.reward = _target(reward, self.size * 4 * self.layout.reward_size)
+            carried.discount = _target(discount, self.size * 4 * self.layout.reward_size)
+            carried.steps = _target(steps, self.size * 4)
+            carried.weight = _target(weight, self.size * 4)
+            carried.ids = _target(ids, self.size * 24)
+            carried.age = _target(age, self.size * 4)
+            carried.model = _target(model, self.size * 8)
+            with nogil:
+                _gather(self.layout, self.pick, self.size, target, &carried)
+        finally:
+            free(target)
+
+    def importance(self, double exponent, bint by_largest, target):
+        """(N P(i) N_k / N_c) ** -exponent of every sample over a divisor: float32 [B] into `target`; returns the divisor.
+
+        The divisor is the batch's largest, or with `by_largest` the largest that any entry of the serving clients could have
+        (never below the batch's: an old cache may hold a rarer sample than its client has now).
+        """
+        cdef float* importance = <float*>_target(target, self.size * 4)
+        cdef double* value = <double*>malloc(max(1, self.size) * sizeof(double))
+        cdef double rarest = self.rarest if by_largest else INFINITY
+        cdef double divisor
+        if value == NULL:
+            raise MemoryError()
+        with nogil:
+            divisor = _importance(self.layout, self.pick, self.size, self.population, exponent, rarest, value, importance)
+            free(value)
+        return divisor
+
+    def frames_of(self, prev_index, next_index):
+        """Number the distinct frames that the samples need, in order of first use, for a container of them.
+
+        Args:
+            prev_index, next_index: uint32 [B, frame_stack] that are filled with those numbers, or None.
+
+        Returns:
+            Frames: what `pack_frames` copies.
+        """
+        cdef Frames frames = Frames(self, 2 * self.size * self.layout.frame_stack)
+        cdef size_t entries = self.size * self.layout.frame_stack
+        if prev_index is not None:
+            frames._number(self.layout.of_part[PART_PREV_INDEX], <uint32_t*>_target(prev_index, entries * 4))
+        if next_index is not None:
+            frames._number(self.layout.of_part[PART_NEXT_INDEX], <uint32_t*>_target(next_index, entries * 4))
+        return frames
+
+    def pack_rows(self, int block, target):
+        """Copy each sample's row of `block` in the order of the draw (positions are left aside)."""
+        cdef Py_ssize_t i
+        cdef size_t size = self.layout.block[inside(block, self.layout.blocks)].row_bytes
+        cdef char* to = _target(target, self.size * size)
+        with nogil:
+            for i in range(self.size):
+                copy_row(to + i * size, <const char*>self.pick[i].view.block[block] + <size_t>self.pick[i].sample * size, size)
+
+    def pack_owners(self, owner, chance, population):
+        """Fill uint32, float64, float64 [B]: whose each sample is, w_i / S_k and N_k. Returns the owners' ids, 16 bytes each."""
+        cdef uint32_t* to_owner = <uint32_t*>_target(owner, self.size * 4)
+        cdef double* to_chance = <double*>_target(chance, self.size * 8)
+        cdef double* to_population = <double*>_target(population, self.size * 8)
+        cdef int block = self.layout.of_part[PART_WEIGHT]
+        cdef Py_ssize_t i
+        cdef uint32_t owners = 0
+        cdef list ids = []
+        for i in range(self.size):
+            if i == 0 or self.pick[i].low != self.pick[i - 1].low or self.pick[i].high != self.pick[i - 1].high:
+                ids.append((<const uint8_t*>&self.pick[i].low)[:8] + (<const uint8_t*>&self.pick[i].high)[:8])
+                owners += 1
+            to_owner[i] = owners - 1
+            to_chance[i] = min(1.0, _read_double(self.pick[i].view.block[block] + 8 * <size_t>self.pick[i].sample) / self.pick[i].view.total_weight)
+            to_population[i] = self.pick[i].view.positives
+        return b"".join(ids)
+
+
+cdef struct Source:
+    const View* view
+    uint32_t frame
+    uint32_t number
+
+
+@cython.auto_pickle(False)
+cdef class Frames:
+    """Distinct frames of picked samples, numbered: an open-addressed table while numbering, a list while copying."""
+
+    cdef Picks picks
+    cdef Source* table   # number 0xFFFFFFFF: free
+    cdef Source* order   # by number
+    cdef size_t mask
+    cdef readonly Py_ssize_t size
+
+    def __cinit__(self, Picks picks not None, size_t most):
+        cdef size_t places = 16, i
+        while places < 2 * most:
+            places *= 2
+        self.picks, self.mask = picks, places - 1
+        self.table = <Source*>malloc(places * sizeof(Source))
+        self.order = <Source*>malloc((most + 1) * sizeof(Source))
+        if self.table == NULL or self.order == NULL:
+            raise MemoryError()
+        for i in range(places):
+            self.table[i].number = ZERO_FRAME
+
+    def __dealloc__(self):
+        free(self.table)
+        free(self.order)
+
+    cdef uint32_t _find(self, const View* view, uint32_t frame) noexcept nogil:
+        cdef size_t at = (<size_t>view * 0x9E3779B97F4A7C15ULL + <uint64_t>frame * 0xC2B2AE3D27D4EB4FULL) >> 17
+        while True:
+            at &= self.mask
+            if self.table[at].number == ZERO_FRAME:
+                self.table[at] = Source(view, frame, <uint32_t>self.size)
+                self.order[self.size] = self.table[at]
+                self.size += 1
+                return <uint32_t>(self.size - 1)
+            if self.table[at].view == view and self.table[at].frame == frame:
+                return self.table[at].number
+            at += 1
+
+    cdef void _number(self, int index, uint32_t* target) noexcept:
+        cdef size_t stack = self.picks.layout.frame_stack, j
+        cdef Py_ssize_t i
+        cdef uint32_t frame
+        cdef const Pick* pick = self.picks.pick
+        with nogil:
+            for i in range(self.picks.size):
+                for j in range(stack):
+                    frame = _read32(pick[i].view.block[index] + 4 * (<size_t>pick[i].sample * stack + j))
+                    target[i * stack + j] = frame if frame == ZERO_FRAME else self._find(pick[i].view, frame)
+
+    def pack_frames(self, int block, target):
+        """Copy the frames of state block `block` into `target`, by number."""
+        cdef size_t size = self.picks.layout.block[inside(block, self.picks.layout.blocks)].row_bytes
+        cdef char* to = _target(target, self.size * size)
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(self.size):
+                copy_row(to + i * size, <const char*>self.order[i].view.block[block] + <size_t>self.order[i].frame * size, size)
+
+
+cdef char* _target(array, Py_ssize_t size) except? NULL:
+    """Begin of an array's memory, if it is writable, contiguous and of `size` bytes."""
+    if not cnp.PyArray_Check(array) or not cnp.PyArray_ISCARRAY(<cnp.ndarray>array):
+        raise ValueError("outputs must be writable C-contiguous arrays")
+    if cnp.PyArray_NBYTES(<cnp.ndarray>array) != size:
+        raise ValueError(f"an output of {array.nbytes} bytes, expected {size}")
+    return <char*>cnp.PyArray_DATA(<cnp.ndarray>array)
+
+
+# Gathering. Rows are read cache by cache, where they lie side by side, and written to their places in the shuffled batch; what will
+# be read some samples later is asked for now, because held caches are far larger than any processor cache.
+
+cdef enum:
+    ROWS_AHEAD = 8
+    INDICES_AHEAD = 24
+
+
+cdef void _gather_rows(const Field* field, const Pick* pick, Py_ssize_t size, char* target) noexcept nogil:
+    cdef int block = field.block
+    cdef size_t row = field.size
+    cdef Py_ssize_t i
+    cdef const Pick* next_pick
+    for i in range(size):
+        if i + ROWS_AHEAD < size:
+            next_pick = &pick[i + ROWS_AHEAD]
+            prefetch_row(<const char*>next_pick.view.block[block] + <size_t>next_pick.sample * row, row)
+        copy_row(target + <size_t>pick[i].position * row, <const char*>pick[i].view.block[block] + <size_t>pick[i].sample * row, row)
+
+
+cdef inline const char* _frame_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
+    """Frame `j` of a sample's stack; NULL for a frame of zeros."""
+    cdef uint32_t frame = _read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.frames + j))
+    if frame == ZERO_FRAME:
+        return NULL
+    return <const char*>pick.view.block[field.block] + <size_t>frame * field.size
+
+
+cdef void _gather_frames(const Field* field, const Pick* pick, Py_ssize_t size, char* target) noexcept nogil:
+    cdef size_t row = field.size, frames = field.frames, j
+    cdef Py_ssize_t i
+    cdef const char* source
+    cdef const Pick* next_pick
+    for i in range(size):
+        if i + INDICES_AHEAD < size:
+            next_pick = &pick[i + INDICES_AHEAD]
+            prefetch(next_pick.view.block[field.index] + 4 * <size_t>next_pick.sample * frames)
+        for j in range(frames):
+            if i + ROWS_AHEAD < size:
+                source = _frame_of(field, &pick[i + ROWS_AHEAD], j)
+                if source != NULL:
+                    prefetch_row(source, row)
+            source = _frame_of(field, &pick[i], j)
+            if source != NULL:
+                copy_row(target + (<size_t>pick[i].position * frames + j) * row, source, row)
+            else:
+                memset(target + (<size_t>pick[i].position * frames + j) * row, 0, row)
+
+
+cdef inline void _prefetch_carried(Layout layout, const Pick* one) noexcept nogil:
+    cdef const uint8_t* const* block = <const uint8_t* const*>one.view.block
+    cdef int part
+    for part in range(PART_NUMBER, PART_MODEL + 1):
+        if layout.of_part[part] >= 0:
+            prefetch(block[layout.of_part[part]] + one.sample * layout.block[layout.of_part[part]].row_bytes)
+
+
+cdef void _gather_carried(Layout layout, const Pick* pick, Py_ssize_t size, const Carried* to) noexcept nogil:
+    """Reward sum, discount, steps, weight, id, age and model version of each sample."""
+    cdef size_t reward = 4 * <size_t>layout.reward_size, at, position
+    cdef const uint8_t* const* block
+    cdef const Pick* one
+    cdef float weight
+    cdef Py_ssize_t i
+    for i in range(size):
+        one = &pick[i]
+        if i + ROWS_AHEAD < size:
+            _prefetch_carried(layout, &pick[i + ROWS_AHEAD])
+        block, at, position = <const uint8_t* const*>one.view.block, one.sample, one.position
+        if to.reward != NULL:
+            copy_row(to.reward + position * reward, <const char*>block[layout.of_part[PART_REWARD_SUM]] + at * reward, reward)
+        copy_row(to.discount + position * reward, <const char*>block[layout.of_part[PART_DISCOUNT]] + at * reward, reward)
+        memcpy(to.steps + 4 * position, block[layout.of_part[PART_STEPS]] + 4 * at, 4)
+        weight = <float>_read_double(block[layout.of_part[PART_WEIGHT]] + 8 * at)
+        memcpy(to.weight + 4 * position, &weight, 4)
+        memcpy(to.age + 4 * position, block[layout.of_part[PART_AGE]] + 4 * at, 4)
+        memcpy(to.model + 8 * position, block[layout.of_part[PART_MODEL]] + 8 * at, 8)
+        memcpy(to.ids + 24 * position, &one.low, 8)
+        memcpy(to.ids + 24 * position + 8, &one.high, 8)
+        memcpy(to.ids + 24 * position + 16, block[layout.of_part[PART_NUMBER]] + 8 * at, 8)
+
+
+cdef void _gather(Layout layout, const Pick* pick, Py_ssize_t size, char** target, const Carried* to) noexcept nogil:
+    cdef int i
+    for i in range(layout.fields):
+        if layout.field[i].index < 0:
+            _gather_rows(&layout.field[i], pick, size, target[i])
+        else:
+            _gather_frames(&layout.field[i], pick, size, target[i])
+    _gather_carried(layout, pick, size, to)
+
+
+cdef double _importance(
+    Layout layout, const Pick* pick, Py_ssize_t size, double population, double exponent, double rarest, double* value, float* importance
+) noexcept nogil:
+    """(N pi_c chance N_k / N_c) ** -exponent over the divisor, which is returned. `rarest`: smallest N P(i) there could be, or inf.
+
+    `value` is scratch: before the division, values may be too large for float32.
+    """
+    cdef bint drawn = layout.kind == KIND_DRAWN
+    cdef double chance, positives, largest = 0.0
+    cdef Py_ssize_t i
+    cdef const Pick* one
+    if isfinite(rarest) and rarest > 0.0:
+        largest = pow(rarest, -exponent)
+    for i in range(size):
+        one = &pick[i]
+        if drawn:
+            chance = _read_double(one.view.block[layout.of_part[PART_CHANCE]] + 8 * <size_t>one.sample)
+            positives = _read_double(one.view.block[layout.of_part[PART_POPULATION]] + 8 * <size_t>one.sample)
+        else:
+            chance = _read_double(one.view.block[layout.of_part[PART_WEIGHT]] + 8 * <size_t>one.sample) / one.view.total_weight
+            positives = one.view.positives
+        value[i] = pow(population * one.share * chance * positives / one.newest, -exponent)
+        largest = max(largest, value[i])
+    for i in range(size):
+        importance[pick[i].position] = <float>(value[i] / largest)
+    return largest
+
+
+cdef struct SumsRow:
+    # wire.CLIENT_SUMS
+    uint64_t low, high, sequence
+    double mass
+    uint64_t population
+    double minimum, between
+    uint32_t reserved, flags
+
+
+@cython.auto_pickle(False)
+cdef class HeldPool:
+    """All held caches, and the draw over them. Not thread-safe: pool.py has the lock, and the words for what happens here."""
+
+    cdef list clients
+    cdef double* scratch          # weight, unused, between, cap, share and count of each client
+    cdef Py_ssize_t room
+    cdef uint64_t random
+    cdef readonly Py_ssize_t nbytes, caches, unused, held
+    cdef readonly uint64_t drawn  # samples that anyone ever drew
+
+    def __cinit__(self, uint64_t seed):
+        self.clients, self.random = [], seed
+
+    def __dealloc__(self):
+        free(self.scratch)
+
+    def __len__(self):
+        return len(self.clients)
+
+    def __iter__(self):
+        return iter(list(self.clients))
+
+    def enter(self, HeldClient client not None):
+        """Count a client in."""
+        if client.slot >= 0:
+            raise ValueError("the client is in a pool already")
+        client.slot, client.mark = len(self.clients), self.drawn
+        self.clients.append(client)
+
+    def leave(self, HeldClient client not None):
+        """Count a client out, with all that it holds. Returns (caches, unused samples) that went with it."""
+        cdef HeldClient last
+        cdef Py_ssize_t caches = client.caches, unused = client.unused
+        self._own(client)
+        while client.caches:
+            self.drop_oldest(client)
+        last = self.clients.pop()
+        if last is not client:
+            self.clients[client.slot] = last
+            last.slot = client.slot
+        client.slot = -1
+        return caches, unused
+
+    cdef _own(self, HeldClient client):
+        if not 0 <= client.slot < len(self.clients) or self.clients[client.slot] is not client:
+            raise ValueError("the client is not in this pool")
+
+    def push(self, HeldClient client not None, HeldCache cache not None):
+        """Append a cache to its client's queue."""
+        cdef double between = <double>(self.drawn - client.mark)
+        self._own(client)
+        # D_c: a quarter of the news each time, so that pushes in bursts do not make it jump
+        if client.pushed == 1:
+            client.between = between
+        elif client.pushed > 1:
+            client.between += 0.25 * (between - client.between)
+        client.mark = self.drawn
+        client.pushed += 1
+        client._append(cache)
+        self.nbytes += cache.nbytes
+        self.unused += cache.view.samples
+        self.held += cache.view.samples
+        self.caches += 1
+
+    def largest(self):
+        """The client that holds most bytes, or None."""
+        cdef HeldClient client, most = None
+        for client in self.clients:
+            if client.caches and (most is None or client.nbytes > most.nbytes):
+                most = client
+        return most
+
+    def drop_oldest(self, HeldClient client not None):
+        """Forget a client's oldest cache. Returns (bytes, unused samples) that it had."""
+        cdef HeldCache cache
+        self._own(client)
+        if not client.caches:
+            raise ValueError("the client holds no cache")
+        cache = client._pop()
+        self.nbytes -= cache.nbytes
+        self.unused -= cache.view.samples - cache.used
+        self.held -= cache.view.samples
+        self.caches -= 1
+        return cache.nbytes, <Py_ssize_t>(cache.view.samples - cache.used)
+
+    def silent(self, double since, bint reuse):
+        """Clients last heard before `since` that may leave: their samples are used, or they are used again and again."""
+        cdef HeldClient client
+        return [client for client in self.clients if client.heard < since and (reuse or client.unused == 0)]
+
+    cdef int _make_room(self) except -1:
+        cdef Py_ssize_t clients = len(self.clients)
+        cdef double* grown
+        if clients > self.room:
+            grown = <double*>realloc(self.scratch, 6 * 2 * clients * sizeof(double))
+            if grown == NULL:
+                raise MemoryError()
+            self.scratch, self.room = grown, 2 * clients
+        return 0
+
+    def can_serve(self, bint reuse):
+        """Samples that one draw could take: those unused and not kept for readers; with `reuse` any number (-1) if there are some."""
+        cdef HeldClient client
+        cdef Py_ssize_t free_ = 0
+        for client in self.clients:
+            if client.mass > 0.0 and client.held > 0:
+                if reuse:
+                    return -1
+                free_ += max(0, client.unused - client.reserved)
+        return free_
+
+    def draw(self, Layout layout not None, Py_ssize_t size, bint reuse):
+        """Take `size` samples of all clients by the rule of DESIGN 4, shuffled: Picks; None if there are too few."""
+        cdef Py_ssize_t clients = len(self.clients), i
+        cdef double *weight
+        cdef double *unused
+        cdef double *between
+        cdef double *cap
+        cdef double *share
+        cdef int64_t *count
+        cdef HeldClient client
+        cdef Picks picks
+        cdef double together = 0.0, mass = 0.0, mass_serving = 0.0, population = 0.0, rarest = INFINITY
+        self._make_room()
+        weight = self.scratch
+        unused, between, cap, share = weight + self.room, weight + 2 * self.room, weight + 3 * self.room, weight + 4 * self.room
+        count = <int64_t*>(weight + 5 * self.room)
+        for i in range(clients):
+            client = <HeldClient>self.clients[i]
+            weight[i], between[i] = client.mass, client.between
+            mass += client.mass
+            unused[i] = 0.0
+            if client.mass > 0.0 and client.held > 0:
+                unused[i] = INFINITY if reuse else <double>max(0, client.unused - client.reserved)
+            if unused[i] > 0.0:
+                together += unused[i]
+                mass_serving += client.mass
+                population += client.population
+        if together < size:
+            return None
+        _shares(weight, unused, between, clients, size, cap, share)
+        if _counts(share, unused, clients, size, _pool_fraction(&self.random), count):
+            return None
+        picks = Picks(layout, size)
+        for i in range(clients):
+            client = <HeldClient>self.clients[i]
+            if unused[i] > 0.0 and client.minimum > 0.0:
+                rarest = min(rarest, share[i] * client.minimum / client.mass)
+            if count[i]:
+                if reuse:
+                    self._take_again(client, count[i], share[i], picks)
+                else:
+                    self._take(client, count[i], share[i], picks)
+        picks.population, picks.rarest = population, rarest * population
+        picks.left_out = max(0.0, 1.0 - mass_serving / mass) if mass > 0.0 else 0.0
+        picks._shuffle(&self.random)
+        self.drawn += size
+        return picks
+
+    cdef int _take(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
+        """The client's next `count` unused samples, oldest cache first; a cache that is used up is forgotten."""
+        cdef HeldCache cache
+        cdef int64_t here
+        while count:
+            cache = client.queue[0]
+            here = min(count, <int64_t>(cache.view.samples - cache.used))
+            picks._add(client, cache, cache.used, here, share)
+            cache.used += <uint32_t>here
+            client.unused -= here
+            self.unused -= here
+            count -= here
+            if cache.used == cache.view.samples:
+                self.drop_oldest(client)
+        return 0
+
+    cdef int _take_again(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
+        """`count` of the client's held samples, each alike and with replacement; none is used up."""
+        cdef HeldCache cache
+        cdef uint32_t at
+        while count:
+            cache = client.queue[_pool_below(&self.random, <uint32_t>client.caches)]
+            # a smaller cache is taken less often: all samples are alike, whichever cache they are in
+            at = _pool_below(&self.random, client.most)
+            if at < cache.view.samples:
+                picks._add(client, cache, at, 1, share)
+                count -= 1
+        return 0
+
+    # Readers: each has samples kept for it at each client, and takes them by name.
+
+    def reserve(self, bytes reader not None, Py_ssize_t total):
+        """Keep about `total` unused samples for a reader, from each client in proportion to what nobody else has; 0 gives back."""
+        cdef HeldClient client
+        cdef double together = 0.0
+        cdef Py_ssize_t mine, others, wanted
+        for client in self.clients:
+            together += max(0, client.unused - client.reserved + <Py_ssize_t>client.reserved_for.get(reader, 0))
+        for client in self.clients:
+            mine = client.reserved_for.pop(reader, 0)
+            client.reserved -= mine
+            others = max(0, client.unused - client.reserved)
+            wanted = 0
+            if total > 0 and others > 0:
+                wanted = min(others, <Py_ssize_t>floor(total * (others / together)) + 1)
+            if wanted:
+                client.reserved_for[reader] = wanted
+                client.reserved += wanted
+
+    def sums(self, bytes reader not None, bint reuse):
+        """`wire.CLIENT_SUMS` of each client with something to serve or a weight, packed: D_c is scaled to the reader's part of u_c."""
+        cdef HeldClient client
+        cdef Py_ssize_t mine
+        cdef list rows = []
+        cdef SumsRow row
+        for client in self.clients:
+            if client.mass <= 0.0:
+                continue
+            mine = client.reserved_for.get(reader, 0)
+            mine = min(mine, client.unused)
+            row.low, row.high, row.sequence = client.low, client.high, <uint64_t>client.sequence
+            row.mass, row.population, row.minimum = client.mass, <uint64_t>client.population, client.minimum
+            row.between, row.reserved, row.flags = 0.0, <uint32_t>mine, 0
+            if client.between > 0.0 and client.unused > 0:
+                row.between = client.between * mine / client.unused
+            if reuse and client.held > 0:
+                row.reserved, row.flags = <uint32_t>client.held, 1
+            rows.append((<const uint8_t*>&row)[:sizeof(SumsRow)])
+        return b"".join(rows)
+
+    def take(self, Layout layout not None, bytes reader not None, list wanted, bint reuse):
+        """A reader's draw: (client, count) pairs, as many of each as there are for it. Picks in that order, not shuffled."""
+        cdef HeldClient client
+        cdef Picks picks
+        cdef int64_t count, mine, total = 0
+        cdef list counts = []
+        for client, asked in wanted:
+            self._own(client)
+            count, mine = asked, client.reserved_for.get(reader, 0)
+            if client.held == 0:
+                count = 0
+            elif not reuse:
+                count = min(count, <int64_t>client.unused, mine + <int64_t>max(0, client.unused - client.reserved))
+            counts.append(count)
+            total += count
+        picks = Picks(layout, total)
+        for (client, asked), count in zip(wanted, counts):
+            mine = client.reserved_for.get(reader, 0)
+            if reuse:
+                if count:
+                    self._take_again(client, count, 1.0, picks)
+            else:
+                self._take(client, count, 1.0, picks)
+                if mine:
+                    client.reserved_for[reader] = max(0, mine - count)
+                    client.reserved -= min(mine, count)
+        self.drawn += total
+        return picks
+
+
+def assemble(
+    Layout layout not None, list drawn, list shares_of, list newest_of, double population, double left_out, double rarest, uint64_t seed
+):
+    """Picks, shuffled, of every sample of received DRAWN containers.
+
+    Args:
+        drawn: HeldCache of `layout` each.
+        shares_of, newest_of: For each of them float64 [owners]: pi_c and N_c, in the order of its OWNERS.
+        population, left_out, rarest: N, mass left out, and the smallest N P(i), as the reader's sums say.
+    """
+    cdef HeldCache cache
+    cdef Picks picks
+    cdef const double* share
+    cdef const double* newest
+    cdef const uint8_t* owners
+    cdef const uint8_t* ids
+    cdef uint32_t owner, i
+    cdef Py_ssize_t total = 0
+    cdef uint64_t random = seed
+    for cache in drawn:
+        if cache.layout is not layout or layout.kind != KIND_DRAWN:
+            raise ValueError("a container of another layout")
+        total += cache.view.samples
+    picks = Picks(layout, total)
+    picks.population, picks.left_out, picks.rarest = population, left_out, rarest
+    for cache, of_owner, population_of in zip(drawn, shares_of, newest_of):
+        share, newest = _doubles(of_owner, len(of_owner)), _doubles(population_of, len(of_owner))
+        owners, ids = cache.view.block[layout.of_part[PART_OWNER]], cache.view.block[layout.of_part[PART_OWNERS]]
+        picks.caches.append(cache)
+        for i in range(cache.view.samples):
+            owner = _read32(owners + 4 * <size_t>i)
+            if owner >= <size_t>len(of_owner):
+                raise ValueError("fewer shares than owners")
+            picks.pick[picks.size] = Pick(
+                &cache.view, i, <uint32_t>picks.size, share[owner], newest[owner],
+                _read64(ids + 16 * <size_t>owner), _read64(ids + 16 * <size_t>owner + 8),
+            )
+            picks.size += 1
+    picks._shuffle(&random)
+    return picks

@@ -23,7 +23,7 @@ Compression = Literal["none", "zlib", "lz4"]
 STARTS = ("skip", "repeat", "zero")
 NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4")
-MOST_STEPS = 1 << 16
+MOST_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
 
 

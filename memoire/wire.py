@@ -249,6 +249,7 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     payload: ClassVar = Payload.ALWAYS
     number: Count = 0
     pushed_bytes: Count = 0
+    has_final: bool = False  # FINAL blocks are there
     multiplier: Weight = 1.0  # episodic weight multiplier
     update_value: bool = True
     update_weight: bool = True
@@ -406,10 +407,11 @@ BODIES: Final[dict[int, type[Body]]] = {
 CLIENT_SUMS: Final = np.dtype(
     [
         ("client", "<u8", (2,)),  # the client id's 16 bytes
+        ("sequence", "<u8"),  # of the message its sums came with: readers of two homes take the newest
         ("total_weight", "<f8"),  # S_c
         ("positives", "<u8"),  # N_c
         ("minimum", "<f8"),  # smallest positive weight, 0 when there is none
-        ("drawn_between", "<f8"),  # D_c: samples anyone drew between its last two caches, smoothed
+        ("drawn_between", "<f8"),  # D_c, scaled: u_c / drawn_between is the cap of its share
         ("reserved", "<u4"),  # u_c: unused samples that are this reader's
         ("flags", "<u4"),  # 1: reuse_cache, can serve any count
     ]

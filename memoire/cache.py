@@ -1,0 +1,651 @@
+"""Samples as one checked buffer: what a cache, a drawn batch, an episode or feedback is on the wire (docs/wire.md).
+
+A container is a head, a table and 64-byte aligned blocks, one for each column. States are *unique frames and an
+index*: stacks that overlap and entries that were drawn twice cross the wire once. Which blocks there are follows from
+the schema and the parameters, so a `Layout` of them decides what is made here, what is accepted, and what a batch is.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from .batch import ID, Gathered
+from .errors import ProtocolError
+from .limits import Limits
+from .parameters import Parameters
+from .schema import Column, Schema
+
+Payload: TypeAlias = NDArray[np.uint8]
+HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
+ROW: Final = struct.Struct("<HBBIQQQ")
+ALIGNMENT: Final = 64
+BOOKKEEPING: Final = 0xFFFF
+ZERO_FRAME: Final = 0xFFFFFFFF
+CODECS: Final = {"none": 0, "zlib": 1, "lz4": 2}
+_DEFAULTS: Final = Limits()
+
+
+class Kind(IntEnum):
+    """What a container holds."""
+
+    CACHE = 1
+    EPISODE = 2
+    FEEDBACK = 3
+    DRAWN = 4
+    SEQUENCES = 5
+
+
+class Part(IntEnum):
+    """What a block holds; the number is on the wire. docs/wire.md says shape and range of each."""
+
+    PREV = 1
+    NEXT = 2
+    FRAMES = 3
+    PREV_INDEX = 4
+    NEXT_INDEX = 5
+    PREV_LENGTHS = 6
+    NEXT_LENGTHS = 7
+    PREV_FRAMES = 8
+    NEXT_FRAMES = 9
+    FRAMES_LENGTHS = 10
+    ENTRIES = 12
+    ENTRY_INDEX = 13
+    NUMBER = 16
+    WEIGHT = 17
+    REWARD_SUM = 18
+    DISCOUNT = 19
+    STEPS = 20
+    AGE = 21
+    MODEL = 22
+    CHANCE = 23
+    POPULATION = 24
+    OWNER = 25
+    OWNERS = 26
+    INIT_WEIGHT = 27
+    FINAL = 28
+    TD_ERROR = 29
+
+
+class Extent(IntEnum):
+    """How many rows a block has."""
+
+    PER_SAMPLE = 0
+    PER_FRAME = 1
+    PER_OWNER = 2
+    SINGLE = 3
+
+
+class BlockForm(NamedTuple):
+    """A block that a container must have."""
+
+    column: int
+    part: Part
+    extent: Extent
+    row_bytes: int
+
+
+class _Output(NamedTuple):
+    """An array of a batch."""
+
+    side: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+_BOOKKEEPING: Final = {
+    Part.PREV_INDEX: Extent.PER_SAMPLE, Part.NEXT_INDEX: Extent.PER_SAMPLE, Part.NUMBER: Extent.PER_SAMPLE,
+    Part.WEIGHT: Extent.PER_SAMPLE, Part.REWARD_SUM: Extent.PER_SAMPLE, Part.DISCOUNT: Extent.PER_SAMPLE,
+    Part.STEPS: Extent.PER_SAMPLE, Part.AGE: Extent.PER_SAMPLE, Part.MODEL: Extent.PER_SAMPLE,
+    Part.CHANCE: Extent.PER_SAMPLE, Part.POPULATION: Extent.PER_SAMPLE, Part.OWNER: Extent.PER_SAMPLE,
+    Part.OWNERS: Extent.PER_OWNER, Part.INIT_WEIGHT: Extent.PER_SAMPLE, Part.TD_ERROR: Extent.PER_SAMPLE,
+}  # fmt: skip
+_WIDTHS: Final = {
+    Part.NUMBER: 8, Part.WEIGHT: 8, Part.STEPS: 4, Part.AGE: 4, Part.MODEL: 8, Part.CHANCE: 8, Part.POPULATION: 8,
+    Part.OWNER: 4, Part.OWNERS: 16, Part.INIT_WEIGHT: 4, Part.TD_ERROR: 4,
+}  # fmt: skip
+
+
+class Layout:
+    """Which blocks the containers of a schema and parameters have, and the arrays their samples become. Unchangeable.
+
+    Use `layout_of`, which makes each once. Two caches can be in one batch exactly if they have the same layout.
+
+    Args:
+        schema: The columns.
+        frame_stack: Frames of a sample's states.
+        prev, next: Names of the columns of both sides.
+        kind: CACHE or DRAWN; EPISODE (every column but the return, and with `final` the final state); FEEDBACK.
+        final: Whether an episode has a final state.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        frame_stack: int = 1,
+        prev: Iterable[str] = (),
+        next: Iterable[str] = (),
+        kind: Kind = Kind.CACHE,
+        final: bool = False,
+    ) -> None:
+        self.schema, self.frame_stack, self.kind = schema, frame_stack, kind
+        self.prev = tuple(name for name in schema.names if name in set(prev))
+        self.next = tuple(name for name in schema.names if name in set(next))
+        self.reward_shape = () if schema.reward is None else schema[schema.reward].shape
+        self.blocks: tuple[BlockForm, ...] = (*self._bookkeeping(), *self._columns(final))
+        self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
+        self._outputs, fields = self._fields()
+        self.core = _core.Layout(kind, frame_stack, prod(self.reward_shape), list(self.blocks), fields)
+
+    def place(self, part: Part, name: str | None = None) -> int | None:
+        """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
+        column = BOOKKEEPING if name is None else self.schema.names.index(name)
+        return self._place.get((column, part))
+
+    def allocate(self, samples: int) -> tuple[Gathered, list[NDArray[Any]]]:
+        """Arrays for a batch of `samples`, and those of both sides as a list in the order of the kernel's fields."""
+        sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
+        arrays = []
+        for side, name, shape, dtype in self._outputs:
+            array = sides[side][name] = np.empty((samples, *shape), dtype)
+            arrays.append(array)
+        reward = np.empty if self.schema.reward is not None else np.zeros
+        gathered = Gathered(
+            prev=sides["prev"],
+            next=sides["next"],
+            reward=reward((samples, *self.reward_shape), np.float32),
+            discount=np.empty((samples, *self.reward_shape), np.float32),
+            steps=np.empty(samples, np.int32),
+            weight=np.empty(samples, np.float32),
+            ids=np.empty(samples, ID),
+            age=np.empty(samples, np.float32),
+            model_version=np.empty(samples, np.int64),
+        )
+        return gathered, arrays
+
+    def gather(self, picks: "_core.Picks", out: Gathered | None = None) -> Gathered:
+        """The picked samples as arrays: new ones, or those of `out` (C-contiguous, exact dtypes and shapes)."""
+        if out is None:
+            gathered, arrays = self.allocate(picks.size)
+        else:
+            gathered, arrays = out, self._arrays(out, picks.size)
+        picks.gather(
+            arrays,
+            gathered.reward if self.schema.reward is not None else None,
+            gathered.discount, gathered.steps, gathered.weight, gathered.ids, gathered.age, gathered.model_version,
+        )  # fmt: skip
+        return gathered
+
+    def _arrays(self, out: Gathered, samples: int) -> list[NDArray[Any]]:
+        """The caller's arrays in the order of fields, each compared with what it must be."""
+        arrays = []
+        for side, name, shape, dtype in self._outputs:
+            array = (out.prev if side == "prev" else out.next).get(name)
+            if array is None or array.shape != (samples, *shape) or array.dtype != dtype:
+                found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+                raise ValueError(f"out.{side}[{name!r}] is {found}, expected {dtype}{[samples, *shape]}")
+            arrays.append(array)
+        return arrays
+
+    def _bookkeeping(self) -> list[BlockForm]:
+        per_reward = 4 * prod(self.reward_shape)
+        widths = _WIDTHS | {
+            Part.PREV_INDEX: 4 * self.frame_stack, Part.NEXT_INDEX: 4 * self.frame_stack,
+            Part.REWARD_SUM: per_reward, Part.DISCOUNT: per_reward,
+        }  # fmt: skip
+        return [BlockForm(BOOKKEEPING, part, _BOOKKEEPING[part], widths[part]) for part in sorted(self._parts())]
+
+    def _parts(self) -> set[Part]:
+        if self.kind is Kind.FEEDBACK:
+            return {Part.NUMBER, Part.OWNER, Part.OWNERS, Part.TD_ERROR}
+        if self.kind is Kind.EPISODE:
+            return {Part.NUMBER, Part.AGE, Part.MODEL, Part.INIT_WEIGHT}
+        parts = {Part.NUMBER, Part.WEIGHT, Part.DISCOUNT, Part.STEPS, Part.AGE, Part.MODEL}
+        if self.schema.reward is not None:
+            parts.add(Part.REWARD_SUM)
+        if not set(self.prev).isdisjoint(self.schema.states):
+            parts.add(Part.PREV_INDEX)
+        if not set(self.next).isdisjoint(self.schema.states):
+            parts.add(Part.NEXT_INDEX)
+        if self.kind is Kind.DRAWN:
+            parts |= {Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS}
+        return parts
+
+    def _columns(self, final: bool) -> list[BlockForm]:
+        if self.kind is Kind.FEEDBACK:
+            return []
+        forms: list[BlockForm] = []
+        for i, (name, column) in enumerate(self.schema.items()):
+            forms += [BlockForm(i, part, extent, column.nbytes) for part, extent in self._sides(name, column, final)]
+        return forms
+
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+        """The blocks of one column, in order."""
+        if self.kind is Kind.EPISODE:
+            rows = [] if name == self.schema.qvest else [(Part.PREV, Extent.PER_SAMPLE)]
+            return rows + ([(Part.FINAL, Extent.SINGLE)] if final and column.role == "state" else [])
+        before, after = name in self.prev, name in self.next
+        if column.role == "state":
+            if before and after:
+                return [(Part.FRAMES, Extent.PER_FRAME)]
+            alone = Part.PREV_FRAMES if before else Part.NEXT_FRAMES
+            return [(alone, Extent.PER_FRAME)] if before or after else []
+        sides = ((Part.PREV, before), (Part.NEXT, after))
+        return [(part, Extent.PER_SAMPLE) for part, is_there in sides if is_there]
+
+    def _fields(self) -> tuple[list[_Output], list[tuple[int, int, int, int]]]:
+        outputs: list[_Output] = []
+        fields: list[tuple[int, int, int, int]] = []
+        if self.kind not in (Kind.CACHE, Kind.DRAWN):
+            return outputs, fields
+        for side, names, index in (("prev", self.prev, Part.PREV_INDEX), ("next", self.next, Part.NEXT_INDEX)):
+            for name in names:
+                column = self.schema[name]
+                is_state = column.role == "state"
+                block = self._rows_of(name, side, is_state)
+                shape = (self.frame_stack, *column.shape) if is_state else column.shape
+                outputs.append(_Output(side, name, shape, column.dtype))
+                fields.append(
+                    (block, self._place[BOOKKEEPING, index], self.frame_stack, column.nbytes)
+                    if is_state
+                    else (block, -1, 1, column.nbytes)
+                )
+        return outputs, fields
+
+    def _rows_of(self, name: str, side: str, is_state: bool) -> int:
+        """Block of a column's rows for one side."""
+        alone = (Part.PREV_FRAMES, Part.PREV) if side == "prev" else (Part.NEXT_FRAMES, Part.NEXT)
+        candidates = (Part.FRAMES, alone[0]) if is_state else (alone[1],)
+        return next(place for part in candidates if (place := self.place(part, name)) is not None)
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    schema: Schema, stack: int, prev: tuple[str, ...], next: tuple[str, ...], kind: Kind, final: bool
+) -> Layout:
+    return Layout(schema, stack, prev, next, kind, final)
+
+
+def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, final: bool = False) -> Layout:
+    """The layout of containers under `parameters`; the same object for equal arguments."""
+    if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
+        return _layout(schema, 1, (), (), kind, final)
+    prev = schema.names if parameters.prev is None else tuple(parameters.prev)
+    next = schema.states if parameters.next is None else tuple(parameters.next)
+    return _layout(schema, parameters.frame_stack, prev, next, kind, False)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a container says of itself in its first 64 bytes, beside sizes."""
+
+    multi_step: int = 1
+    total_weight: float = 0.0
+    positives: int = 0
+    minimum: float = 0.0
+    parameters_version: int = 0
+    made_at: float = 0.0
+
+
+class Container:
+    """A payload while it is made: allocated once, its blocks handed out to be filled in place.
+
+    Args:
+        layout, head: What it holds.
+        samples, frames, owners: Rows of blocks of each extent.
+        packed: Compressed blocks: number -> (codec, bytes).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        head: Head,
+        samples: int,
+        frames: int = 0,
+        owners: int = 0,
+        packed: Mapping[int, tuple[int, bytes]] = {},
+    ) -> None:
+        rows = {
+            Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1,
+        }  # fmt: skip
+        table, size = [], HEAD.size + ROW.size * len(layout.blocks)
+        for i, form in enumerate(layout.blocks):
+            raw = rows[form.extent] * form.row_bytes
+            codec, stored = (packed[i][0], len(packed[i][1])) if i in packed else (0, raw)
+            begin = -(-size // ALIGNMENT) * ALIGNMENT
+            table.append((form.column, form.part, codec, rows[form.extent], begin, stored, raw))
+            size = begin + stored
+        self.payload = _aligned(size)
+        self.layout, self._table = layout, table
+        self._write(head, samples)
+        for i, (_, data) in packed.items():
+            self.view(i)[:] = np.frombuffer(data, np.uint8)
+
+    def view(self, block: int) -> Payload:
+        """The stored bytes of a block, to be filled."""
+        begin, stored = self._table[block][4:6]
+        return self.payload[begin : begin + stored]
+
+    def array(self, part: Part, dtype: Any, name: str | None = None) -> NDArray[Any] | None:
+        """A block as an array [rows, ...] of `dtype`, to be filled; None where the layout has none."""
+        block = self.layout.place(part, name)
+        if block is None:
+            return None
+        rows: NDArray[Any] = self.view(block).view(dtype).reshape(self._table[block][3], -1)
+        return rows
+
+    def fill(self, part: Part, values: Any, name: str | None = None) -> None:
+        """Copy an array into a block that the layout must have."""
+        block = self.layout.place(part, name)
+        assert block is not None, part
+        self.view(block)[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    def _write(self, head: Head, samples: int) -> None:
+        layout = self.layout
+        target = self.payload.data
+        HEAD.pack_into(
+            target, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
+            head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
+        )  # fmt: skip
+        end = HEAD.size + ROW.size * len(self._table)
+        for i, row in enumerate(self._table):
+            ROW.pack_into(target, HEAD.size + ROW.size * i, *row)
+            self.payload[end : row[4]] = 0
+            end = row[4] + row[5]
+
+
+def _aligned(size: int) -> Payload:
+    """Bytes that begin at a multiple of `ALIGNMENT`, not cleared."""
+    room: Payload = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size]
+
+
+def build(
+    memory: Any,
+    samples: int | None = None,
+    *,
+    now: float,
+    parameters_version: int = 0,
+    compression: str | None = None,
+) -> Payload:
+    """Draw a cache from a `Memory`: the payload of a CACHE message, 64-byte aligned, of one consistent moment.
+
+    Args:
+        memory: Where to draw: `Memory`, or anything with its doors for caches.
+        samples: How many; None is the parameters' cache_size.
+        now: Unix seconds, for the cache's age.
+        compression: "none", "zlib" or "lz4" (which the home must have); None is the parameters'. A column that does not
+            get smaller is stored as it is.
+
+    Raises:
+        EmptyMemory: nothing has a positive weight.
+        ValueError: a compression that is not there.
+
+    Cost: one pass over the frames that are needed; the memory is held meanwhile, the GIL is not.
+    """
+    parameters: Parameters = memory.parameters
+    layout = layout_of(memory.schema, parameters)
+    codec = _codec(parameters.compression if compression is None else compression)
+    has_prev, has_next = (layout.place(part) is not None for part in (Part.PREV_INDEX, Part.NEXT_INDEX))
+    with memory.held():
+        windows = memory.draw_windows(parameters.cache_size if samples is None else samples)
+        sources, prev_index, next_index = memory.unique_frames(
+            windows.prev_codes if has_prev else None, windows.next_codes if has_next else None, ordered=codec != 0
+        )
+        head = Head(
+            parameters.multi_step,
+            windows.total_weight,
+            windows.num_positive,
+            windows.min_weight,
+            parameters_version,
+            now,
+        )
+        frames = len(sources)
+        if (
+            has_prev or has_next
+        ) and not frames:  # nothing but frames of zeros: an index still needs a row to point past
+            sources, frames = np.full(1, -1, np.int64), 1
+        packed = _pack_frames(memory, layout, sources, codec) if codec else {}
+        made = Container(layout, head, len(windows.numbers), frames, packed=packed)
+        _fill_windows(made, memory, windows, prev_index if has_prev else None, next_index if has_next else None)
+        for i, form in enumerate(layout.blocks):
+            if form.column != BOOKKEEPING and i not in packed:
+                _fill_column(made.view(i), memory, layout.schema.names[form.column], form.part, windows, sources)
+    return made.payload
+
+
+def _fill_windows(made: Container, memory: Any, windows: Any, prev_index: Any, next_index: Any) -> None:
+    """The bookkeeping blocks of a cache."""
+    for part, values in (
+        (Part.PREV_INDEX, prev_index), (Part.NEXT_INDEX, next_index), (Part.NUMBER, windows.numbers),
+        (Part.WEIGHT, windows.weights),
+    ):  # fmt: skip
+        if values is not None:
+            made.fill(part, values)
+    shape = (len(windows.numbers), *made.layout.reward_shape)
+    reward, discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    steps = np.empty(shape[0], np.int32)
+    memory.returns(windows.rows, reward, discount, steps)
+    if memory.schema.reward is not None:
+        made.fill(Part.REWARD_SUM, reward)
+    made.fill(Part.DISCOUNT, discount)
+    made.fill(Part.STEPS, steps)
+    age, model = np.empty(shape[0], np.float32), np.empty(shape[0], np.int64)
+    memory.ages(windows.rows, age)
+    memory.model_versions(windows.rows, model)
+    made.fill(Part.AGE, age)
+    made.fill(Part.MODEL, model)
+
+
+def _fill_column(target: Payload, memory: Any, name: str, part: Part, windows: Any, sources: Any) -> None:
+    if part in (Part.PREV, Part.NEXT):
+        memory.copy_rows(name, windows.rows if part is Part.PREV else windows.next_rows, target)
+    else:
+        memory.copy_frames(name, sources, target)
+
+
+def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:
+    """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
+    packed = {}
+    for i, form in enumerate(layout.blocks):
+        if form.extent is Extent.PER_FRAME and form.row_bytes:
+            raw: Payload = np.empty(len(sources) * form.row_bytes, np.uint8)
+            memory.copy_frames(layout.schema.names[form.column], sources, raw)
+            data = _COMPRESS[codec](raw)
+            if len(data) < raw.nbytes:
+                packed[i] = (codec, data)
+    return packed
+
+
+def check(
+    payload: Any, layout: Layout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
+) -> "_core.HeldCache":
+    """A received container, completely checked, ready for `Pool.add`. Keeps the buffer; gathering reads it in place.
+
+    Sizes, order, alignment, padding and what indices, weights, discounts and counts may be; packed blocks are unpacked
+    now, after their declared size was compared with the schema's. One pass without the GIL, with the checksum.
+
+    Args:
+        payload: The frame as it was received; it must not change afterwards.
+        layout: What it must be: `layout_of(schema, parameters)`.
+        checksum: The header's, where `wire.parse` was told not to compare it.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+    size = memoryview(payload).nbytes
+    if size > limits.message_bytes:
+        raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
+    return _core.HeldCache(payload, layout.core, checksum, limits.message_bytes, _unpack)
+
+
+def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: float) -> Payload:
+    """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
+
+    Args:
+        picks: From a pool of `layout`, not shuffled: a client's samples are side by side.
+        layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
+    """
+    samples = picks.size
+    indices = {part: _index(layout, part, samples) for part in (Part.PREV_INDEX, Part.NEXT_INDEX)}
+    frames = picks.frames_of(indices[Part.PREV_INDEX], indices[Part.NEXT_INDEX])
+    owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
+    owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
+    made = Container(drawn, Head(picks.multi_step, made_at=now), samples, max(1, frames.size), len(owners) // 16)
+    for part, values in (
+        *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
+        (Part.CHANCE, chance), (Part.POPULATION, population),
+    ):  # fmt: skip
+        if values is not None:
+            made.fill(part, values)
+    own = {Part.PREV_INDEX, Part.NEXT_INDEX, Part.OWNER, Part.OWNERS, Part.CHANCE, Part.POPULATION}
+    for i, form in enumerate(drawn.blocks):
+        if form.part not in own:
+            source = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
+            assert source is not None
+            _fill_drawn(made.view(i), picks, frames, source, form)
+    return made.payload
+
+
+def _index(layout: Layout, part: Part, samples: int) -> NDArray[np.uint32] | None:
+    return None if layout.place(part) is None else np.empty((samples, layout.frame_stack), np.uint32)
+
+
+def _fill_drawn(target: Payload, picks: Any, frames: Any, source: int, form: BlockForm) -> None:
+    if form.extent is Extent.PER_SAMPLE:
+        picks.pack_rows(source, target)
+    elif frames.size:
+        frames.pack_frames(source, target)
+    else:
+        target[:] = 0
+
+
+def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
+    """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
+    layout = layout_of(schema, Parameters(), Kind.FEEDBACK)
+    owners, owner = np.unique(ids["client"], axis=0, return_inverse=True)
+    made = Container(layout, Head(made_at=now), len(ids), owners=len(owners))
+    made.fill(Part.NUMBER, ids["number"].astype("<i8"))
+    made.fill(Part.OWNER, owner.reshape(-1).astype("<u4"))
+    made.fill(Part.OWNERS, owners.astype("<u8"))
+    made.fill(Part.TD_ERROR, np.asarray(td_errors, "<f4"))
+    return made.payload
+
+
+def read_feedback(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> dict[bytes, tuple[Any, Any]]:
+    """Client id -> (numbers int64 [n], td_errors float32 [n]) of a received FEEDBACK container. ProtocolError."""
+    held = check(payload, layout_of(schema, Parameters(), Kind.FEEDBACK), limits)
+    numbers, errors = np.frombuffer(held.part(Part.NUMBER), "<i8"), np.frombuffer(held.part(Part.TD_ERROR), "<f4")
+    owner, owners = np.frombuffer(held.part(Part.OWNER), "<u4"), held.part(Part.OWNERS)
+    found = {}
+    for i in range(len(owners) // 16):
+        mine = owner == i
+        found[owners[16 * i : 16 * i + 16]] = (numbers[mine], errors[mine])
+    return found
+
+
+class BlockRow(NamedTuple):
+    """A row of a block table."""
+
+    column: int
+    part: int
+    codec: int
+    rows: int
+    offset: int
+    stored: int
+    raw: int
+
+
+def table(payload: Any) -> list[BlockRow]:
+    """The block table of any container, for tools; sizes are compared with the payload, contents are not looked at.
+
+    Raises:
+        ProtocolError: the table does not fit the bytes.
+    """
+    data = memoryview(payload).cast("B")
+    if len(data) < HEAD.size or len(data) < HEAD.size + ROW.size * (blocks := HEAD.unpack_from(data)[7]):
+        raise ProtocolError("container", f"{len(data)} bytes are too few for a head and its table")
+    rows = [BlockRow(*ROW.unpack_from(data, HEAD.size + ROW.size * i)) for i in range(blocks)]
+    end, order = HEAD.size + ROW.size * blocks, (-1, 0)
+    for row in rows:
+        key = (-1 if row.column == BOOKKEEPING else row.column, row.part)
+        if key <= order or row.offset != -(-end // ALIGNMENT) * ALIGNMENT or any(data[end : row.offset]):
+            raise ProtocolError("container", f"{row} is out of order or not where it belongs")
+        end, order = row.offset + row.stored, key
+        if end > len(data):
+            break
+    if end != len(data):
+        raise ProtocolError("container", f"the blocks end at byte {end} of {len(data)}")
+    return rows
+
+
+# Compression. A peer offers the codecs it has in HELLO, and is told in WELCOME which of them its home has too.
+
+
+def codecs() -> list[str]:
+    """Names of the compressions that this process has."""
+    return ["zlib", "lz4"] if _lz4 is not None else ["zlib"]
+
+
+def _find_lz4() -> Any:
+    """lz4.block, or None where the [lz4] extra is not installed."""
+    try:
+        import lz4.block
+    except ImportError:
+        return None
+    return lz4.block
+
+
+_lz4: Any = _find_lz4()
+
+
+def _codec(name: str) -> int:
+    if name not in ("none", *codecs()):
+        raise ValueError(f"compression {name!r} is not available here. Use one of none, {', '.join(codecs())}.")
+    return CODECS[name]
+
+
+def _unpack(codec: int, stored: bytes, raw: int) -> bytes:
+    """Bytes of a packed block; `raw` was compared with the schema before, and nothing larger is ever allocated."""
+    if codec == CODECS["zlib"]:
+        return _unpack_zlib(stored, raw)
+    return _unpack_lz4(stored, raw)
+
+
+def _unpack_zlib(stored: bytes, raw: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(stored, raw + 1)
+    except zlib.error as error:
+        raise ProtocolError("codec", f"a zlib block is damaged: {error}") from None
+    if len(data) != raw or not stream.eof or stream.unused_data:
+        raise ProtocolError("codec", f"a zlib block is not the one stream of {raw} bytes that its table says")
+    return data
+
+
+def _unpack_lz4(stored: bytes, raw: int) -> bytes:
+    if _lz4 is None:
+        raise ProtocolError("codec", "an lz4 block, but lz4 is not installed here: pip install memoire-rl[lz4]")
+    try:
+        data: bytes = _lz4.decompress(stored, uncompressed_size=raw)
+    except (_lz4.LZ4BlockError, ValueError, MemoryError, OverflowError) as error:
+        raise ProtocolError("codec", f"an lz4 block is damaged: {error}") from None
+    if len(data) != raw:
+        raise ProtocolError("codec", f"an lz4 block unpacks to {len(data)} bytes, its table says {raw}")
+    return data
+
+
+_COMPRESS: Final[dict[int, Callable[[Payload], bytes]]] = {
+    1: lambda raw: zlib.compress(raw.data, 1),
+    2: lambda raw: _lz4.compress(raw, store_size=False),
+}

@@ -1,0 +1,100 @@
+"""Containers with known contents, for the tests of caches and pools: what is in them as plain arrays, and their bytes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memoire import cache
+from memoire.cache import Container, Extent, Head, Kind, Layout, Part
+
+DTYPES = {
+    Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
+    Part.DISCOUNT: "<f4", Part.STEPS: "<u4", Part.AGE: "<f4", Part.MODEL: "<i8", Part.CHANCE: "<f8",
+    Part.POPULATION: "<f8", Part.OWNER: "<u4", Part.OWNERS: "u1", Part.INIT_WEIGHT: "<f4", Part.TD_ERROR: "<f4",
+}  # fmt: skip
+
+
+@dataclass
+class Made:
+    """A container and, block by block, what is in it: (part, column name or None) -> array [rows, ...]."""
+
+    layout: Layout
+    payload: Any
+    blocks: dict[tuple[Part, str | None], Any]
+    head: Head
+
+    def block(self, part: Part, name: str | None = None) -> Any:
+        return self.blocks[part, name]
+
+    def held(self) -> Any:
+        return cache.check(self.payload, self.layout)
+
+
+def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames: int, owners: int, steps: int) -> Any:
+    part = form.part
+    if part in (Part.PREV_INDEX, Part.NEXT_INDEX):
+        index = rng.integers(0, frames, (samples, layout.frame_stack)).astype("<u4")
+        index[rng.random(index.shape) < 0.1] = cache.ZERO_FRAME
+        return index
+    if part is Part.NUMBER:
+        return rng.integers(0, 2**62, samples).astype("<i8")
+    if part in (Part.WEIGHT, Part.INIT_WEIGHT, Part.AGE, Part.POPULATION):
+        return (rng.random(samples) + 0.5).astype(DTYPES[part])
+    if part is Part.CHANCE:
+        return rng.random(samples) * 0.5 + 1e-3
+    if part is Part.STEPS:
+        return rng.integers(1, steps + 1, samples).astype("<u4")
+    if part is Part.MODEL:
+        return rng.integers(0, 100, samples).astype("<i8")
+    if part is Part.OWNER:
+        return np.sort(rng.integers(0, owners, samples)).astype("<u4")
+    if part is Part.OWNERS:
+        return rng.integers(0, 256, (owners, 16)).astype("u1")
+    if part in (Part.REWARD_SUM, Part.DISCOUNT):
+        return rng.random((samples, form.row_bytes // 4)).astype("<f4")
+    if part is Part.TD_ERROR:
+        return rng.normal(size=samples).astype("<f4")
+    column = layout.schema[layout.schema.names[form.column]]
+    raw = rng.integers(0, 256, (rows, form.row_bytes)).astype("u1")
+    if column.dtype.kind == "f":  # no NaN: arrays are compared
+        raw = rng.normal(size=(rows, *column.shape)).astype(column.dtype).reshape(rows, -1).view("u1")
+    if column.dtype.kind == "b":
+        raw &= 1
+    return raw.view(column.dtype).reshape(rows, *column.shape)
+
+
+def make(
+    layout: Layout,
+    samples: int = 8,
+    *,
+    seed: int = 0,
+    frames: int = 5,
+    owners: int = 2,
+    head: Head | None = None,
+    codec: int = 0,
+    replace: dict[Part, Any] | None = None,
+) -> Made:
+    """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
+    rng = np.random.default_rng(seed)
+    windows = layout.kind in (Kind.CACHE, Kind.DRAWN)
+    if head is None:
+        head = Head(3, 1000.0 + seed, 500, 0.25, 7, 1e9) if layout.kind is Kind.CACHE else Head(3 if windows else 1)
+    counts = {Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1}
+    blocks, packed = {}, {}
+    for i, form in enumerate(layout.blocks):
+        rows = counts[form.extent]
+        name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]
+        values = _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
+        if name is None and replace and form.part in replace:
+            values = np.asarray(replace[form.part]).astype(DTYPES[form.part]).reshape(values.shape)
+        blocks[form.part, name] = values
+        if codec and form.extent is Extent.PER_FRAME and form.row_bytes:
+            raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            packed[i] = (codec, cache._COMPRESS[codec](raw))
+    made = Container(layout, head, samples, frames, owners, packed)
+    for i, form in enumerate(layout.blocks):
+        if i not in packed:
+            name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]
+            made.fill(form.part, blocks[form.part, name], name)
+    return Made(layout, made.payload, blocks, head)

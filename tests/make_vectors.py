@@ -1,0 +1,247 @@
+"""Write the golden vectors of docs/wire.md into tests/vectors: `python tests/make_vectors.py`.
+
+Each vector is the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json says what they
+hold. Containers are put together here byte by byte, not by memoire.cache, so that both must agree with the page.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from memoire import wire
+from memoire.cache import Kind, Part
+from memoire.schema import Schema
+
+FOLDER = Path(__file__).with_name("vectors")
+SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})
+CLIENT = bytes(range(16))
+OTHER = bytes(range(16, 32))
+Z = 0xFFFFFFFF
+
+
+def block(column: int, part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
+    """(column, part, rows, bytes) of a block whose first axis is its rows."""
+    array = np.asarray(values, dtype)
+    return column, int(part), len(array), array.tobytes()
+
+
+def own(part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
+    return block(0xFFFF, part, dtype, values)
+
+
+def container(kind: Kind, samples: int, stack: int, steps: int, blocks: Any, sums: Any = (0.0, 0, 0.0)) -> bytes:
+    head = struct.pack("<IHHdQdQIIdQ", samples, stack, steps, *sums, 3, len(blocks), kind, 1700000000.5, 0)
+    begin, table, body = 64 + 32 * len(blocks), b"", b""
+    end = begin
+    for column, part, rows, data in blocks:
+        padding = -end % 64
+        table += struct.pack("<HBBIQQQ", column, part, 0, rows, end + padding, len(data), len(data))
+        body += bytes(padding) + data
+        end += padding + len(data)
+    return head + table + body
+
+
+NUMBERS, WEIGHTS = [40, 41, 40], [2.0, 0.5, 2.0]
+WINDOWS = [
+    own(Part.PREV_INDEX, "<u4", [[Z, 0], [0, 1], [Z, 0]]),
+    own(Part.NEXT_INDEX, "<u4", [[1, 2], [2, 3], [1, 2]]),
+    own(Part.NUMBER, "<i8", NUMBERS),
+    own(Part.WEIGHT, "<f8", WEIGHTS),
+    own(Part.REWARD_SUM, "<f4", [1.5, -0.25, 1.5]),
+    own(Part.DISCOUNT, "<f4", [0.25, 0.0, 0.25]),
+    own(Part.STEPS, "<u4", [2, 1, 2]),
+    own(Part.AGE, "<f4", [10.0, 9.5, 10.0]),
+    own(Part.MODEL, "<i8", [7, 7, 7]),
+]
+COLUMNS = [
+    block(0, Part.FRAMES, "u1", [[1, 2], [3, 4], [5, 6], [7, 8]]),
+    block(1, Part.PREV, "<i4", [-1, 5, -1]),
+    block(2, Part.PREV, "<f4", [1.0, -0.25, 1.0]),
+]
+
+
+def containers() -> dict[str, bytes]:
+    drawn = [
+        own(Part.CHANCE, "<f8", [0.25, 0.0625, 0.25]),
+        own(Part.POPULATION, "<f8", [6, 6, 9]),
+        own(Part.OWNER, "<u4", [0, 0, 1]),
+        block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT), list(OTHER)]),
+    ]
+    episode = [
+        own(Part.NUMBER, "<i8", [40, 41, 42]),
+        own(Part.AGE, "<f4", [3.0, 2.0, 1.0]),
+        own(Part.MODEL, "<i8", [7, 7, 8]),
+        own(Part.INIT_WEIGHT, "<f4", [1.0, 1.0, 0.5]),
+        block(0, Part.PREV, "u1", [[1, 2], [3, 4], [5, 6]]),
+        block(0, Part.FINAL, "u1", [[7, 8]]),
+        block(1, Part.PREV, "<i4", [-1, 5, 6]),
+        block(2, Part.PREV, "<f4", [1.0, -0.25, 0.5]),
+    ]
+    feedback = [
+        own(Part.NUMBER, "<i8", NUMBERS),
+        own(Part.OWNER, "<u4", [0, 0, 1]),
+        block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT), list(OTHER)]),
+        own(Part.TD_ERROR, "<f4", [0.5, -2.0, 0.0]),
+    ]
+    # A ragged column: here "points", float32 with a free first axis of (3,) rows. Sample 0 has 2 points, 1 none, 2 one;
+    # the ragged state "cloud" has 1 and 2 points in its two unique frames.
+    ragged = [
+        own(Part.PREV_INDEX, "<u4", [[0], [1], [0]]),
+        *WINDOWS[2:],
+        block(0, Part.FRAMES, "<f4", [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        block(0, Part.FRAMES_LENGTHS, "<u4", [1, 2]),
+        block(1, Part.PREV, "<f4", [[1, 0, 0], [2, 0, 0], [3, 0, 0]]),
+        block(1, Part.PREV_LENGTHS, "<u4", [2, 0, 1]),
+    ]
+    # Sequences of 3 entries, stack 1: the second begins one entry later and ends with its episode after 2.
+    sequences = [
+        own(Part.PREV_INDEX, "<u4", [[0, 1, 2, 3], [1, 2, 3, Z]]),
+        own(Part.ENTRY_INDEX, "<u4", [[0, 1, 2], [1, 2, Z]]),
+        own(Part.NUMBER, "<i8", [40, 41]),
+        own(Part.WEIGHT, "<f8", [2.0, 0.5]),
+        own(Part.DISCOUNT, "<f4", [[0.5, 0.5, 0.0], [0.5, 0.0, 0.0]]),
+        own(Part.STEPS, "<u4", [3, 2]),
+        own(Part.AGE, "<f4", [10.0, 9.5]),
+        own(Part.MODEL, "<i8", [7, 7]),
+        block(0, Part.PREV_FRAMES, "u1", [[1, 2], [3, 4], [5, 6], [7, 8]]),
+        block(1, Part.ENTRIES, "<i4", [-1, 5, 6]),
+        block(2, Part.ENTRIES, "<f4", [1.0, -0.25, 0.5]),
+    ]
+    return {
+        "cache": container(Kind.CACHE, 3, 2, 2, WINDOWS + COLUMNS, (8.0, 6, 0.5)),
+        "drawn": container(Kind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
+        "episode": container(Kind.EPISODE, 3, 1, 1, episode),
+        "feedback": container(Kind.FEEDBACK, 3, 1, 1, feedback),
+        "ragged": container(Kind.CACHE, 3, 1, 2, ragged, (8.0, 6, 0.5)),
+        "sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences, (8.0, 6, 0.5)),
+    }
+
+
+def sums_row(client: bytes) -> bytes:
+    return client + struct.pack("<QdQddII", 12, 8.0, 6, 0.5, 512.0, 256, 0)
+
+
+def bodies() -> dict[str, tuple[wire.Body, bytes]]:
+    """Name -> tail and payload of a message of each type, and of each use of UPDATED, NOTICE and DRAWN."""
+    made = containers()
+    digest = bytes(range(32))
+    sums = sums_row(CLIENT) + sums_row(OTHER)
+    return {
+        "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
+        "welcome": (
+            wire.Welcome(
+                schema=SCHEMA.to_json(), parameters={"frame_stack": 2, "discount_factor": [0.5], "prev": None},
+                parameters_version=3, max_step=1000, run_name="ant-7", home_name="server-0", epoch=5,
+                servers=["server-0", "server-1"],
+                endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
+                credit=1 << 26, models={"policy": 9}, codecs=["zlib"], limits={"message_bytes": 1 << 28},
+            ),
+            b"",
+        ),
+        "update": (
+            wire.Update(
+                epoch=5, episodes=2, steps=70, caches=3, cache_bytes=4096, generated_bytes=9000, total_weight=8.0,
+                positives=6, minimum=0.5, parameters_version=3, models={"policy": 8}, scalars={"return": 21.5},
+                lines=[wire.Line(1, 1700000000.25, 0xC0FFEE, "hello")], ended=[wire.Ended(2, 1700000000.5, 35, -1.5)],
+            ),
+            b"",
+        ),
+        "updated": (
+            wire.Updated(
+                epoch=5, durable=True, episodes=2, steps=70, lines_through=1, ended_through=2, caches=2,
+                received_bytes=4096, rejected={"schema": 1}, credit=1 << 26, parameters_version=3, run_name="ant-7",
+            ),
+            b"",
+        ),
+        "updated_feedback": (wire.Updated(epoch=5, feedback_through=1), made["feedback"]),
+        "cache": (wire.Cache(number=3, pushed_bytes=4096), made["cache"]),
+        "episode": (
+            wire.Episode(number=4, pushed_bytes=5000, has_final=True, terminated=False, bootstrap=[0.5]),
+            made["episode"],
+        ),
+        "feedback": (wire.Feedback(), made["feedback"]),
+        "taken": (wire.Taken(samples=2, lost=1), b""),
+        "notice": (wire.Notice(topic="policy", version=9, size=1 << 20, sha256=digest, epoch=5), b""),
+        "notice_inline": (wire.Notice(topic="policy", version=9, size=5, sha256=digest, text=True), b"model"),
+        "fetch": (wire.Fetch(topic="policy", version=9, offset=524288, size=524288), b""),
+        "chunk": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest), b"model"),
+        "publish": (wire.Publish(topic="policy", size=5, sha256=digest), b"model"),
+        "published": (wire.Published(topic="policy", received=5, version=9), b""),
+        "sums": (wire.Sums(reserve=1024), b""),
+        "summed": (wire.Summed(epoch=5, clients=sums), b""),
+        "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
+        "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
+        "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
+        "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
+        "refused": (wire.Refused(code="too_large", text="too large", field="payload", limit=1024), b""),
+    }  # fmt: skip
+
+
+def header_of(name: str) -> dict[str, Any]:
+    """What every vector's header says."""
+    client = wire.NO_CLIENT if name.startswith("notice") else CLIENT
+    return {
+        "client": client, "sequence": 12, "run": wire.name_hash("ant-7"), "home": wire.name_hash("server-0"),
+        "table": 1, "fingerprint": SCHEMA.fingerprint,
+    }  # fmt: skip
+
+
+def messages() -> dict[str, list[bytes]]:
+    """Name -> frames."""
+    return {name: wire.encode(body, payload=payload, **header_of(name)) for name, (body, payload) in bodies().items()}
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str) if not isinstance(value, bytes) else value
+
+
+def _hex(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, dict):
+        return {key: _hex(inner) for key, inner in value.items()}
+    return [_hex(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def describe() -> dict[str, Any]:
+    """The contents of vectors.json."""
+    told: dict[str, Any] = {"schema": json.loads(SCHEMA.to_json()), "messages": {}, "containers": {}}
+    for name, (body, payload) in bodies().items():
+        told["messages"][name] = {
+            "type": body.type.name, "header": _hex(header_of(name)), "tail": _hex(_plain(body)),
+            "payload_bytes": len(payload),
+        }  # fmt: skip
+    for name, payload in containers().items():
+        blocks = struct.unpack_from("<I", payload, 40)[0]
+        rows = [struct.unpack_from("<HBBIQQQ", payload, 64 + 32 * i) for i in range(blocks)]
+        told["containers"][name] = {
+            "kind": Kind(struct.unpack_from("<I", payload, 44)[0]).name,
+            "blocks": [
+                {
+                    "column": row[0],
+                    "part": Part(row[1]).name,
+                    "rows": row[3],
+                    "hex": payload[row[4] : row[4] + row[5]].hex(),
+                }
+                for row in rows
+            ],
+        }
+    return told
+
+
+def write(folder: Path = FOLDER) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, frames in messages().items():
+        for i, frame in enumerate(frames):
+            (folder / f"{name}.{i}").write_bytes(frame)
+    for name, payload in containers().items():
+        (folder / f"{name}.payload").write_bytes(payload)
+    (folder / "vectors.json").write_text(json.dumps(describe(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,408 @@
+"""Containers: built from a memory they hold what the memory gathers; received ones are checked to the last byte."""
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import containers
+import make_vectors
+from memoire import _core, batch, cache
+from memoire.cache import Kind, Part
+from memoire.errors import EmptyMemory, ProtocolError
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.schema import Schema
+
+SCHEMA = Schema(
+    {
+        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
+        "action": (np.float32, (2,)),
+        "reward": (np.float32, (2,)),
+        "value": (np.float32, (2,)),
+        "done": np.bool_,
+    }
+)
+STACKED = Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero")
+ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
+KINDS = (Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK)
+GOLDEN = {"cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK}
+VECTORS = Path(__file__).with_name("vectors")
+
+
+def golden(name: str) -> tuple[bytes, cache.Layout]:
+    parameters = Parameters(frame_stack=2, multi_step=2)
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    return data, cache.layout_of(make_vectors.SCHEMA, parameters, GOLDEN[name], final=True)
+
+
+def refused(payload: Any, layout: cache.Layout, limits: Limits | None = None, **options: Any) -> str:
+    try:
+        cache.check(payload, layout, limits or Limits(), **options)
+    except ProtocolError as problem:
+        return problem.code
+    return ""
+
+
+def filled(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: int = 0) -> Memory:
+    memory = Memory(SCHEMA, 200, parameters, seed=seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(episodes):
+        memory.open(0)
+        for _ in range(steps):
+            image, speed = rng.integers(0, 256, (3, 2)).astype(np.uint8), np.float32(rng.normal())
+            pair = [rng.normal(size=2).astype(np.float32) for _ in range(3)]
+            memory.add(0, (image, speed, *pair, True), model_version=3)
+        memory.close(0, final_state=(image, speed), terminated=True)
+    return memory
+
+
+def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None:
+    for side in ("prev", "next"):
+        one, other = getattr(left, side), getattr(right, side)
+        assert list(one) == list(other)
+        for name in one:
+            assert one[name].dtype == other[name].dtype
+            np.testing.assert_array_equal(one[name], other[name])
+    for name in ("reward", "discount", "steps", "weight", "model_version") + (("ids",) if ids else ()):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
+@pytest.mark.parametrize("parameters", [Parameters(), STACKED, ONE_SIDED, STACKED.replace(prev=(), next=())])
+def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
+    memory = filled(parameters.replace(compression=compression))
+    payload = cache.build(memory, 100, now=123.5, parameters_version=9)
+    held = cache.check(payload, cache.layout_of(SCHEMA, parameters), checksum=_core.checksum(payload))
+    total, positives, minimum = memory.sums()
+    assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
+    assert (held.made_at, held.parameters_version, held.multi_step) == (123.5, 9, parameters.multi_step)
+    assert payload.ctypes.data % cache.ALIGNMENT == 0
+    pool = Pool(SCHEMA, parameters, seed=1)
+    pool.add(b"client-number-01", 1, held)
+    gathered = pool.get(100).gathered
+    same(gathered, memory.gather(gathered.ids["number"]))
+    assert gathered.ids["client"].tobytes() == b"client-number-01" * 100
+    assert np.isfinite(gathered.age).all()
+
+
+def test_a_frame_crosses_the_wire_once() -> None:
+    memory = filled(STACKED, episodes=1)
+    payload = cache.build(memory, 500, now=0.0)
+    rows = {row.rows for row in cache.table(payload) if row.part == Part.FRAMES}
+    assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
+
+
+def test_an_empty_memory_builds_no_cache() -> None:
+    with pytest.raises(EmptyMemory):
+        cache.build(Memory(SCHEMA, 10), 5, now=0.0)
+
+
+def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = cache.build(filled(STACKED), 50, now=0.0, compression="lz4")
+    assert any(row.codec == 2 for row in cache.table(payload))
+    assert cache.codecs() == ["zlib", "lz4"]
+    monkeypatch.setattr(cache, "_lz4", None)
+    assert cache.codecs() == ["zlib"]
+    with pytest.raises(ValueError, match="compression 'lz4' is not available here. Use one of none, zlib"):
+        cache.build(filled(STACKED), 5, now=0.0, compression="lz4")
+    with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
+        cache.check(payload, cache.layout_of(SCHEMA, STACKED))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -> None:
+    data, layout = golden(name)
+    held = cache.check(data, layout)
+    told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
+    assert told["kind"] == layout.kind.name
+    assert [held.block(i).hex() for i in range(len(layout.blocks))] == [block["hex"] for block in told["blocks"]]
+    assert [(form.column, form.part.name) for form in layout.blocks] == [
+        (block["column"], block["part"]) for block in told["blocks"]
+    ]
+
+
+@pytest.mark.parametrize("name", ["ragged", "sequences", *GOLDEN])
+def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
+    rows = cache.table(data)
+    assert [data[row.offset : row.offset + row.stored].hex() for row in rows] == [block["hex"] for block in told]
+    for cut in range(len(data)):
+        with pytest.raises(ProtocolError):
+            cache.table(data[:cut])
+
+
+def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
+    data, layout = golden("cache")
+    pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
+    assert pool.layout is layout
+    pool.add(make_vectors.CLIENT, 1, cache.check(data, pool.layout))
+    gathered = pool.get(3).gathered
+    first = int(np.flatnonzero(gathered.ids["number"] == 41)[0])
+    np.testing.assert_array_equal(gathered.prev["obs"][first], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(gathered.next["obs"][first], [[5, 6], [7, 8]])
+    other = (first + 1) % 3
+    np.testing.assert_array_equal(gathered.prev["obs"][other], [[0, 0], [1, 2]])
+    assert gathered.reward[first] == -0.25
+    assert gathered.weight[other] == 2.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED])
+def test_containers_of_every_kind_hold_what_was_put_in(kind: Kind, parameters: Parameters) -> None:
+    layout = cache.layout_of(SCHEMA, parameters, kind, final=True)
+    made = containers.make(layout, 9, seed=4)
+    held = made.held()
+    for i, form in enumerate(layout.blocks):
+        name = None if form.column == cache.BOOKKEEPING else SCHEMA.names[form.column]
+        assert held.block(i) == made.block(form.part, name).tobytes()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_container_cut_or_lengthened_anywhere_is_refused(name: str) -> None:
+    data, layout = golden(name)
+    for size in range(len(data)):
+        assert refused(data[:size], layout)
+    assert refused(data + b"\0", layout) == "container"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_flipped_bit_is_found_by_the_checksum_and_never_breaks_the_check(name: str) -> None:
+    data, layout = golden(name)
+    right = _core.checksum(data)
+    room = bytearray(data)
+    for at in range(len(data)):
+        for bit in range(8):
+            room[at] ^= 1 << bit
+            refused(bytes(room), layout)
+            if bit == at % 8:
+                assert refused(bytes(room), layout, checksum=right) == "payload"
+            room[at] ^= 1 << bit
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_flipped_bits_in_head_and_table_are_refused_without_the_checksum(name: str) -> None:
+    data, layout = golden(name)
+    room = bytearray(data)
+    free = {*range(6, 40), *range(48, 56)}  # steps, sums, version and time may have other values
+    for at in sorted(set(range(64 + 32 * len(layout.blocks))) - free):
+        for bit in range(8):
+            room[at] ^= 1 << bit
+            assert refused(bytes(room), layout), (at, bit)
+            room[at] ^= 1 << bit
+
+
+@pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_absurd_sizes_allocate_nothing(name: str, value: int) -> None:
+    data, layout = golden(name)
+    tracemalloc.start()
+    for i in range(len(layout.blocks)):
+        for offset, width in ((4, 4), (8, 8), (16, 8), (24, 8)):
+            room = bytearray(data)
+            at = 64 + 32 * i + offset
+            room[at : at + width] = (value & (2 ** (8 * width) - 1)).to_bytes(width, "little")
+            assert refused(room, layout) in ("container", "schema"), (i, offset)
+    for offset, width in ((0, 4), (40, 4)):
+        room = bytearray(data)
+        room[offset : offset + width] = (value & 0xFFFFFFFF).to_bytes(width, "little")
+        assert refused(room, layout)
+    assert tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
+
+
+FINITE = {
+    "index of a frame that is not there": (Part.PREV_INDEX, 5, "index"),
+    "steps of 0": (Part.STEPS, 0, "index"),
+    "more steps than multi_step": (Part.STEPS, 4, "index"),
+    "a weight of 0": (Part.WEIGHT, 0.0, "value"),
+    "a negative weight": (Part.WEIGHT, -1.0, "value"),
+    "a weight that is no number": (Part.WEIGHT, np.nan, "value"),
+    "an infinite weight": (Part.WEIGHT, np.inf, "value"),
+    "a weight above the total": (Part.WEIGHT, 1001.0, "value"),
+    "a discount above 1": (Part.DISCOUNT, 1.5, "value"),
+    "a discount that is no number": (Part.DISCOUNT, np.nan, "value"),
+    "an infinite age": (Part.AGE, np.inf, "value"),
+    "a negative number": (Part.NUMBER, -1, "value"),
+}
+
+
+@pytest.mark.parametrize("what", FINITE)
+def test_values_outside_their_range_are_refused(what: str) -> None:
+    part, value, code = FINITE[what]
+    layout = cache.layout_of(SCHEMA, STACKED)
+    made = containers.make(layout, 6)
+    for row in range(6):
+        values = np.array(made.block(part))
+        values[row] = value
+        assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        (Part.CHANCE, 0.0, "value"),
+        (Part.CHANCE, 1.1, "value"),
+        (Part.POPULATION, 0.0, "value"),
+        (Part.OWNER, 2, "index"),
+    ],
+)
+def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, code: str) -> None:
+    layout = cache.layout_of(SCHEMA, STACKED, Kind.DRAWN)
+    values = np.array(containers.make(layout, 6).block(part))
+    values[3] = value
+    assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value"),
+    [
+        (8, "<d", 0.0),
+        (8, "<d", -1.0),
+        (8, "<d", np.nan),
+        (8, "<d", np.inf),
+        (16, "<Q", 0),
+        (16, "<Q", 2**53),
+        (24, "<d", 0.0),
+        (24, "<d", np.nan),
+        (24, "<d", 2000.0),
+        (48, "<d", np.nan),
+        (48, "<d", -1.0),
+    ],
+)
+def test_sums_outside_their_range_are_refused(offset: int, form: str, value: float) -> None:
+    layout = cache.layout_of(SCHEMA, STACKED)
+    payload = containers.make(layout, 6).payload.copy()
+    struct.pack_into(form, payload.data, offset, value)
+    assert refused(payload, layout) == "value"
+
+
+def test_caches_of_other_parameters_or_schemas_say_so() -> None:
+    made = containers.make(cache.layout_of(SCHEMA, STACKED), 6).payload
+    assert refused(made, cache.layout_of(SCHEMA, STACKED.replace(frame_stack=2))) == "parameters"
+    assert refused(made, cache.layout_of(SCHEMA, ONE_SIDED)) == "parameters"
+    wider = Schema.from_json(SCHEMA.to_json().replace('["action","<f4",[2]', '["action","<f4",[3]'))
+    assert refused(made, cache.layout_of(wider, STACKED)) == "schema"
+    with pytest.raises(ProtocolError, match=r"block \d+ is 48 bytes raw, but the schema makes it 72"):
+        cache.check(made, cache.layout_of(wider, STACKED))
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_packed_blocks_come_out_as_they_were(codec: int) -> None:
+    layout = cache.layout_of(SCHEMA, STACKED)
+    made = containers.make(layout, 6, codec=codec)
+    held = made.held()
+    place = layout.place(Part.FRAMES, "state.image")
+    assert place is not None
+    assert held.block(place) == made.block(Part.FRAMES, "state.image").tobytes()
+    assert held.nbytes > len(made.payload)
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_damaged_packed_blocks_are_refused(codec: int) -> None:
+    layout = cache.layout_of(SCHEMA, STACKED)
+    data = bytes(containers.make(layout, 6, codec=codec).payload)
+    row = next(row for row in cache.table(data) if row.codec)
+    for at in range(row.offset, row.offset + row.stored):
+        room = bytearray(data)
+        room[at] ^= 0x55
+        assert refused(room, layout) in ("codec", "")
+    room = bytearray(data)
+    room[row.offset : row.offset + row.stored] = bytes(row.stored)
+    assert refused(room, layout) == "codec"
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
+    schema = Schema({"obs": (np.uint8, (1 << 20,))})
+    layout = cache.layout_of(schema, Parameters())
+    big = np.zeros((1, 40 << 20), np.uint8)
+    packed = {len(layout.blocks) - 1: (codec, cache._COMPRESS[codec](big[0]))}
+    form = cache.Container(layout, cache.Head(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
+        array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
+        assert array is not None
+        array[:] = value
+    for part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.NUMBER, Part.DISCOUNT, Part.AGE, Part.MODEL):
+        array = form.array(part, "u1")
+        assert array is not None
+        array[:] = 0
+    del big
+    assert refused(form.payload, layout) == ""
+    tracemalloc.start()
+    assert refused(form.payload, layout, Limits(message_bytes=30 << 20)) == "too_large"
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    place = next(i for i, row in enumerate(cache.table(form.payload)) if row.codec)
+    # It says 20 frames and packs 40 MiB: not more than the 20 MiB are unpacked.
+    struct.pack_into("<I", form.payload.data, 64 + 32 * place + 4, 20)
+    struct.pack_into("<Q", form.payload.data, 64 + 32 * place + 24, 20 << 20)
+    assert refused(form.payload, layout) == "codec"
+    assert tracemalloc.get_traced_memory()[1] < 45 << 20
+    tracemalloc.stop()
+
+
+def test_a_checksum_is_compared_with_the_whole_payload() -> None:
+    layout = cache.layout_of(SCHEMA, STACKED)
+    payload = containers.make(layout, 6).payload
+    assert refused(payload, layout, checksum=_core.checksum(payload)) == ""
+    assert refused(payload, layout, checksum=0) == "payload"
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 2000), st.binary(min_size=1, max_size=64))
+def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: bytes) -> None:
+    data, layout = golden(name)
+    at %= len(data)
+    room = bytearray(data)
+    room[at : at + len(patch)] = patch[: len(data) - at]
+    if refused(room, layout) == "" and layout.kind is Kind.CACHE:
+        picks = _pool_of(room, layout).get(3)  # whatever is accepted can be gathered
+        assert np.isfinite(picks.importance).all()
+
+
+def _pool_of(payload: Any, layout: cache.Layout) -> Pool:
+    pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
+    pool.add(make_vectors.CLIENT, 1, cache.check(payload, pool.layout))
+    return pool
+
+
+@given(st.binary(max_size=2000))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    assert refused(data, golden("cache")[1])
+
+
+def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
+    ids = np.zeros(5, batch.ID)
+    ids["client"] = [[1, 2], [3, 4], [1, 2], [3, 4], [3, 4]]
+    ids["number"] = [10, 11, 12, 13, 14]
+    payload = cache.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
+    found = cache.read_feedback(payload, SCHEMA)
+    one, other = (np.array(pair, "<u8").tobytes() for pair in ([1, 2], [3, 4]))
+    assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in found.items()} == {
+        one: ([10, 12], [0.0, 2.0]),
+        other: ([11, 13, 14], [1.0, 3.0, 4.0]),
+    }
+    with pytest.raises(ProtocolError):
+        cache.read_feedback(cache.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
+
+
+def test_equal_parameters_share_one_layout() -> None:
+    assert cache.layout_of(SCHEMA, STACKED) is cache.layout_of(SCHEMA, STACKED.replace(priority_exponent=0.9))
+    assert cache.layout_of(SCHEMA, STACKED) is not cache.layout_of(SCHEMA, ONE_SIDED)
+
+
+def test_a_checked_container_cannot_be_pickled_or_copied() -> None:
+    import copy
+
+    held = containers.make(cache.layout_of(SCHEMA, STACKED), 6).held()
+    with pytest.raises(TypeError):
+        copy.copy(held)
