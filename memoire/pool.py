@@ -1,0 +1,471 @@
+"""Held caches of many clients, and the draw over them: as if from all clients' memories at once.
+
+For a batch of B, client c has newest sums S_c (total weight) and N_c (entries of positive weight), u_c unused samples:
+
+    share       pi_c = min(lambda S_c, u_c / D_c), lambda such that they sum to 1. D_c: samples that anyone drew between
+                the client's last two caches, smoothed, at least B. Without the cap, clients that push less than they
+                are drawn run dry, and what they held is missing from then on. Where the caps together are below 1 they
+                rise together, each to u_c / B at most.
+    count       systematic sampling with mean B pi_c, never above u_c: one random offset for all clients
+    samples     the client's next unused ones, oldest cache first; the batch is shuffled
+    importance  (N P(i) N_k / N_c) ** -beta, P(i) = pi_c w_i / S_k, N = sum of N_c over the clients that can serve;
+                S_k, N_k are those of the moment at which the drawn cache was made
+
+So each client counts with its newest N_c, represented by what it held when the drawn cache was made. `Pool` does this
+over the caches of one server, `plan` and `finish` over several servers' from far away, with the same kernels.
+
+Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core, cache
+from .batch import Gathered
+from .errors import Closed, NotEnoughSamples, ProtocolError
+from .limits import Limits
+from .parameters import Parameters
+from .schema import Schema
+from .wire import CLIENT_COUNTS, CLIENT_SUMS
+
+_DEFAULTS: Final = Limits()
+_EVERY: Final = 1.0  # seconds between two looks for silent clients
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A batch out of held caches."""
+
+    gathered: Gathered
+    importance: NDArray[np.float32]
+    """[B] in (0, 1]: (N P(i) N_k / N_c) ** -beta over `divisor`."""
+    divisor: float
+    left_out: float
+    """Share of all clients' weight that belongs to those which could not serve."""
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool holds and has done; counts are since it was made."""
+
+    clients: int
+    caches: int
+    bytes: int
+    unused: int
+    """Samples never drawn."""
+    held: int
+    """Samples of all held caches, drawn ones included."""
+    added: int
+    drawn: int
+    """Samples."""
+    overwritten: int
+    """Caches taken out for want of room, before all their samples were used."""
+    overwritten_samples: int
+    """The unused samples in them."""
+    left: int
+    """Clients that left after being silent."""
+    misses: int
+    """Draws that found too few samples."""
+
+
+class Pool:
+    """Held caches of all clients of one table. Thread-safe; samples are copied without lock and GIL.
+
+    Args:
+        schema, parameters: Of the caches; `configure` changes the parameters.
+        byte_limit: Bytes that held caches may have together; the oldest of the client that holds most makes room.
+        cache_limit: Caches that may be held; 0 is no limit.
+        client_timeout: Seconds of silence after which a client leaves, once its samples are used (with reuse_cache: at
+            once).
+        clock: Seconds that only grow.
+        seed: Of the draw; None is a random one.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        parameters: Parameters | None = None,
+        *,
+        byte_limit: int = _DEFAULTS.held_bytes,
+        cache_limit: int = 0,
+        client_timeout: float = _DEFAULTS.client_timeout,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+    ) -> None:
+        if byte_limit < 1 or cache_limit < 0 or not client_timeout > 0.0:
+            raise ValueError(
+                f"byte_limit must be at least 1, cache_limit at least 0 and client_timeout above 0; got {byte_limit}, "
+                f"{cache_limit}, {client_timeout}"
+            )
+        self.schema = schema
+        self.byte_limit, self.cache_limit, self.client_timeout = byte_limit, cache_limit, client_timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
+        # Everything below belongs to the lock.
+        self._held = _core.HeldPool(random.SystemRandom().getrandbits(64) if seed is None else seed & (2**64 - 1))
+        self._clients: dict[bytes, _core.HeldClient] = {}
+        self._readers: dict[bytes, float] = {}  # when each was last heard
+        self._looked = clock()
+        self._closed = False
+        self._waiting = 0
+        self._added = self._overwritten = self._overwritten_samples = self._left = self._misses = 0
+        self._take_parameters(parameters or Parameters())
+
+    # What comes in
+
+    @property
+    def layout(self) -> cache.Layout:
+        """What a cache must be like: for `cache.check`."""
+        return self._layout
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those that draws follow now."""
+        return self._parameters
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many."""
+        with self._lock:
+            before = self._layout
+            self._take_parameters(parameters)
+            if self._layout is before:
+                return 0
+            gone = self._held.caches
+            for client in self._clients.values():
+                while client.caches:
+                    self._held.drop_oldest(client)
+            return gone
+
+    def _take_parameters(self, parameters: Parameters) -> None:
+        parameters.check_for(self.schema)
+        self._parameters = parameters
+        self._layout = cache.layout_of(self.schema, parameters)
+        self._drawn_layout = cache.layout_of(self.schema, parameters, cache.Kind.DRAWN)
+
+    def add(self, client_id: bytes, sequence: int, held: "_core.HeldCache") -> int:
+        """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.
+
+        Args:
+            client_id: 16 bytes.
+            sequence: The header's: of two messages of a client the higher one is newer.
+            held: From `cache.check` with this pool's `layout`.
+
+        Returns:
+            How many caches were overwritten.
+
+        Raises:
+            ProtocolError: the cache is of another layout (parameters changed meanwhile), or larger than the pool.
+        """
+        if held.nbytes > self.byte_limit:
+            raise ProtocolError("too_large", f"a cache of {held.nbytes} bytes; the pool holds {self.byte_limit} in all")
+        with self._lock:
+            if held.layout is not self._layout.core:
+                raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+            client = self._client(client_id)
+            client.hear(sequence, held.total_weight, held.positives, held.minimum)
+            self._held.push(client, held)
+            self._added += 1
+            gone = self._make_room()
+            if self._waiting:
+                self._filled.notify_all()
+            return gone
+
+    def _make_room(self) -> int:
+        gone = 0
+        while self._held.nbytes > self.byte_limit or 0 < self.cache_limit < self._held.caches:
+            largest = self._held.largest()
+            assert largest is not None, "bytes are held by somebody"
+            _, unused = self._held.drop_oldest(largest)
+            self._overwritten += 1
+            self._overwritten_samples += unused
+            gone += 1
+        return gone
+
+    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
+        """A client's newest sums, from a message without a cache. Returns whether they were newer than those known."""
+        with self._lock:
+            return self._client(client_id).hear(sequence, total_weight, float(positives), minimum)
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life without news."""
+        with self._lock:
+            client = self._clients.get(client_id)
+            if client is not None:
+                client.heard = self._clock()
+
+    def forget(self, client_id: bytes) -> int:
+        """Drop a client and all that it holds; returns the unused samples lost."""
+        with self._lock:
+            client = self._clients.pop(client_id, None)
+            return 0 if client is None else self._held.leave(client)[1]
+
+    def _client(self, client_id: bytes) -> "_core.HeldClient":
+        """The client of that id, heard now; made when it is new."""
+        client = self._clients.get(client_id)
+        if client is None:
+            client = self._clients[client_id] = _core.HeldClient(client_id)
+            self._held.enter(client)
+        client.heard = self._clock()
+        return client
+
+    def expire(self) -> int:
+        """Let silent clients and readers go now, as draws do about once a second; returns how many clients left."""
+        with self._lock:
+            return self._expire()
+
+    def _expire(self) -> int:
+        now = self._looked = self._clock()
+        for reader in [reader for reader, heard in self._readers.items() if heard < now - self.client_timeout]:
+            self._held.reserve(reader, 0)
+            del self._readers[reader]
+        silent = self._held.silent(now - self.client_timeout, self._parameters.reuse_cache)
+        for client in silent:
+            self._held.leave(client)
+            del self._clients[client.id]
+        self._left += len(silent)
+        return len(silent)
+
+    # What goes out
+
+    def get(self, samples: int, *, timeout: float | None = None, out: Gathered | None = None) -> Pooled:
+        """Draw a batch: all of it or nothing.
+
+        Args:
+            samples: At least 1.
+            timeout: Seconds to wait for enough samples; None does not wait.
+            out: Arrays of an earlier batch of the same size, to be overwritten.
+
+        Raises:
+            NotEnoughSamples: too few unused samples, also after `timeout`; none was taken.
+            Closed: `close` was called, also from another thread while waiting.
+        """
+        picks, layout, parameters = self._draw(samples, timeout)
+        return _pooled(picks, layout, parameters, out)
+
+    def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, cache.Layout, Parameters]":
+        """The samples of a batch, taken but not copied, and what they were drawn under."""
+        if samples < 1:
+            raise ValueError(f"a batch has at least 1 sample, got {samples}")
+        with self._lock:
+            if self._clock() - self._looked > _EVERY:
+                self._expire()
+            picks = self._try(samples)
+            if picks is None:
+                picks = self._wait(samples, timeout or 0.0)
+            return picks, self._layout, self._parameters
+
+    def _try(self, samples: int) -> "_core.Picks | None":
+        if self._closed:
+            raise Closed("the pool")
+        return self._held.draw(self._layout.core, samples, self._parameters.reuse_cache)
+
+    def _wait(self, samples: int, timeout: float) -> "_core.Picks":
+        """The samples as soon as there are enough. The lock is held, and given up while waiting."""
+        begin = time.monotonic()
+        self._waiting += 1
+        try:
+            while (left := begin + timeout - time.monotonic()) > 0.0:
+                self._filled.wait(left)
+                picks = self._try(samples)
+                if picks is not None:
+                    return picks
+        finally:
+            self._waiting -= 1
+        self._misses += 1
+        free, held = max(0, self._held.can_serve(self._parameters.reuse_cache)), self._held
+        raise NotEnoughSamples(samples, free, held.caches, len(held), time.monotonic() - begin if timeout else 0.0)
+
+    def stats(self) -> PoolStats:
+        """A frozen picture of the pool."""
+        with self._lock:
+            held = self._held
+            return PoolStats(
+                clients=len(held),
+                caches=held.caches,
+                bytes=held.nbytes,
+                unused=held.unused,
+                held=held.held,
+                added=self._added,
+                drawn=held.drawn,
+                overwritten=self._overwritten,
+                overwritten_samples=self._overwritten_samples,
+                left=self._left,
+                misses=self._misses,
+            )
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed) and let all caches go. Closing again does nothing."""
+        with self._lock:
+            self._closed = True
+            for client in self._clients.values():
+                self._held.leave(client)
+            self._clients.clear()
+            self._filled.notify_all()
+
+    # Readers: learners that draw from several pools, over the network
+
+    def reserve(self, reader: bytes, samples: int) -> NDArray[np.void]:
+        """Keep about `samples` unused samples for a reader, and tell it what it may draw: rows of `wire.CLIENT_SUMS`.
+
+        A reader is named by its client id. What it asks for replaces what it had; when it is silent for
+        `client_timeout`, all of it is free again. One row for each client with a weight; `reserved` 0 says that it
+        cannot serve.
+        """
+        if samples < 0:
+            raise ValueError(f"samples to keep must be at least 0, got {samples}")
+        with self._lock:
+            self._held.reserve(reader, samples)
+            self._readers[reader] = self._clock()
+            return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache), CLIENT_SUMS)
+
+    def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
+        """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
+
+        Args:
+            counts: Rows of `wire.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
+            now: Unix seconds, written into the container.
+        """
+        names = counts["client"].tobytes()
+        with self._lock:
+            if self._closed:
+                raise Closed("the pool")
+            self._readers[reader] = self._clock()
+            wanted = [
+                (client, int(count))
+                for i, count in enumerate(counts["count"])
+                if (client := self._clients.get(names[16 * i : 16 * i + 16])) is not None
+            ]
+            picks = self._held.take(self._layout.core, reader, wanted, self._parameters.reuse_cache)
+            layout, drawn = self._layout, self._drawn_layout
+        return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
+
+
+def _pooled(picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, out: Gathered | None) -> Pooled:
+    gathered = layout.gather(picks, out)
+    importance = np.empty(picks.size, np.float32)
+    divisor = picks.importance(parameters.importance_exponent, parameters.normalize == "global", importance)
+    return Pooled(gathered, importance, divisor, picks.left_out)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reader asks each server for, and what it needs to know when the samples are there."""
+
+    counts: list[NDArray[np.void]]
+    """For each server rows of `wire.CLIENT_COUNTS`; no row where nothing is wanted."""
+    share: dict[bytes, float]
+    """pi_c of each client."""
+    newest: dict[bytes, float]
+    """N_c of each client."""
+    population: float
+    left_out: float
+    rarest: float
+    """Smallest N P(i) that an entry of the serving clients can have; inf where no minimum is known."""
+
+
+def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> Plan | None:
+    """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
+
+    Args:
+        tables: Rows of `wire.CLIENT_SUMS` of each server, as they are now. A client that two servers hold counts once,
+            with the sums that are newest.
+        samples: At least 1.
+        fraction: A random number in [0, 1), the offset of systematic sampling.
+    """
+    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
+    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    if not len(rows):
+        return None
+    _, first, group = np.unique(_names(rows), return_index=True, return_inverse=True)
+    newest_first = np.lexsort((-rows["sequence"].astype(np.int64), group))
+    chosen = rows[newest_first[np.searchsorted(group[newest_first], np.arange(len(first)))]]
+    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
+    unused = np.zeros(len(first))
+    np.add.at(unused, group, able)
+    between = np.zeros(len(first))
+    np.add.at(between, group, rows["drawn_between"])
+    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
+    if not unused.sum() >= samples:
+        return None
+    share = _core.shares(np.ascontiguousarray(chosen["total_weight"]), unused, between, float(samples))
+    counts = _core.systematic_counts(share, unused, samples, fraction)
+    serving = unused > 0.0
+    population = float(chosen["positives"][serving].sum())
+    chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
+    known = serving & (chosen["minimum"] > 0.0)
+    mass = float(chosen["total_weight"].sum())
+    names = chosen["client"].tobytes()
+    keys = [names[16 * i : 16 * i + 16] for i in range(len(chosen))]
+    return Plan(
+        counts=_split(rows, server, group, able, counts, len(tables)),
+        share=dict(zip(keys, share.tolist(), strict=True)),
+        newest=dict(zip(keys, chosen["positives"].astype(np.float64).tolist(), strict=True)),
+        population=population,
+        left_out=1.0 - float(chosen["total_weight"][serving].sum()) / mass,
+        rarest=population * float(chance[known].min()) if known.any() else np.inf,
+    )
+
+
+def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Client ids as values that compare."""
+    return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
+
+
+def _split(
+    rows: NDArray[np.void],
+    server: NDArray[np.int64],
+    group: NDArray[np.int64],
+    able: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    servers: int,
+) -> list[NDArray[np.void]]:
+    """Each client's count over the servers that hold some of it, first come first served."""
+    left, asked = counts.copy(), np.zeros(len(rows), np.int64)
+    for i in range(servers):
+        here = np.flatnonzero(server == i)
+        asked[here] = np.minimum(left[group[here]], able[here]).astype(np.int64)
+        left[group[here]] -= asked[here]
+    return [_wanted(rows, asked, np.flatnonzero((server == i) & (asked > 0))) for i in range(servers)]
+
+
+def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.void]:
+    wanted = np.zeros(len(here), CLIENT_COUNTS)
+    wanted["client"], wanted["count"] = rows["client"][here], asked[here]
+    return wanted
+
+
+def finish(
+    made: Plan,
+    drawn: "Sequence[_core.HeldCache]",
+    layout: cache.Layout,
+    parameters: Parameters,
+    seed: int,
+    out: Gathered | None = None,
+) -> Pooled:
+    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`.
+
+    A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
+
+    Raises:
+        ProtocolError: a sample of a client that was not asked for.
+    """
+    shares, newest = [], []
+    for held in drawn:
+        ids = held.part(cache.Part.OWNERS)
+        owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
+        if not made.share.keys() >= set(owners):
+            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
+        shares.append(np.array([made.share[owner] for owner in owners]))
+        newest.append(np.array([made.newest[owner] for owner in owners]))
+    picks = _core.assemble(
+        layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
+    )
+    return _pooled(picks, layout, parameters, out)
