@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 from measure import Report, Result, Side, arguments, distinct, race
-from memoire.pool import Pool
 from workloads import BATCH, EPISODE, NumpyGather, Workload, six_columns, w1, w2
 
 from memoire import _core
 from memoire import cache as caches
 from memoire.batch import Gathered
 from memoire.memory import Memory
+from memoire.pool import Pool
 
 MiB = 1 << 20
 SLOTS = "column[row] = value for each column, a ring"

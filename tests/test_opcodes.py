@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memoire import cache
 from memoire.memory import Memory
 from memoire.parameters import Parameters
+from memoire.pool import Pool
 from memoire.schema import Column, Schema
 from opcodes import Opcodes
 
@@ -83,3 +85,31 @@ def test_adding_and_closing_whole_episodes() -> None:
         memory.close(0)
 
     assert executed(store, FEW) == executed(store, MANY)
+
+
+def test_building_a_cache(memory: Memory) -> None:
+    def build(size: int) -> None:
+        cache.build(memory, size, now=0.0)
+
+    assert executed(build, FEW) == executed(build, MANY)
+
+
+def test_checking_a_cache(memory: Memory) -> None:
+    layout = cache.layout_of(memory.schema, memory.parameters)
+    received = {size: cache.build(memory, size, now=0.0) for size in (FEW, MANY)}
+
+    def check(size: int) -> None:
+        cache.check(received[size], layout)
+
+    assert executed(check, FEW) == executed(check, MANY)
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["once", "again"])
+def test_drawing_a_batch_from_many_caches(memory: Memory, reuse: bool) -> None:
+    """Eight clients with six caches of 128 samples each: the larger batch also takes from more caches."""
+    parameters = memory.parameters.replace(reuse_cache=reuse)
+    pool = Pool(memory.schema, parameters, seed=0)
+    for sequence in range(48):
+        held = cache.check(cache.build(memory, 128, now=0.0), pool.layout)
+        pool.add(bytes([sequence % 8 + 1]) * 16, sequence, held)
+    assert executed(pool.get, FEW) == executed(pool.get, MANY)
