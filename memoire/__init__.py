@@ -3,11 +3,15 @@
 from .batch import Batch
 from .buffer import Buffer
 from .classic import ReplayMemory
+from .client import Client, connect
 from .errors import MemoireError
 from .memory import Memory
 from .parameters import Parameters
+from .proxy import Proxy
+from .reader import Reader
 from .sampling import Prioritized, Uniform
 from .schema import Column, Schema
+from .server import Server
 from .writer import Writer
 
 __version__ = "0.1.0"
@@ -15,14 +19,19 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Buffer",
+    "Client",
     "Column",
     "Memory",
     "MemoireError",
     "Parameters",
     "Prioritized",
+    "Proxy",
+    "Reader",
     "ReplayMemory",
     "Schema",
+    "Server",
     "Uniform",
     "Writer",
     "__version__",
+    "connect",
 ]

@@ -12,6 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import wire
+from .errors import MemoireError
+
+Answer = wire.Message | MemoireError
+"""How a request ends: its reply, or why there is none."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -84,3 +90,7 @@ class Calls:
     def next_time(self) -> float:
         """When something is due or expires next; infinity when nothing is open."""
         return min((min(call.next_send, call.deadline) for call in self._calls.values()), default=float("inf"))
+
+    def next_deadline(self) -> float:
+        """When the next one expires; infinity when none does."""
+        return min((call.deadline for call in self._calls.values()), default=float("inf"))

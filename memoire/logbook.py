@@ -109,6 +109,16 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest line ever added; 0 when there is none."""
+        return self._number
+
+    @property
+    def oldest(self) -> float:
+        """Number of the oldest line that still waits; infinity when none does."""
+        return self._lines[0].number if self._lines else float("inf")
+
     def add(self, text: str, uuid: int, now: float) -> int:
         """Number the line and keep it; returns its number."""
         self._number += 1

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import MemoireError, ProtocolError
 
 TOPIC_BYTES = 255
 MOST_TOPICS = 256
-MOST_VERSION = 1 << 53
+MOST_VERSIONS = 256
+SMALL_BYTES = 1 << 22
+"""Bytes of a topic's versions that are kept beyond the newest few: short messages can be fetched by who missed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,9 @@ class Model:
 
     topic: str
     version: int
-    body: bytes
+    body: bytes = field(repr=False)
     is_text: bool
-    digest: bytes
+    digest: bytes = field(repr=False)
     """SHA-256 of the body."""
 
     @property
@@ -72,7 +74,10 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
 
 
 class ModelStore:
-    """The newest few models of each topic, within a number of bytes. Not thread-safe: the owner locks."""
+    """The newest few models of each topic, within a number of bytes; more of them while they are small.
+
+    Not thread-safe: the owner locks.
+    """
 
     def __init__(self, byte_limit: int, *, keep: int = 4) -> None:
         self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
@@ -106,7 +111,9 @@ class ModelStore:
             return False
         versions[model.version] = model
         self.bytes += model.size
-        while len(versions) > self._keep:
+        while len(versions) > self._keep and (
+            len(versions) > MOST_VERSIONS or sum(kept.size for kept in versions.values()) > SMALL_BYTES
+        ):
             self._drop_oldest(versions)
         self._shrink()
         return True
@@ -152,7 +159,8 @@ class ModelStore:
         assert self.bytes == sum(model.size for model in self)
         for topic, versions in self._topics.items():
             assert versions and list(versions) == sorted(versions)
-            assert len(versions) <= self._keep
+            size = sum(model.size for model in versions.values())
+            assert len(versions) <= self._keep or (len(versions) <= MOST_VERSIONS and size <= SMALL_BYTES)
             assert all(model.topic == topic and model.version == v for v, model in versions.items())
         if self.bytes > self._byte_limit:
             assert all(len(versions) == 1 for versions in self._topics.values())
@@ -163,9 +171,11 @@ class Assembly:
 
     def __init__(self, topic: str, version: int, size: int, digest: bytes, is_text: bool, *, byte_limit: int) -> None:
         if not 0 <= size <= byte_limit:
-            raise ProtocolError("size", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}")
+            raise ProtocolError(
+                "too_large", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}"
+            )
         self.topic, self.version, self.size = topic, version, size
-        self._digest, self._is_text = digest, is_text
+        self.digest, self._is_text = digest, is_text
         # Grown as chunks come, never reserved by what a notice claims.
         self._body = bytearray()
 
@@ -184,24 +194,24 @@ class Assembly:
             return None
         if offset > len(self._body) or offset + len(chunk) > self.size:
             detail = f"chunk {offset}+{len(chunk)} does not follow {len(self._body)} of {self.size} bytes"
-            raise ProtocolError("chunk", detail)
+            raise ProtocolError("index", detail)
         if not len(chunk) and self.size:
-            raise ProtocolError("chunk", f"an empty chunk at {offset} of {self.size} bytes")
+            raise ProtocolError("index", f"an empty chunk at {offset} of {self.size} bytes")
         self._body += chunk
         return self._finish() if len(self._body) == self.size else None
 
     def _finish(self) -> Model:
         body = bytes(self._body)
-        if hashlib.sha256(body).digest() != self._digest:
+        if hashlib.sha256(body).digest() != self.digest:
             detail = f"model {self.topic!r} version {self.version} has another SHA-256 than announced"
-            raise ProtocolError("digest", detail)
+            raise ProtocolError("payload", detail)
         if self._is_text:
             _check_text(body, self.topic)
-        return Model(self.topic, self.version, body, self._is_text, self._digest)
+        return Model(self.topic, self.version, body, self._is_text, self.digest)
 
 
 def _check_text(body: bytes, topic: str) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("text", f"model {topic!r} says it is text and is not UTF-8") from error
+        raise ProtocolError("value", f"model {topic!r} says it is text and is not UTF-8") from error

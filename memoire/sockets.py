@@ -15,7 +15,7 @@ import re
 import socket as _socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import zmq
@@ -37,6 +37,7 @@ SUBSCRIPTION_BYTES = 1024
 """Longest message to a publisher: a subscription, which is a topic."""
 COPY_BELOW = 65536
 """Payloads up to this many bytes are copied when sent; from here on ZeroMQ reads them where they are."""
+PATIENCE = 0.5
 SOCKETS_PER_CONTEXT = 8192
 
 _contexts: dict[int, Context] = {}  # by process id: one at most that is ours
@@ -74,8 +75,10 @@ def data_sender(context: Context) -> Socket:
 
 
 def publisher(context: Context) -> Socket:
-    """PUB for notices of models."""
-    return _make(context, zmq.PUB, SUBSCRIPTION_BYTES, send=NOTICE_MESSAGES)
+    """XPUB for notices of models; it receives every subscription (see `subscribed`), also repeated ones."""
+    made = _make(context, zmq.XPUB, SUBSCRIPTION_BYTES, send=NOTICE_MESSAGES, receive=REQUEST_MESSAGES)
+    made.setsockopt(zmq.XPUB_VERBOSE, 1)
+    return made
 
 
 def subscriber(context: Context, message_bytes: int) -> Socket:
@@ -125,10 +128,36 @@ def _make(
 def bind(made: Socket, endpoint: str) -> str:
     """Bind and return the address with its real port; ":0" and ":*" take a free one.
 
+    A taken address is tried again for `PATIENCE` seconds: ZeroMQ gives the address of a socket that was closed back
+    in the background.
+
     Raises:
         EndpointError: the address is taken or is not one; the socket is closed.
     """
-    return _attach(made, endpoint, "bind", made.bind)
+    deadline = time.monotonic() + PATIENCE
+
+    def attach(address: str) -> None:
+        while True:
+            try:
+                made.bind(address)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
+
+    return _attach(made, endpoint, "bind", attach)
+
+
+def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
+    """Wait until the socket files of closed ipc:// addresses are gone: ZeroMQ removes them in the background, and would
+    remove the file of whoever binds the address meanwhile.
+    """
+    deadline = time.monotonic() + min(seconds, PATIENCE)
+    for endpoint in endpoints:
+        while endpoint.startswith("ipc://") and os.path.exists(endpoint[6:]) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def connect(made: Socket, endpoint: str) -> str:
@@ -311,8 +340,22 @@ class Doors:
         """Close all sockets and the waker."""
         for made in list(self._sockets):
             self.drop(made, linger)
-        self._poller.unregister(self.waker.fd)
+        if self.waker.fd in self._poller:
+            self._poller.unregister(self.waker.fd)
         self.waker.close()
+
+
+def subscribed(made: Socket) -> list[bytes]:
+    """What peers subscribed to since the last call: the bytes that a message has to begin with."""
+    topics = []
+    for _ in range(REQUEST_MESSAGES):
+        frames = receive(made, most=1)
+        if frames is None:
+            break
+        data = frames[0].bytes
+        if len(frames) == 1 and data[:1] == b"\x01":
+            topics.append(data[1:])
+    return topics
 
 
 def receive(made: Socket, most: int = 8) -> list[zmq.Frame] | None:

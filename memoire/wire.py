@@ -322,6 +322,7 @@ class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
     sha256: Digest
     offset: Count = 0
     text: bool = False
+    version: Count = 0  # 0: the next one
 
 
 class Published(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -574,6 +575,20 @@ def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Messag
     if topic_frame(message.body.topic) != bytes(frames[0]):
         raise ProtocolError("topic", f"a notice of {message.body.topic!r} came on another topic")
     return message
+
+
+def peek(frames: Sequence[Buffer]) -> Header | None:
+    """Who a refused message says it is from, unchecked: enough to answer that it was refused. None where it says
+    nothing.
+
+    The first 96 bytes mean the same in every version of the protocol, so that an old node can refuse a new one
+    politely.
+    """
+    frame = memoryview(frames[0]) if frames else memoryview(b"")
+    if frame.nbytes < HEADER_BYTES:
+        return None
+    magic, _, _, _, table, client, run, home, sequence, fingerprint, *_ = _HEADER.unpack_from(frame)
+    return Header(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
 
 
 def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[Header, memoryview]:

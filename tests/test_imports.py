@@ -15,14 +15,15 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "_core", "parameters", "schema"},
     "what decides": {
         "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "calls", "ledger", "logbook", "models",
+        "desk", "subscriptions",
     },
-    "what touches the world": {"sockets", "store", "security"},
+    "what touches the world": {"sockets", "store", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
     "what people start": {"classic", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
 RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}
 
-OPEN_SOCKETS = {"sockets", "client", "server", "proxy", "reader"}
+OPEN_SOCKETS = {"sockets", "channel", "forwarding", "client", "server", "proxy", "reader"}
 DECIDES_WITHOUT = {
     "zmq",
     "socket",

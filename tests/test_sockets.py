@@ -9,27 +9,13 @@ import zmq
 
 from memoire import sockets
 from memoire.errors import EndpointError
-
-
-class KeepingContext(zmq.Context):
-    """A context that ends with all of its sockets, also those that a test dropped."""
-
-    kept: list = []  # noqa: RUF012
-
-    def socket(self, *arguments, **options):
-        made = super().socket(*arguments, **options)
-        self.kept.append(made)
-        return made
+from netkit import KeepingContext
 
 
 @pytest.fixture
 def context():
-    made = KeepingContext()
-    yield made
-    for kept in KeepingContext.kept:
-        kept.close(0)
-    KeepingContext.kept.clear()
-    made.term()
+    with KeepingContext() as made:
+        yield made
 
 
 def every_role(context):

@@ -1,0 +1,164 @@
+"""The request channel of a client, reader or proxy: numbered requests over one DEALER, sent again until answered.
+
+Belongs to the worker that owns its socket; every method is called inside of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from . import sockets, wire
+from .calls import Answer, Call, Calls
+from .errors import MemoireError, MemoireTimeout, ProtocolError, Refused
+from .limits import Limits
+from .sockets import Context, Doors
+
+MOST_PER_TURN = 64
+
+
+class Channel:
+    """Requests to one address, with the facts that stand in each header.
+
+    Args:
+        client: Id of whoever asks; replies for another one are refused.
+        numbers: Where sequence numbers come from: one counter for all messages of a client.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        context: Context,
+        endpoint: str,
+        *,
+        client: bytes,
+        limits: Limits,
+        rng: random.Random,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.run = self.home = self.fingerprint = self.table = 0
+        self.refused: Counter[str] = Counter()
+        """Replies that were refused, by code."""
+        self.heard_at = 0.0
+        """When the newest reply came, by time.monotonic(); 0 when none has."""
+        self._client = client
+        self._limits = limits
+        self._doors = doors
+        self._numbers = numbers or itertools.count(1)
+        self._calls = Calls(limits.resend_after, limits.resend_most, rng)
+        made = sockets.request_client(context, limits.message_bytes)
+        sockets.connect(made, endpoint)
+        self._socket = doors.add(made)
+        self._is_blocked = False
+
+    @property
+    def resends(self) -> int:
+        """Requests that were sent again."""
+        return self._calls.resends
+
+    def ask(
+        self,
+        body: wire.Body,
+        finish: Callable[[Answer], None],
+        deadline: float = float("inf"),
+        *,
+        payload: Any = None,
+        home: int | None = None,
+        sequence: int | None = None,
+        run: int | None = None,
+    ) -> int:
+        """Send a request; `finish` gets its reply, or the error that ends it (Refused, MemoireTimeout). Returns its
+        number.
+
+        Args:
+            deadline: When to give up, by time.monotonic(); infinity resends for ever.
+            home: Which server it is for, where that is not the channel's own.
+            sequence: Its number, where the caller had to know it before.
+        """
+        number = next(self._numbers) if sequence is None else sequence
+        frames = wire.encode(
+            body,
+            client=self._client,
+            sequence=number,
+            run=self.run if run is None else run,
+            home=self.home if home is None else home,
+            table=self.table,
+            fingerprint=self.fingerprint,
+            payload=payload,
+        )
+        self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic())
+        self.pump()
+        return number
+
+    def drop(self, number: int) -> None:
+        """Forget a request: its answer no longer matters."""
+        self._calls.take(number)
+
+    def pump(self) -> None:
+        """Send what is due and end what is overdue."""
+        now = time.monotonic()
+        for call in self._calls.expired(now):
+            call.finish(self._timeout(call, now))
+        blocked = False
+        for call in self._calls.due(now):
+            if not sockets.send(self._socket, call.frames):
+                blocked = True
+                break
+            self._calls.sent(call, now)
+        if blocked != self._is_blocked:
+            self._is_blocked = blocked
+            self._doors.watch(self._socket, reading=True, writing=blocked)
+
+    def next_time(self) -> float:
+        """When `pump` has something to do; while nobody is connected, when a request expires."""
+        return self._calls.next_deadline() if self._is_blocked else self._calls.next_time()
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Take the replies that came, then pump."""
+        if ready.get(self._socket, 0) & zmq.POLLIN:
+            for _ in range(MOST_PER_TURN):
+                frames = sockets.receive(self._socket, most=4)
+                if frames is None:
+                    break
+                self._take(frames)
+        self.pump()
+
+    def close(self, error: MemoireError) -> None:
+        """End every open request with this error. The socket is closed by the doors."""
+        for call in self._calls.all():
+            call.finish(error)
+
+    def leave(self) -> None:
+        """Close the socket too: the owner goes on without this channel."""
+        self._doors.drop(self._socket)
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        try:
+            if len(frames[0]):
+                raise ProtocolError("frames", "a reply begins with an empty frame")
+            message = wire.parse(frames[1:], self._limits)
+            if message.header.client != self._client:
+                raise ProtocolError("client", "a reply for somebody else")
+        except ProtocolError as error:
+            self.refused[error.code] += 1
+            return
+        self.heard_at = time.monotonic()
+        call = self._calls.take(message.header.sequence)
+        if call is None:
+            return  # answered before: a resend was
+        if isinstance(message.body, wire.Refused):
+            call.finish(Refused(self.endpoint, message.body.code, message.body.text))
+        else:
+            call.finish(message)
+
+    def _timeout(self, call: Call, now: float) -> MemoireTimeout:
+        tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
+        advice = f"{tries} Is a memoire server or proxy running there? Try `memoire doctor {self.endpoint}`."
+        return MemoireTimeout("reply", self.endpoint, now - call.started, advice)

@@ -1,0 +1,969 @@
+"""The client: an actor's memory, and what it tells and hears over the network.
+
+    methods, from any thread ──▶ counters, lines, window (one lock) ──▶ one thread with three sockets ──▶ server or
+    proxy
+                                                                        requests, caches, notices
+
+Methods never touch a socket. The thread sends the client's cumulative totals, newest sums, lines and scalars in
+UPDATE, at most every `update_every` seconds and at once when somebody waits for it; the replies say what arrived,
+which parameters and models are new, and whether the run is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import zmq
+
+from . import _core, cache, sockets, wire
+from .calls import Answer
+from .channel import Channel
+from .errors import (
+    Closed,
+    EmptyMemory,
+    ForkedError,
+    MemoireError,
+    MemoireTimeout,
+    ParameterError,
+    ProtocolError,
+    Refused,
+    SchemaMismatch,
+)
+from .ledger import Window
+from .limits import Limits, MiB
+from .logbook import Outbox
+from .memory import Memory
+from .models import Model, check_topic
+from .parameters import Parameters
+from .schema import Schema
+from .sockets import Context, Socket
+from .subscriptions import Subscription, Topics
+from .worker import Worker, close_at_exit, wall_clock
+from .writer import Writer, layout
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT = 5.0
+"""Seconds between two UPDATE messages of a client that has no news."""
+PRESSED = 0.01
+"""Seconds between two UPDATE messages while the byte window is half used."""
+MOST_ENDED = 4096
+LINES_PER_UPDATE = 512
+DEFAULT_MEMORY_BYTES = 256 * MiB
+DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
+NOTICES_PER_TURN = 100
+
+WhenFull = Literal["skip", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """A client at one moment; for whoever watches."""
+
+    client: str
+    """Its id in hex."""
+    label: int
+    endpoint: str
+    home: str
+    """Name of the server that counts it."""
+    run: str
+    episodes: int
+    steps: int
+    generated_bytes: int
+    pushed_caches: int
+    pushed_bytes: int
+    accepted_caches: int
+    received_bytes: int
+    rejected: dict[str, int]
+    lost_bytes: int
+    in_flight_bytes: int
+    credit: int
+    skipped_caches: int
+    """Caches that were not pushed because the window was full."""
+    waiting_lines: int
+    dropped_lines: int
+    parameters_version: int
+    models: dict[str, int]
+    updates: int
+    """UPDATE messages that were answered."""
+    resends: int
+    refused: dict[str, int]
+    """Messages that came in and were refused, by code."""
+    silent: float
+    """Seconds since the newest reply."""
+    applied: int
+    stale: int
+    finished: bool
+    faults: int
+
+
+def connect(
+    url: str,
+    *,
+    seed: int | None = None,
+    timeout: float = 10.0,
+    input_uuid: int = 0,
+    capacity: int | None = None,
+    when_full: WhenFull = "skip",
+    context: Context | None = None,
+    limits: Limits | None = None,
+) -> Client:
+    """Connect to a server, proxy or relay: one address, and everything else comes from there.
+
+    Args:
+        url: Such as "tcp://proxy:5560" or "ipc:///run/memoire".
+        seed: Of the memory's draws; None takes entropy from the system.
+        timeout: Seconds to wait for the other side.
+        input_uuid: 32-bit label in the log's lines; 0 takes a random one.
+        capacity: Entries that the memory has room for; by default as the server says, or what fits 256 MiB.
+        when_full: What the writer does with a cache when the byte window is full: skip it, or wait.
+        context: ZeroMQ context; one for the process by default.
+
+    Raises:
+        MemoireTimeout: nobody answered; says what to look at.
+        EndpointError: the address is none.
+        Refused: the other side does not take this client.
+    """
+    return Client(
+        url,
+        seed=seed,
+        timeout=timeout,
+        input_uuid=input_uuid,
+        capacity=capacity,
+        when_full=when_full,
+        context=context,
+        limits=limits,
+    )
+
+
+class Client:
+    """One client of a cluster; `connect` makes it. All methods may be called from any thread.
+
+    Args:
+        request: Address for requests.
+        push, subscribe: Addresses for caches and notices, where they are not those that the server names.
+        live: Whether entries can be drawn before their episode is closed.
+        The others: see `connect`.
+    """
+
+    def __init__(
+        self,
+        request: str,
+        *,
+        push: str | None = None,
+        subscribe: str | None = None,
+        input_uuid: int = 0,
+        timeout: float = 10.0,
+        seed: int | None = None,
+        capacity: int | None = None,
+        live: bool = True,
+        when_full: WhenFull = "skip",
+        context: Context | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = wall_clock,
+    ) -> None:
+        if when_full not in ("skip", "block"):
+            raise ParameterError("when_full", when_full, "'skip' or 'block'")
+        if not 0 <= input_uuid < 1 << 32:
+            raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
+        self.endpoint = request
+        self.client_id = secrets.token_bytes(16)
+        """128 random bits: who this client is; new for each one made."""
+        self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
+        """The label of its log lines."""
+        self.push_reason = ""
+        """Why the newest push_cache returned False; "" when it did not."""
+        self._limits = limits or Limits()
+        self._seed, self._capacity, self._live, self._when_full = seed, capacity, live, when_full
+        self._given = (push, subscribe)
+        self._clock = clock
+        self._context = context or sockets.shared_context()
+        self._pid = os.getpid()
+        self._rng = random.Random(secrets.randbits(64))
+        self._closing = False  # close() was called: calls raise Closed
+        self._close_lock = threading.Lock()
+        # One lock for everything below; notified at each answer, at close and when something fails.
+        self._changed = threading.Condition()
+        self._failed: MemoireError | None = None
+        self._welcome: wire.Welcome | None = None
+        self._schema: Schema | None = None
+        self._parameters, self._parameters_version = Parameters(), 0
+        self._memory: Memory | None = None
+        self._memory_lock = threading.RLock()  # making and replacing the memory
+        self._window = Window(self._limits.credit)
+        self._outbox = Outbox(most_lines=self._limits.log_lines, line_bytes=self._limits.log_line_bytes)
+        self._episodes = self._steps = self._generated_bytes = self._skipped = 0
+        self._counted_before = (0, 0, 0)  # episodes, steps, bytes reported to a former run
+        self._ended: deque[wire.Ended] = deque(maxlen=MOST_ENDED)
+        self._ended_number = 0
+        self._scalars: dict[str, float] = {}
+        self._applied = self._stale = self._feedback_through = 0
+        self._finished = False
+        self._pressed = 0  # calls that wait for room in the window
+        self._asked = self._answered = 0  # calls of update(), and the newest one that a reply covers
+        self._asked_line = 0  # newest line that somebody waits for
+        self._is_dirty = False
+        self._leaving = False
+        self._updates = 0
+        self._last_size = 0  # of the newest cache, a guess for the next one
+        # What belongs to the thread alone.
+        self._numbers = itertools.count(1)
+        self._worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
+        try:
+            self._channel = Channel(
+                self._worker.doors,
+                self._context,
+                request,
+                client=self.client_id,
+                limits=self._limits,
+                rng=self._rng,
+                numbers=self._numbers,
+            )
+        except BaseException:
+            self._worker.stop(0.0)
+            raise
+        self._push: Socket | None = None
+        self._sub: Socket | None = None
+        self._pushes: deque[tuple[int, list[Any]]] = deque()  # size and frames of caches; other threads append
+        self._is_push_blocked = False
+        self._update_sent = 0.0
+        self._update_open = False
+        self._hello_open = False
+        self._refused_notices: dict[str, int] = {}
+        self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post)
+        self._worker.post(self._hello)
+        self._worker.start()
+        close_at_exit(self)
+        try:
+            self._await(lambda: self._welcome is not None, timeout, "welcome", self._advice)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    # ------------------------------------------------------------------------------------------ what it learned
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry is, as the server says."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes sampling, as the server said last."""
+        return self._parameters
+
+    @property
+    def run(self) -> str:
+        """Name of the experiment."""
+        return self._told.run_name
+
+    @property
+    def home(self) -> str:
+        """Name of the server that counts this client."""
+        return self._told.home_name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over; an actor's loop ends with it."""
+        self._check_open()
+        return self._finished
+
+    @property
+    def _told(self) -> wire.Welcome:
+        assert self._welcome is not None
+        return self._welcome
+
+    @property
+    def memory(self) -> Memory:
+        """The client's own recent episodes; made when it is first asked for.
+
+        Raises:
+            MemoireError: see `sync`.
+        """
+        if self._memory is None:
+            with self._memory_lock:
+                if self._memory is None:
+                    self._check_open()
+                    self._memory = self._make_memory(self._capacity)
+        return self._memory
+
+    def _make_memory(self, capacity: int | None) -> Memory:
+        least, most = DEFAULT_MEMORY_ENTRIES
+        fitting = DEFAULT_MEMORY_BYTES // max(1, self.schema.entry_bytes)
+        entries = capacity or self._told.max_step or min(most, max(least, fitting))
+        return Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
+
+    def sync(self, capacity: int | None = None, timeout: float | None = None) -> None:
+        """Ask the server for schema and parameters again, and begin with an empty memory; totals go on.
+
+        Args:
+            capacity: Entries that the new memory has room for.
+        """
+        before = self._told
+        self._worker.post(self._hello)
+        self._await(lambda: self._told is not before, self._seconds(timeout), "welcome", self._advice)
+        with self._memory_lock:
+            self._capacity = capacity or self._capacity
+            self._memory = self._make_memory(self._capacity)
+
+    # ---------------------------------------------------------------------------------------------- experience
+
+    def writer(
+        self, envs: Any = None, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any
+    ) -> Writer:
+        """A writer for an environment or a vector of them: takes what step() returned; counts, and pushes caches by
+        itself.
+
+        Args:
+            envs: A Gymnasium (vector) environment, from which number and autoreset mode are read.
+            num_envs, autoreset: The same by hand: "next_step", "same_step" or "disabled".
+            options: See `Writer`.
+        """
+        self._check_open()
+        return Writer(self.memory, *layout(envs, num_envs, autoreset), observer=_Observer(self), **options)
+
+    def on_entries(self, count: int) -> None:
+        """Count entries that were recorded."""
+        with self._changed:
+            self._steps += count
+            self._generated_bytes += count * self.schema.entry_bytes
+            self._is_dirty = True
+
+    def on_episode(self, lane: int, length: int, returned: Any) -> None:
+        """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
+        total = float(np.sum(returned))
+        with self._changed:
+            self._episodes += 1
+            self._ended_number += 1
+            ended = wire.Ended(number=self._ended_number, time=self._clock(), length=length, returned=total)
+            if math.isfinite(total):
+                self._ended.append(ended)
+            self._is_dirty = True
+
+    def push_cache(self, timeout: float | None = None) -> bool:
+        """Draw a cache from the memory and push it. False, with `push_reason`, when that was not possible.
+
+        Args:
+            timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
+
+        Raises:
+            Closed, ForkedError, SchemaMismatch: the client cannot be used (any more).
+        """
+        self._check_open()
+        deadline = time.monotonic() + self._seconds(timeout)
+        if self.memory.num_positive == 0:
+            return self._not_pushed("nothing to draw")
+        if not self._await_room(self._last_size or 1, deadline):
+            return self._not_pushed("window full")
+        try:
+            payload = cache.build(
+                self.memory, parameters_version=self._parameters_version, now=self._clock(), compression=self._codec()
+            )
+        except EmptyMemory:
+            return self._not_pushed("nothing to draw")
+        size = payload.nbytes
+        allowed = self._told.limits.get("message_bytes", self._limits.message_bytes)
+        if size > allowed:
+            expected = f"such that a cache of {size} bytes fits into {allowed} (limits.message_bytes)"
+            raise ParameterError("cache_size", self._parameters.cache_size, expected)
+        if not self._await_room(size, deadline):
+            return self._not_pushed("window full")
+        self._enqueue(payload, size)
+        self.push_reason = ""
+        return True
+
+    def _codec(self) -> str:
+        wanted = self._parameters.compression
+        return wanted if wanted in (*self._told.codecs, "none") else "none"
+
+    def _enqueue(self, payload: Any, size: int) -> None:
+        checksum = _core.checksum(
+            payload
+        )  # here, in the caller's thread: the one with the sockets has other things to do
+        with self._changed:
+            self._last_size = size
+            self._window.pushed(size, time.monotonic())
+            number, pushed = self._window.pushed_here
+            frames = wire.encode(
+                wire.Cache(number=number, pushed_bytes=pushed),
+                client=self.client_id,
+                sequence=next(self._numbers),
+                run=self._channel.run,
+                home=self._channel.home,
+                table=self._channel.table,
+                fingerprint=self._channel.fingerprint,
+                payload=payload,
+                payload_checksum=checksum,
+            )
+            self._pushes.append((size, frames))
+            self._is_dirty = True
+        self._worker.wake()
+
+    def _await_room(self, size: int, deadline: float) -> bool:
+        """Wait until a cache of this size fits the window; False at the deadline."""
+        with self._changed:
+            self._pressed += 1
+            try:
+                while not self._window.has_room(size):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        self._skipped += 1
+                        return False
+                    self._worker.wake()
+                    self._changed.wait(left)
+                    self._check_open()
+                return True
+            finally:
+                self._pressed -= 1
+
+    def _not_pushed(self, reason: str) -> bool:
+        self.push_reason = reason
+        return False
+
+    # ------------------------------------------------------------------------------------------------- telling
+
+    def update(self, timeout: float | None = None) -> None:
+        """Tell the server everything counted and logged so far; returns when it has it.
+
+        Raises:
+            MemoireTimeout: no answer in time; it goes on being sent in the background.
+        """
+        self._check_open()
+        with self._changed:
+            self._asked += 1
+            ticket, line = self._asked, self._outbox.newest
+            self._asked_line = line
+        self._worker.wake()
+        self._await(
+            lambda: self._answered >= ticket and self._outbox.oldest > line,
+            self._seconds(timeout),
+            "acknowledged update",
+            self._advice,
+        )
+
+    def log(self, text: str) -> None:
+        """Send a line to the server's log. Returns at once; `update` or `close` wait until it is there."""
+        self._check_open()
+        with self._changed:
+            self._outbox.add(str(text), self.uuid, self._clock())
+            self._is_dirty = True
+
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
+        self._check_open()
+        checked = {str(name): float(value) for name, value in values.items()}
+        wrong = [name for name, value in checked.items() if not math.isfinite(value) or len(name) > 256]
+        if wrong:
+            expected = "a finite number, under a name of at most 256 characters"
+            raise ParameterError(f"scalars[{wrong[0]!r}]", values[wrong[0]], expected)
+        with self._changed:
+            merged = self._scalars | checked
+            if len(merged) > 64:
+                raise ParameterError("scalars", len(merged), "at most 64 names")
+            self._scalars = merged
+            self._is_dirty = True
+
+    # -------------------------------------------------------------------------------------------------- models
+
+    def model(self, topic: str) -> ModelHandle:
+        """The newest model of a topic, kept up to date from now on."""
+        self._check_open()
+        self._topics.want(check_topic(topic))
+        return ModelHandle(self, topic)
+
+    def subscribe(self, topic: str) -> Receiver:
+        """Every model of a topic in order, from the newest on; who is too slow skips (and counts)."""
+        self._check_open()
+        return Receiver(self, self._topics.subscribe(check_topic(topic)))
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def batches(self, batch_size: int, timeout: float = 30.0, **options: Any) -> Iterator[Batch]:
+        """Batches drawn far away, from all servers behind this address, prefetched: see `Reader.batches`.
+
+        Ends with the run, or with this client.
+        """
+        from .reader import Reader
+
+        self._check_open()
+        with Reader([self.endpoint], context=self._context, seed=self._seed, limits=self._limits, **options) as reader:
+            for batch in reader.batches(batch_size, timeout):
+                yield batch
+                if self._closing:
+                    return
+
+    # ------------------------------------------------------------------------------------------------- its end
+
+    def stats(self) -> ClientStats:
+        """All figures at this moment."""
+        with self._changed:
+            window = self._window
+            return ClientStats(
+                client=self.client_id.hex(),
+                label=self.uuid,
+                endpoint=self.endpoint,
+                home=self._told.home_name,
+                run=self._told.run_name,
+                episodes=self._episodes,
+                steps=self._steps,
+                generated_bytes=self._generated_bytes,
+                pushed_caches=window.pushed_caches,
+                pushed_bytes=window.pushed_bytes,
+                accepted_caches=window.accepted_caches,
+                received_bytes=window.received_bytes,
+                rejected=dict(window.rejected),
+                lost_bytes=window.lost_bytes,
+                in_flight_bytes=window.in_flight,
+                credit=window.credit,
+                skipped_caches=self._skipped,
+                waiting_lines=len(self._outbox),
+                dropped_lines=self._outbox.dropped,
+                parameters_version=self._parameters_version,
+                models=self._topics.versions(),
+                updates=self._updates,
+                resends=self._channel.resends,
+                refused=dict(self._channel.refused) | self._refused_notices,
+                silent=time.monotonic() - self._channel.heard_at,
+                applied=self._applied,
+                stale=self._stale,
+                finished=self._finished,
+                faults=self._worker.errors,
+            )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Tell the server what it does not know yet, then end, within `timeout` seconds; calls that wait raise
+        `Closed`.
+
+        May be called again. Returns whether everything was delivered.
+        """
+        if self._pid != os.getpid():
+            return False
+        seconds = self._limits.close_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._close_lock:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._topics.close()
+            delivered = self._farewell(deadline)
+            if not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(seconds, 1.0)):
+                _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
+            return delivered
+
+    def _farewell(self, deadline: float) -> bool:
+        """Wait until the server has everything, or the deadline."""
+        with self._changed:
+            if self._welcome is None or not self._worker.is_alive or self._failed is not None:
+                return False
+            self._leaving = True
+            self._asked += 1
+            ticket, self._asked_line = self._asked, self._outbox.newest
+            self._worker.wake()
+            while self._answered < ticket or len(self._outbox) or self._pushes or self._ended:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._worker.is_alive:
+                    return False
+                self._changed.wait(min(left, 0.5))
+            return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<memoire.Client {self.client_id.hex()[:8]} of {self.endpoint}>"
+
+    # -------------------------------------------------------------------------------------------------- waiting
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this client", self._pid, os.getpid())
+        if self._closing:
+            raise Closed("this client")
+        if self._failed is not None:
+            raise self._failed
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._limits.request_timeout if timeout is None else timeout
+
+    def _advice(self) -> str:
+        return sockets.why_unreachable(self.endpoint)
+
+    def _await(self, is_done: Callable[[], bool], seconds: float, what: str, advice: Callable[[], str]) -> None:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self._check_open()
+                if is_done():
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+        raise MemoireTimeout(what, self.endpoint, seconds, advice())
+
+    # ----------------------------------------------------------------- from here on: inside of the thread alone
+
+    def _next_time(self) -> float:
+        return min(self._channel.next_time(), self._update_due())
+
+    def _update_due(self) -> float:
+        """When the next UPDATE is to be sent; never while one is open."""
+        if self._update_open or self._welcome is None or self._failed is not None:
+            return float("inf")
+        if self._asked > self._answered or self._has_backlog:
+            return self._update_sent
+        if self._pressed or self._window.is_half_used:
+            return self._update_sent + PRESSED
+        return self._update_sent + (self._limits.update_every if self._is_dirty else HEARTBEAT)
+
+    @property
+    def _has_backlog(self) -> bool:
+        """Lines wait that somebody waits for, and that did not fit the last UPDATE."""
+        return self._outbox.oldest <= self._asked_line
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        self._channel.turn(ready)
+        if self._sub is not None and self._sub in ready:
+            self._take_notices()
+        self._send_pushes()
+        if time.monotonic() >= self._update_due():
+            self._send_update()
+
+    def _send_pushes(self) -> None:
+        if self._push is None:
+            return
+        while self._pushes and sockets.send(self._push, self._pushes[0][1]):
+            self._pushes.popleft()
+        blocked = bool(self._pushes)
+        if blocked != self._is_push_blocked:
+            self._is_push_blocked = blocked
+            self._worker.doors.watch(self._push, reading=False, writing=blocked)
+        if not blocked and self._leaving:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _hello(self) -> None:
+        if self._hello_open:
+            return
+        self._hello_open = True
+        hello = wire.Hello(
+            role="actor",
+            label=self.uuid,
+            software="memoire 0.1.0",
+            host=socket.gethostname()[:256],
+            pid=os.getpid(),
+            codecs=cache.codecs(),
+        )
+        self._channel.ask(hello, self._welcomed, run=0)
+
+    def _welcomed(self, answer: Answer) -> None:
+        self._hello_open = False
+        try:
+            if isinstance(answer, MemoireError):
+                raise answer
+            self._learn(answer)
+        except MemoireError as error:
+            self._fail(error)
+
+    def _fail(self, error: MemoireError) -> None:
+        with self._changed:
+            if not self._closing:
+                self._failed = error
+            self._changed.notify_all()
+
+    def _learn(self, message: wire.Message) -> None:
+        told = message.body
+        if not isinstance(told, wire.Welcome):
+            raise Refused(self.endpoint, "unexpected", f"HELLO was answered by {message.type.name}")
+        schema = Schema.from_json(told.schema)
+        if self._schema is not None and schema != self._schema:
+            raise SchemaMismatch(self.client_id.hex()[:8], "schema", str(schema), f"memory of {self._schema}")
+        parameters = Parameters.from_wire(told.parameters)
+        header, former = message.header, self._welcome
+        if former is None:
+            self._schema = schema
+            self._open_data(told.endpoints)
+        self._apply_parameters(parameters, told.parameters_version)
+        with self._changed:
+            if former is not None and (told.epoch, told.home_name) != (former.epoch, former.home_name):
+                self._window.restarted()
+            if former is not None and told.run_name != former.run_name:
+                self._counted_before = (self._episodes, self._steps, self._generated_bytes)
+            self._channel.run, self._channel.home = header.run, header.home
+            self._channel.fingerprint, self._channel.table = header.fingerprint, told.table
+            self._window.credit = told.credit or self._window.credit
+            self._finished = told.finished
+            self._welcome = told
+            self._is_dirty = True
+            self._changed.notify_all()
+        if former is not None and told.epoch != former.epoch:
+            self._topics.restarted()
+        self._topics.announced(told.models)
+
+    def _open_data(self, endpoints: wire.Endpoints) -> None:
+        push = self._given[0] or sockets.seen_from(self.endpoint, endpoints.push)
+        subscribe = self._given[1] or sockets.seen_from(self.endpoint, endpoints.publish)
+        doors = self._worker.doors
+        if push:
+            made = sockets.data_sender(self._context)
+            sockets.connect(made, push)
+            self._push = doors.add(made, reading=False)
+        if subscribe:
+            made = sockets.subscriber(self._context, self._limits.request_bytes)
+            sockets.connect(made, subscribe)
+            self._sub = doors.add(made)
+            self._topics.opened()
+
+    def _apply_parameters(self, parameters: Parameters, version: int) -> None:
+        """Never while holding `_changed`: a caller that holds the memory may be waiting for that."""
+        if version == self._parameters_version:
+            return
+        with self._memory_lock:
+            self._parameters, self._parameters_version = parameters, version
+            if self._memory is not None:
+                self._memory.configure(parameters)
+
+    # UPDATE and its answer
+
+    def _send_update(self) -> None:
+        sums = self._sums()
+        with self._changed:
+            covers, asked_at = self._asked, time.monotonic()
+            body = self._update_body(*sums)
+            self._is_dirty = False
+            self._update_open = True
+            self._update_sent = asked_at
+        self._channel.ask(body, lambda answer: self._updated(answer, covers, asked_at))
+
+    def _sums(self) -> tuple[float, int, float]:
+        """Total weight, number of positive weights and the smallest of them, from one moment; 0 where there is none."""
+        if self._memory is None:
+            return 0.0, 0, 0.0
+        weight, positives, minimum = self._memory.sums()
+        return (weight, positives, minimum) if positives else (0.0, 0, 0.0)
+
+    def _update_body(self, weight: float, positives: int, minimum: float) -> wire.Update:
+        caches, cache_bytes = self._window.pushed_here
+        episodes, steps, generated = self._counted_before
+        return wire.Update(
+            epoch=self._told.epoch,
+            episodes=self._episodes - episodes,
+            steps=self._steps - steps,
+            caches=caches,
+            cache_bytes=cache_bytes,
+            skipped=self._skipped,
+            generated_bytes=self._generated_bytes - generated,
+            total_weight=weight,
+            positives=positives,
+            minimum=minimum,
+            parameters_version=self._parameters_version,
+            models=self._topics.versions(),
+            scalars=self._scalars,
+            lines=self._outbox.waiting(LINES_PER_UPDATE, self._limits.tail_bytes // 4),
+            dropped_lines=self._outbox.dropped,
+            ended=list(itertools.islice(self._ended, 1024)),
+            applied=self._applied,
+            stale=self._stale,
+            feedback_through=self._feedback_through,
+            leaving=self._leaving,
+        )
+
+    def _updated(self, answer: Answer, covers: int, asked_at: float) -> None:
+        self._update_open = False
+        if isinstance(answer, MemoireError) or not isinstance(answer.body, wire.Updated):
+            self._update_refused(answer)
+            return
+        said = answer.body
+        if said.epoch != self._told.epoch:
+            # A server that began anew has counted what this message said; its window begins anew with HELLO.
+            self._hello()
+        # Before anybody who waits for this answer goes on.
+        if said.parameters is not None:
+            self._take_parameters(said)
+        if answer.payload is not None and said.feedback_through > self._feedback_through:
+            self._apply_feedback(answer.payload, said.feedback_through)
+        self._topics.announced(said.models)
+        with self._changed:
+            self._updates += 1
+            self._answered = max(self._answered, covers)
+            self._outbox.acknowledge(said.lines_through)
+            while self._ended and self._ended[0].number <= said.ended_through:
+                self._ended.popleft()
+            self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended)
+            if said.epoch == self._told.epoch:
+                self._window.answered(said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at)
+            self._window.credit = said.credit or self._window.credit
+            self._finished = said.finished
+            self._changed.notify_all()
+
+    def _update_refused(self, answer: Answer) -> None:
+        """The server does not take an UPDATE of ours: ask it anew what run, schema and home are."""
+        if isinstance(answer, Refused) and answer.code in ("run", "schema", "client"):
+            self._hello()
+        elif isinstance(answer, Refused):
+            _log.warning("client %s: %s", self.client_id.hex()[:8], answer)
+        with self._changed:
+            self._is_dirty = True
+            self._update_sent = time.monotonic() + self._limits.resend_after  # not at once again
+
+    def _take_parameters(self, said: wire.Updated) -> None:
+        try:
+            parameters = Parameters.from_wire(said.parameters or {})
+        except MemoireError as error:
+            self._refused_notices["parameters"] = self._refused_notices.get("parameters", 0) + 1
+            _log.warning("client %s: parameters of the server were refused: %s", self.client_id.hex()[:8], error)
+            return
+        self._apply_parameters(parameters, said.parameters_version)
+
+    def _apply_feedback(self, payload: Any, through: int) -> None:
+        try:
+            found = cache.read_feedback(payload, self.schema, self._limits)
+        except ProtocolError as error:
+            self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
+            return
+        numbers, errors = found.get(self.client_id, (None, None))
+        if numbers is not None and self._memory is not None:
+            applied, stale = self._memory.update_priorities(numbers, errors)
+            self._applied += applied
+            self._stale += stale
+        self._feedback_through = through
+        self._is_dirty = True
+
+    # Models
+
+    def _subscribe(self, topic: str, wanted: bool) -> bool:
+        """Start or stop hearing of a topic; False while there is no socket yet."""
+        if self._sub is None:
+            return False
+        self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, wire.topic_frame(topic))
+        return True
+
+    def _fetch(self, topic: str, version: int, offset: int, finish: Callable[[Answer], None]) -> None:
+        self._channel.ask(wire.Fetch(topic=topic, version=version, offset=offset), finish)
+
+    def _take_notices(self) -> None:
+        assert self._sub is not None
+        for _ in range(NOTICES_PER_TURN):
+            frames = sockets.receive(self._sub, most=3)
+            if frames is None:
+                return
+            try:
+                message = wire.parse_notice(frames, self._limits)
+                assert isinstance(message.body, wire.Notice)
+                self._topics.noticed(message.body, message.payload)
+            except ProtocolError as error:
+                self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
+
+    def _at_end(self) -> None:
+        if hasattr(self, "_channel"):  # not when its address is none
+            self._channel.close(Closed("this client"))
+
+
+class _Observer:
+    """Hears of a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._owed = 0.0
+
+    def on_entries(self, count: int) -> None:
+        """Entries were recorded."""
+        client = self._client
+        client.on_entries(count)
+        parameters = client.parameters
+        self._owed += count * parameters.samples_per_insert
+        if self._owed >= parameters.cache_size:
+            # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
+            self._owed = min(self._owed - parameters.cache_size, parameters.cache_size)
+            client.push_cache(None if client._when_full == "block" else 0.0)
+
+    def on_episode(self, lane: int, length: int, returned: Any) -> None:
+        """An episode was closed."""
+        self._client.on_episode(lane, length, returned)
+
+
+class ModelHandle:
+    """The newest model of one topic, kept up to date in the background."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self._client = client
+        self.topic = topic
+
+    @property
+    def version(self) -> int:
+        """Version of the newest model that is here; 0 when there is none."""
+        return self._client._topics.version(self.topic)
+
+    def newest(self) -> Model | None:
+        """The newest model that is here, without waiting: .version, .body (bytes), .value (as published)."""
+        self._client._check_open()
+        return self._client._topics.newest(self.topic)
+
+    def wait(self, timeout: float | None = None, *, after: int = 0) -> Model:
+        """The newest model as soon as its version is above `after`.
+
+        Raises:
+            MemoireTimeout: none came in `timeout` seconds (None: request_timeout).
+            Closed: the client was closed.
+        """
+        client = self._client
+        return client._topics.wait(self.topic, after, client._seconds(timeout), client._check_open, client.endpoint)
+
+
+class Receiver:
+    """What is published on one topic, in order."""
+
+    def __init__(self, client: Client, subscription: Subscription) -> None:
+        self._client, self._subscription = client, subscription
+        self.topic = subscription.topic
+
+    @property
+    def skipped(self) -> int:
+        """Versions that were published and not received: this receiver, or the way to it, was too slow."""
+        return self._subscription.skipped
+
+    def receive(self, timeout: float | None = None) -> bytes | str:
+        """The next content of the topic, in the type in which it was published; the newest one at first.
+
+        Raises:
+            MemoireTimeout: nothing came in `timeout` seconds; None waits for ever.
+            Closed: the client was closed.
+        """
+        return self.receive_model(timeout).value
+
+    def receive_model(self, timeout: float | None = None) -> Model:
+        """`receive`, with version and topic."""
+        client = self._client
+        return client._topics.receive(self._subscription, timeout, client._check_open, client.endpoint)
+
+    def close(self) -> None:
+        """Receive no more."""
+        self._client._topics.unsubscribe(self._subscription)

@@ -1,0 +1,547 @@
+"""The proxy: one stable address between many clients and several servers. A relay is the same, on a Unix socket.
+
+    clients ──requests──▶ ROUTER ┐                   ┌ DEALER ──▶ server a
+            ──caches────▶ PULL   ├─ by header.home ──┤ PUSH                      one queue for each back, in bytes:
+            ◀──notices─── PUB    ┘                   ├ DEALER ──▶ server b       the oldest are lost (and counted)
+                                                     └ PUSH
+
+Every message names its home, so the proxy keeps nothing about clients. It never waits for a server: while one is
+away, its queue fills and overflows, clients send their requests again, and everybody else goes on. Models are kept
+here and handed out from here. Behind a proxy may be another one: its WELCOME names all servers that it reaches.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import random
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from . import sockets, wire
+from .calls import Answer
+from .channel import Channel
+from .desk import chunk_of
+from .errors import Closed, EndpointError, ForkedError, MemoireError, ProtocolError
+from .limits import Limits, MiB
+from .models import Model, ModelStore
+from .server import ENVELOPE, newest_of, notice_of
+from .sockets import Context, Socket
+from .subscriptions import Topics
+from .worker import Worker, close_at_exit
+
+_log = logging.getLogger(__name__)
+
+LOOK = 2.0
+"""Seconds between two HELLO messages to each server: is it there, is it the same one, what does it publish."""
+AWAY_AFTER = 7.0
+"""Seconds without a reply after which new clients are given to other servers."""
+SETTLE = 1.0
+"""Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
+GRACE = 10.0
+"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
+PENDING = 1024
+"""HELLO messages kept until the first server is known."""
+MESSAGES_PER_TURN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class BackStats:
+    """One address behind a proxy."""
+
+    endpoint: str
+    servers: tuple[str, ...]
+    """Names of the servers reached there; empty until it has answered."""
+    is_away: bool
+    queued_bytes: int
+    lost_requests: int
+    lost_caches: int
+    lost_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyStats:
+    """A proxy at one moment; for whoever watches."""
+
+    name: str
+    endpoint: str
+    uptime: float
+    backs: tuple[BackStats, ...]
+    requests: int
+    """Forwarded to servers, or answered here."""
+    replies: int
+    caches: int
+    cache_bytes: int
+    homeless: int
+    """Messages for a server that is not known here."""
+    refused: dict[str, int]
+    """Messages that were refused, by code."""
+    models: dict[str, int]
+    model_bytes: int
+    faults: int
+
+
+class Lane:
+    """Messages on their way to one socket, bounded in bytes; the oldest are lost beyond. Belongs to one thread."""
+
+    def __init__(self, byte_limit: int) -> None:
+        self._messages: deque[tuple[int, Sequence[Any]]] = deque()
+        self._byte_limit = byte_limit
+        self.bytes = self.lost = self.lost_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, frames: Sequence[Any], size: int) -> None:
+        """Add a message. One that is larger than the whole lane may be in it alone."""
+        self._messages.append((size, frames))
+        self.bytes += size
+        while self.bytes > self._byte_limit and len(self._messages) > 1:
+            gone, _ = self._messages.popleft()
+            self.bytes -= gone
+            self.lost += 1
+            self.lost_bytes += gone
+
+    def send(self, made: Socket | None) -> bool:
+        """Send what there is room for; returns whether everything went."""
+        while self._messages:
+            if made is None or not sockets.send(made, self._messages[0][1]):
+                return False
+            size, _ = self._messages.popleft()
+            self.bytes -= size
+        return True
+
+
+class _Back:
+    """One address behind the proxy. Everything here belongs to the proxy's thread."""
+
+    def __init__(self, proxy: Proxy, endpoint: str) -> None:
+        self._proxy, self.endpoint = proxy, endpoint
+        limits, context = proxy._limits, proxy._context
+        self.doors = proxy._worker.doors
+        self.names: tuple[str, ...] = ()
+        self.welcome: wire.Welcome | None = None
+        self.epochs: dict[str, int] = {}
+        self.channel = Channel(self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng)
+        self.dealer = sockets.request_client(context, limits.message_bytes)
+        sockets.connect(self.dealer, endpoint)
+        self.doors.add(self.dealer)
+        self.push: Socket | None = None
+        self.sub: Socket | None = None
+        self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
+        self.topics = Topics(
+            limits, self._fetch, lambda *_: True, proxy._worker.post, functools.partial(proxy._published, self)
+        )
+        self.look_at = 0.0
+        self._looking = False
+        self._writing: dict[Socket, bool] = {}
+
+    @property
+    def is_away(self) -> bool:
+        return time.monotonic() - self.channel.heard_at > AWAY_AFTER
+
+    def turn(self, ready: dict[object, int]) -> None:
+        self.channel.turn(ready)
+        if not self._looking and time.monotonic() >= self.look_at:
+            self._looking = True
+            self.look_at = time.monotonic() + LOOK
+            self.channel.ask(wire.Hello(role="proxy", host=self._proxy.name[:256]), self._welcomed)
+        if ready.get(self.dealer, 0) & zmq.POLLIN:
+            for _ in range(MESSAGES_PER_TURN):
+                frames = sockets.receive(self.dealer, most=ENVELOPE)
+                if frames is None:
+                    break
+                self._proxy._reply(self, frames)
+        if self.sub is not None and self.sub in ready:
+            self._take_notices(self.sub)
+        self._send(self.dealer, self.requests, reading=True)
+        if self.push is not None:
+            self._send(self.push, self.caches, reading=False)
+
+    def next_time(self) -> float:
+        return min(self.channel.next_time(), float("inf") if self._looking else self.look_at)
+
+    def _send(self, made: Socket, lane: Lane, *, reading: bool) -> None:
+        blocked = not lane.send(made)
+        if blocked != self._writing.get(made, False):
+            self._writing[made] = blocked
+            self.doors.watch(made, reading=reading, writing=blocked)
+
+    def _welcomed(self, answer: Answer) -> None:
+        self._looking = False
+        if isinstance(answer, MemoireError):
+            if not isinstance(answer, Closed):
+                _log.warning("proxy %s: %s", self._proxy.name, answer)
+            return
+        told = answer.body
+        if not isinstance(told, wire.Welcome):
+            return
+        if self.welcome is None:
+            self._open(told)
+        elif told.epoch != self.welcome.epoch:
+            self.topics.restarted()
+        self.welcome = told
+        self.names = tuple(told.servers or [told.home_name])
+        self._proxy._learned(self)
+        for topic in told.models:
+            self._want(topic)
+        self.topics.announced(told.models)
+
+    def _open(self, told: wire.Welcome) -> None:
+        """Connect the sockets whose addresses the other side has just said."""
+        limits, context = self._proxy._limits, self._proxy._context
+        push = sockets.data_sender(context)
+        sockets.connect(push, sockets.seen_from(self.endpoint, told.endpoints.push))
+        self.push = self.doors.add(push, reading=False)
+        if told.endpoints.publish:
+            sub = sockets.subscriber(context, limits.request_bytes)
+            sockets.connect(sub, sockets.seen_from(self.endpoint, told.endpoints.publish))
+            sub.setsockopt(zmq.SUBSCRIBE, b"")
+            self.sub = self.doors.add(sub)
+
+    def _want(self, topic: str) -> None:
+        try:
+            self.topics.want(topic)
+        except ValueError as error:
+            _log.warning("proxy %s: %s", self._proxy.name, error)
+
+    def _take_notices(self, sub: Socket) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(sub, most=3)
+            if frames is None:
+                return
+            try:
+                message = wire.parse_notice(frames, self._proxy._limits)
+                assert isinstance(message.body, wire.Notice)
+                self._want(message.body.topic)
+                self.topics.noticed(message.body, message.payload)
+            except ProtocolError as error:
+                self._proxy._refused[error.code] += 1
+
+    def _fetch(self, topic: str, version: int, offset: int, finish: Any) -> None:
+        self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset), finish)
+
+
+class Proxy:
+    """Forwards between clients and servers; see the module.
+
+    Args:
+        front: Address for requests; caches and notices are beside it, as a server's are. "ipc:///run/relay" makes a
+        relay. servers: Addresses of servers or of other proxies; resolved and connected to in the background, up or
+        not. push_front, pub_front: Addresses for caches and notices, where they are not beside `front`.
+        queue_bytes: Bytes of caches that wait for each server.
+        name: For whoever watches.
+
+    Raises:
+        EndpointError: an address is taken, or none.
+    """
+
+    def __init__(
+        self,
+        front: str,
+        servers: Sequence[str],
+        *,
+        push_front: str | None = None,
+        pub_front: str | None = None,
+        queue_bytes: int = 256 * MiB,
+        name: str | None = None,
+        context: Context | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if isinstance(servers, str) or not servers:
+            raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server")
+        self._limits = limits or Limits()
+        self._context = context or sockets.shared_context()
+        self._queue_bytes = queue_bytes
+        self._pid = os.getpid()
+        self._id = secrets.token_bytes(16)
+        self._rng = random.Random(secrets.randbits(64))
+        self._started = time.monotonic()
+        self._closing = threading.Event()
+        self._close_lock = threading.Lock()
+        self.name = name or f"proxy-{self._id.hex()[:8]}"
+        # From here on everything belongs to the thread; stats() reads it as it is.
+        self._refused: Counter[str] = Counter()
+        self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
+        self._homes: dict[int, _Back] = {}
+        self._pending: deque[list[zmq.Frame]] = deque(maxlen=PENDING)
+        self._models = ModelStore(self._limits.model_bytes)
+        self._sources: dict[str, tuple[_Back, int]] = {}  # who the newest model of a topic came from, and its epoch
+        self._worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
+        self._backs: list[_Back] = []
+        beside = sockets.beside(front)
+        try:
+            doors = self._worker.doors
+            self._pull = doors.add(sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16)))
+            self._pub = doors.add(sockets.publisher(self._context))
+            self._router = doors.add(sockets.request_server(self._context, self._limits.request_bytes))
+            self._endpoints = wire.Endpoints(
+                push=sockets.bind(self._pull, push_front or beside[0]),
+                publish=sockets.bind(self._pub, pub_front or beside[1]),
+                request=sockets.bind(self._router, front),
+            )
+            self._backs += [_Back(self, endpoint) for endpoint in servers]
+        except BaseException:
+            self._worker.stop(0.0)
+            raise
+        self._worker.start()
+        close_at_exit(self)
+
+    @property
+    def endpoint(self) -> str:
+        """Address for requests, as bound: what clients connect to."""
+        return self._endpoints.request
+
+    @property
+    def push_endpoint(self) -> str:
+        """Address for caches, as bound."""
+        return self._endpoints.push
+
+    @property
+    def pub_endpoint(self) -> str:
+        """Address for notices, as bound."""
+        return self._endpoints.publish
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the servers that answered so far."""
+        return tuple(dict.fromkeys(name for back in self._backs for name in back.names))
+
+    def stats(self) -> ProxyStats:
+        """All figures at this moment."""
+        return ProxyStats(
+            name=self.name,
+            endpoint=self.endpoint,
+            uptime=time.monotonic() - self._started,
+            backs=tuple(_back_stats(back) for back in self._backs),
+            requests=self._requests,
+            replies=self._replies,
+            caches=self._caches,
+            cache_bytes=self._cache_bytes,
+            homeless=self._homeless,
+            refused=dict(self._refused),
+            models=self._models.versions(),
+            model_bytes=self._models.bytes,
+            faults=self._worker.errors,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def wait_closed(self, timeout: float | None = None) -> bool:
+        """Wait until somebody closes the proxy; False when `timeout` seconds passed first."""
+        if self._pid != os.getpid():
+            raise ForkedError("this proxy", self._pid, os.getpid())
+        return self._closing.wait(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread and close every socket within `timeout` seconds. May be called again, and from any thread."""
+        if self._pid != os.getpid():
+            return
+        seconds = self._limits.close_timeout if timeout is None else timeout
+        self._closing.set()
+        with self._close_lock:
+            if not self._worker.stop(seconds, linger=min(seconds, 1.0)):
+                _log.warning("proxy %s: its thread did not end in time", self.name)
+            sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<memoire.Proxy {self.name!r} at {self.endpoint}>"
+
+    # --------------------------------------------------------------------------------- inside of the thread alone
+
+    def _next_time(self) -> float:
+        waiting = bool(self._pending and self._homes)
+        pending = self._started + SETTLE if waiting else float("inf")
+        return min(pending, *(back.next_time() for back in self._backs))
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        if self._router in ready:
+            self._take_requests()
+        if self._pull in ready:
+            self._take_caches()
+        if self._pub in ready:
+            for model in newest_of(self._models, sockets.subscribed(self._pub)):
+                sockets.send(self._pub, notice_of(model, self._limits, self._sources[model.topic][1]))
+        for back in self._backs:
+            back.turn(ready)
+        while self._pending and self._is_ready:
+            self._request(self._pending.popleft())
+
+    def _take_requests(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(self._router, most=ENVELOPE)
+            if frames is None:
+                return
+            self._request(frames)
+
+    def _request(self, frames: list[zmq.Frame]) -> None:
+        empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
+        if empty is None or len(frames) > ENVELOPE - 1:  # every proxy puts one more address in front
+            self._refused["frames"] += 1
+            return
+        envelope, request = frames[: empty + 1], frames[empty + 1 :]
+        try:
+            header, _ = wire.parse_header(request, self._limits)
+            if header.type is wire.Type.FETCH and self._answer_fetch(envelope, request):
+                return
+            self._route(header, frames)
+        except ProtocolError as error:
+            self._refuse(envelope, request, error)
+
+    def _route(self, header: wire.Header, frames: list[zmq.Frame]) -> None:
+        back = self._homes.get(header.home)
+        if back is None and header.type is wire.Type.HELLO:
+            if not self._is_ready:
+                self._pending.append(frames)
+                return
+            back = self._assign(header.client)
+        if back is None:
+            self._homeless += 1
+            if self._is_settled:
+                raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
+            return  # its server may answer soon, and the request comes again
+        self._requests += 1
+        back.requests.put(frames, sum(len(frame) for frame in frames))
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
+        if all(back.names for back in self._backs):
+            return True
+        return bool(self._homes) and time.monotonic() - self._started > SETTLE
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether every server was met, or had the time to be."""
+        return all(back.names for back in self._backs) or time.monotonic() - self._started > GRACE
+
+    def _assign(self, client: bytes) -> _Back:
+        """The way to the home of a new client: its own by rendezvous hash, among the servers that are there."""
+        there = {name: back for back in self._backs if not back.is_away for name in back.names}
+        known = there or {name: back for back in self._backs for name in back.names}
+        return known[rendezvous(client, known)]
+
+    def _learned(self, back: _Back) -> None:
+        """A server, or a proxy with servers, has said who it is."""
+        for home in [home for home, former in self._homes.items() if former is back]:
+            del self._homes[home]
+        for name in back.names:
+            self._homes.setdefault(wire.name_hash(name), back)
+
+    def _refuse(self, envelope: list[zmq.Frame], request: list[zmq.Frame], error: ProtocolError) -> None:
+        self._refused[error.code] += 1
+        header = wire.peek(request)
+        if header is not None:
+            body = wire.Refused(code=error.code, text=error.detail[:1000])
+            sockets.send(self._router, [*envelope, *wire.reply(header, body)])
+
+    def _answer_fetch(self, envelope: list[zmq.Frame], request: list[zmq.Frame]) -> bool:
+        """Hand out a model that is kept here; False where the server has to be asked."""
+        message = wire.parse(request, self._limits)
+        assert isinstance(message.body, wire.Fetch)
+        model = self._models.get(message.body.topic, message.body.version)
+        if model is None:
+            return False
+        reply = chunk_of(model, message.body, self._limits)
+        self._requests += 1
+        sockets.send(self._router, [*envelope, *wire.reply(message.header, reply.body, payload=reply.payload)])
+        return True
+
+    def _reply(self, back: _Back, frames: list[zmq.Frame]) -> None:
+        """A server's reply to a client: handed on; WELCOME gets this proxy's own addresses."""
+        self._replies += 1
+        empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
+        if empty is None:
+            self._refused["frames"] += 1
+            return
+        header = wire.peek(frames[empty + 1 :])
+        if header is None or int.from_bytes(frames[empty + 1].buffer[6:8], "little") != wire.Type.WELCOME:
+            sockets.send(self._router, frames)
+            return
+        try:
+            message = wire.parse(frames[empty + 1 :], self._limits)
+        except ProtocolError as error:
+            self._refused[error.code] += 1
+            return
+        # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
+        self._homes.setdefault(message.header.home, back)
+        told = msgspec.structs.replace(message.body, endpoints=self._endpoints, servers=list(self.servers))
+        sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
+
+    def _take_caches(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(self._pull, most=2)
+            if frames is None:
+                return
+            try:
+                header, _ = wire.parse_header(frames, self._limits)
+                if header.type not in (wire.Type.CACHE, wire.Type.EPISODE):
+                    raise ProtocolError("unexpected", f"{header.type.name} was pushed")
+            except ProtocolError as error:
+                self._refused[error.code] += 1
+                continue
+            back = self._homes.get(header.home)
+            if back is None:
+                self._homeless += 1
+                continue
+            self._caches += 1
+            self._cache_bytes += header.payload_bytes
+            back.caches.put(frames, header.payload_bytes)
+            # At once: a turn may bring more than the queue holds, while the server has room for all of it.
+            back.caches.send(back.push)
+
+    def _published(self, back: _Back, model: Model) -> None:
+        """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
+        epoch = back.welcome.epoch if back.welcome else 0
+        source, its_epoch = self._sources.get(model.topic, (back, 0))
+        if source is back and epoch > its_epoch and model.version <= self._models.version(model.topic):
+            self._models.forget(model.topic)  # its publisher began anew and counts from 1
+        if self._models.put(model):
+            self._sources[model.topic] = (back, epoch)
+            sockets.send(self._pub, notice_of(model, self._limits, epoch))
+
+    def _at_end(self) -> None:
+        for back in self._backs:
+            back.channel.close(Closed("this proxy"))
+
+
+def rendezvous(client: bytes, names: Iterable[str]) -> str:
+    """The name that this client belongs to: the same everywhere, and moved by a change of names only where it must be.
+
+    Highest random weight: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
+    """
+    return max(names, key=lambda name: hashlib.blake2b(client + name.encode(), digest_size=8).digest())
+
+
+def _back_stats(back: _Back) -> BackStats:
+    return BackStats(
+        endpoint=back.endpoint,
+        servers=back.names,
+        is_away=back.is_away,
+        queued_bytes=back.requests.bytes + back.caches.bytes,
+        lost_requests=back.requests.lost,
+        lost_caches=back.caches.lost,
+        lost_bytes=back.caches.lost_bytes,
+    )

@@ -1,0 +1,758 @@
+"""The reader: a learner's batches from any number of servers, drawn as if from all clients' memories at once.
+
+    each server says   who its clients are, what they weigh, and how many samples it keeps for this reader
+    the reader decides how many samples of which client (pool.plan: the rule that a server follows for itself)
+    each server sends  those samples, and what it says now
+    the reader weighs  them together and shuffles (pool.finish)
+
+Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
+samples. A server that does not answer is left out until it does; what its clients weigh is then missing from the draw
+(`left_out`). Behind a proxy every server is reached through the proxy, by the home in the header: that works where
+only the proxy has an address, as behind a Kubernetes service. Addresses of several servers or proxies may be given; a
+server that two of them lead to is asked once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from . import cache, pool, sockets, wire
+from .batch import Batch
+from .calls import Answer
+from .channel import Channel
+from .errors import (
+    Closed,
+    EndpointError,
+    ForkedError,
+    MemoireError,
+    MemoireTimeout,
+    NotEnoughSamples,
+    ParameterError,
+    ProtocolError,
+    Refused,
+    SchemaMismatch,
+)
+from .limits import Limits
+from .models import Model, check_topic, make
+from .parameters import Parameters
+from .schema import Schema
+from .sockets import Context
+from .worker import Worker, close_at_exit
+
+_log = logging.getLogger(__name__)
+
+LOOK = 2.0
+"""Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
+ASK_AGAIN = 0.05
+"""Seconds before servers that had too few samples are asked again."""
+FRESH = 1.0
+"""Seconds for which what a server said of its clients is believed."""
+LEFT_OUT_AFTER = 3.0
+"""Seconds that a batch waits for a server before it is left out."""
+BATCHES_AHEAD = 3
+CLIENT = np.dtype([("low", "<u8"), ("high", "<u8")])
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStats:
+    """A reader at one moment; for whoever watches."""
+
+    reader: str
+    """Its id in hex."""
+    servers: tuple[str, ...]
+    """Names of the servers that answer."""
+    away: tuple[str, ...]
+    """Names of those that do not, and are left out."""
+    batches: int
+    samples: int
+    short: int
+    """Samples that a server was asked for and no longer had."""
+    waited: float
+    """Seconds that calls waited for a batch."""
+    prefetched: int
+    resends: int
+    refused: dict[str, int]
+    feedback_given: int
+    feedback_lost: int
+    parameters_version: int
+    finished: bool
+    faults: int
+
+
+class _Remote:
+    """One server, reached over one channel. Belongs to the reader's thread."""
+
+    def __init__(self, name: str, link: _Link) -> None:
+        self.name, self.home, self.link = name, wire.name_hash(name), link
+        self.table: NDArray[np.void] | None = None  # what it said last; None where that does not hold any more
+        self.heard_at = 0.0  # when it said that
+        self.clients: NDArray[np.void] = np.empty(0, CLIENT)  # who was in its newest tables
+        self.epoch = 0
+        self.is_asked = False  # SUMS or DRAW is on its way
+        self.asked_at = 0.0
+        self.again_at = 0.0  # when to ask an idle server again
+        self.is_away = False
+        self.is_finished = False
+        self.number = 0
+
+
+class _Link:
+    """One of the addresses that the reader was given."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.is_looking = False
+        self.look_at = 0.0
+        self.names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Round:
+    """A batch on its way: what was planned, and what came of it."""
+
+    plan: pool.Plan
+    open: set[int]
+    parts: list[Any]
+    began: float
+    wanted: int
+    layout: cache.Layout
+    parameters: Parameters
+
+
+class Reader:
+    """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
+    thread-safe.
+
+    Args:
+        urls: Addresses of servers, proxies or both.
+        timeout: Seconds to wait until one of them answers.
+        seed: Of counts and order; the servers' samples are drawn by the clients.
+        ahead: Batches that are drawn before they are asked for.
+        context: ZeroMQ context; one for the process by default.
+
+    Raises:
+        MemoireTimeout: nobody answered.
+        EndpointError: an address is none.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        timeout: float = 10.0,
+        seed: int | None = None,
+        ahead: int = BATCHES_AHEAD,
+        context: Context | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if isinstance(urls, str):
+            urls = [urls]
+        if not urls:
+            raise EndpointError("", "connect to", "a reader needs at least one address")
+        if ahead < 1:
+            raise ParameterError("ahead", ahead, "at least 1")
+        self.urls = tuple(urls)
+        self.reader_id = secrets.token_bytes(16)
+        self._limits = limits or Limits()
+        self._pid = os.getpid()
+        self._ahead = ahead
+        self._rng = random.Random(seed)
+        self._closing = False
+        self._close_lock = threading.Lock()
+        # One lock for what both sides use; notified at each batch, answer, failure and at close.
+        self._changed = threading.Condition()
+        self._ready: deque[pool.Pooled] = deque()
+        self._batch_size = 0  # what is being drawn ahead; 0 is nothing
+        self._failed: MemoireError | None = None
+        self._schema: Schema | None = None
+        self._parameters, self._parameters_version = Parameters(), 0
+        self._finished = False
+        self._batches = self._samples = self._short = 0
+        self._waited = 0.0
+        self._feedback_given = self._feedback_lost = 0
+        self._last_shortage = (0, 0)  # samples kept for this reader, clients
+        # What belongs to the thread alone.
+        self._numbers = itertools.count(1)
+        self._worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
+        self._links: list[_Link] = []
+        self._remotes: dict[str, _Remote] = {}
+        self._round: _Round | None = None
+        self._wrong: dict[str, int] = {}
+        self._versions: dict[str, int] = {}  # newest version of each topic at any server
+        try:
+            self._links += [self._open(url, context or sockets.shared_context()) for url in self.urls]
+        except BaseException:
+            self._worker.stop(0.0)
+            raise
+        self._worker.start()
+        close_at_exit(self)
+        try:
+            self._await(lambda: self._schema is not None, timeout, "welcome")
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _open(self, url: str, context: Context) -> _Link:
+        channel = Channel(
+            self._worker.doors,
+            context,
+            url,
+            client=self.reader_id,
+            limits=self._limits,
+            rng=self._rng,
+            numbers=self._numbers,
+        )
+        return _Link(channel)
+
+    # ------------------------------------------------------------------------------------------------- batches
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry is, as the servers say."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes sampling, as the servers said last."""
+        return self._parameters
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was declared over."""
+        return self._finished
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the servers that are known."""
+        return tuple(self._remotes)
+
+    def get_batch(self, batch_size: int, timeout: float = 30.0) -> Batch:
+        """The next batch; from here on batches of this size are drawn ahead.
+
+        Raises:
+            NotEnoughSamples: the servers had too few for `timeout` seconds.
+            MemoireTimeout: no server answered in that time.
+            Closed: the reader was closed, also from another thread while waiting.
+        """
+        if batch_size < 1:
+            raise ValueError(f"a batch has at least 1 sample, got {batch_size}")
+        began = time.monotonic()
+        with self._changed:
+            self._check_open()
+            if batch_size != self._batch_size:
+                self._batch_size = batch_size
+                self._ready.clear()
+            self._worker.wake()
+            while not self._ready:
+                left = began + timeout - time.monotonic()
+                if left <= 0:
+                    raise self._shortage(batch_size, timeout)
+                self._changed.wait(left)
+                self._check_open()
+                if self._batch_size != batch_size:  # somebody else asked for another size meanwhile
+                    self._batch_size = batch_size
+                    self._ready.clear()
+                    self._worker.wake()
+            drawn = self._ready.popleft()
+            self._batches += 1
+            self._waited += time.monotonic() - began
+        self._worker.wake()
+        return Batch(
+            self.schema,
+            drawn.gathered,
+            drawn.importance,
+            self.update_priorities,
+            divisor=drawn.divisor,
+            left_out=drawn.left_out,
+        )
+
+    def _shortage(self, batch_size: int, timeout: float) -> MemoireError:
+        answering = [remote for remote in self._remotes.values() if not remote.is_away]
+        if not answering:
+            return MemoireTimeout("batch", ", ".join(self.urls), timeout, sockets.why_unreachable(self.urls[0]))
+        samples, clients = self._last_shortage
+        return NotEnoughSamples(batch_size, samples, 0, clients, timeout)
+
+    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+        """Batches until the run is over or `close`; each waits at most `timeout` seconds.
+
+        Raises:
+            MemoireTimeout: not enough samples came in that time.
+        """
+        while not self._is_over():
+            try:
+                yield self._next_batch(batch_size, timeout)
+            except NotEnoughSamples as error:
+                if self._is_over():
+                    return
+                advice = f"{error} Are actors running?"
+                raise MemoireTimeout(f"batch of {batch_size}", ", ".join(self.urls), timeout, advice) from error
+            except Closed:
+                return
+
+    def _next_batch(self, batch_size: int, timeout: float) -> Batch:
+        """`get_batch`, waiting in short stretches: the run may end meanwhile."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self.get_batch(batch_size, max(0.0, min(0.25, deadline - time.monotonic())))
+            except (NotEnoughSamples, MemoireTimeout):
+                if self._is_over() or time.monotonic() >= deadline:
+                    raise
+
+    def _is_over(self) -> bool:
+        return self._closing or self._finished
+
+    def update_priorities(self, ids: NDArray[Any], td_errors: Any) -> int:
+        """Send TD errors on their way to the clients that own the samples; returns at once, with how many were
+        given.
+        """
+        self._check_open()
+        errors = np.ascontiguousarray(td_errors, np.float32)
+        if errors.shape != np.shape(ids) or errors.ndim != 1:
+            raise ValueError(f"{len(ids)} ids need as many TD errors, got shape {errors.shape}")
+        if not np.isfinite(errors).all():
+            raise ValueError(f"{(~np.isfinite(errors)).sum()} of {len(errors)} TD errors are not finite")
+        if len(errors):
+            rows = np.array(ids)
+            self._feedback_given += len(errors)
+            self._worker.post(lambda: self._send_feedback(rows, errors))
+        return len(errors)
+
+    # ------------------------------------------------------------------------------------------- what it tells
+
+    def publish(self, topic: str, content: bytes | bytearray | memoryview | str, timeout: float | None = None) -> int:
+        """Publish a model at every server that answers, under one version; returns it when all have it.
+
+        Raises:
+            MemoireTimeout: a server that was there did not take it in time.
+            Refused: a server has that version already: somebody else publishes this topic.
+        """
+        self._check_open()
+        seconds = self._limits.request_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        box: dict[str, Answer | None] = {}
+        version: list[int] = []
+        model = make(check_topic(topic), content, 0)
+
+        def start() -> None:
+            there = [remote for remote in self._remotes.values() if not remote.is_away]
+            version.append(self._versions.get(topic, 0) + 1)
+            self._versions[topic] = version[0]
+            with self._changed:
+                box.update({remote.name: None for remote in there})
+            for remote in there:
+                self._send_model(remote, _publish_body(model, version[0]), model.body, 0, deadline, box)
+            with self._changed:
+                self._changed.notify_all()
+
+        self._worker.post(start)
+        self._await(
+            lambda: bool(version) and all(answer is not None for answer in box.values()), seconds + 1.0, "model"
+        )
+        for answer in box.values():
+            if isinstance(answer, MemoireError):
+                raise answer
+        if not box:
+            raise MemoireTimeout("server", ", ".join(self.urls), seconds, "None of them answers; the model is nowhere.")
+        return version[0]
+
+    def _send_model(
+        self,
+        remote: _Remote,
+        body: wire.Publish,
+        content: bytes,
+        offset: int,
+        deadline: float,
+        box: dict[str, Answer | None],
+    ) -> None:
+        chunk = memoryview(content)[offset : offset + self._limits.model_chunk]
+
+        def answered(answer: Answer) -> None:
+            said = answer.body if isinstance(answer, wire.Message) else None
+            if isinstance(said, wire.Published) and not said.version and said.received > offset:
+                self._send_model(remote, body, content, said.received, deadline, box)
+                return
+            with self._changed:
+                box[remote.name] = answer
+                self._changed.notify_all()
+
+        placed = msgspec.structs.replace(body, offset=offset)
+        remote.link.channel.ask(placed, answered, deadline, payload=chunk if len(chunk) else None, home=remote.home)
+
+    def configure(self, timeout: float | None = None, **changes: Any) -> None:
+        """Change parameters at every server that answers, and so at all clients; returns when they have them."""
+        self._control(wire.Control(parameters=_plain(changes)), timeout)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Declare the run over at every server that answers."""
+        self._control(wire.Control(finish=True), timeout)
+
+    def _control(self, body: wire.Control, timeout: float | None) -> None:
+        self._check_open()
+        seconds = self._limits.request_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        box: dict[str, Answer | None] = {}
+        started: list[bool] = []
+
+        def start() -> None:
+            there = [remote for remote in self._remotes.values() if not remote.is_away]
+            with self._changed:
+                box.update({remote.name: None for remote in there})
+                started.append(True)
+                self._changed.notify_all()
+            for remote in there:
+                taken = functools.partial(settle, remote.name)
+                remote.link.channel.ask(body, taken, deadline, home=remote.home)
+
+        def settle(name: str, answer: Answer) -> None:
+            self._look_soon()  # see what came of it
+            with self._changed:
+                box[name] = answer
+                if isinstance(answer, wire.Message) and isinstance(answer.body, wire.Taken):
+                    self._finished = self._finished or answer.body.finished
+                self._changed.notify_all()
+
+        self._worker.post(start)
+        self._await(lambda: bool(started) and None not in box.values(), seconds + 1.0, "answer")
+        for answer in box.values():
+            if isinstance(answer, MemoireError):
+                raise answer
+
+    # ------------------------------------------------------------------------------------------------- its end
+
+    def stats(self) -> ReaderStats:
+        """All figures at this moment."""
+        remotes = list(self._remotes.values())
+        refused = dict(self._wrong)
+        for link in self._links:
+            for code, count in link.channel.refused.items():
+                refused[code] = refused.get(code, 0) + count
+        return ReaderStats(
+            reader=self.reader_id.hex(),
+            servers=tuple(remote.name for remote in remotes if not remote.is_away),
+            away=tuple(remote.name for remote in remotes if remote.is_away),
+            batches=self._batches,
+            samples=self._samples,
+            short=self._short,
+            waited=self._waited,
+            prefetched=len(self._ready),
+            resends=sum(link.channel.resends for link in self._links),
+            refused=refused,
+            feedback_given=self._feedback_given,
+            feedback_lost=self._feedback_lost,
+            parameters_version=self._parameters_version,
+            finished=self._finished,
+            faults=self._worker.errors,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. May be called
+        again.
+        """
+        if self._pid != os.getpid():
+            return
+        seconds = self._limits.close_timeout if timeout is None else timeout
+        with self._changed:
+            self._closing = True
+            self._ready.clear()
+            self._changed.notify_all()
+        with self._close_lock:
+            if not self._worker.stop(max(0.1, seconds), linger=min(seconds, 0.5)):
+                _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this reader", self._pid, os.getpid())
+        if self._closing:
+            raise Closed("this reader")
+        if self._failed is not None:
+            raise self._failed
+
+    def _await(self, is_done: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self._check_open()
+                if is_done():
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+        raise MemoireTimeout(what, ", ".join(self.urls), seconds, sockets.why_unreachable(self.urls[0]))
+
+    # ----------------------------------------------------------------- from here on: inside of the thread alone
+
+    def _next_time(self) -> float:
+        times = [link.channel.next_time() for link in self._links]
+        times += [link.look_at for link in self._links if not link.is_looking]
+        times += [remote.asked_at + LEFT_OUT_AFTER for remote in self._remotes.values() if self._is_awaited(remote)]
+        if self._is_hungry:
+            times += [remote.again_at for remote in self._remotes.values() if not remote.is_asked]
+        return min(times)
+
+    @property
+    def _is_hungry(self) -> bool:
+        """Whether another batch is to be drawn, and none is on its way."""
+        return self._round is None and self._batch_size > 0 and len(self._ready) < self._ahead and not self._closing
+
+    def _is_awaited(self, remote: _Remote) -> bool:
+        return remote.is_asked and not remote.is_away
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        for link in self._links:
+            link.channel.turn(ready)
+        now = time.monotonic()
+        for link in self._links:
+            if not link.is_looking and now >= link.look_at:
+                self._look(link, now)
+        for remote in self._remotes.values():
+            if self._is_awaited(remote) and now >= remote.asked_at + LEFT_OUT_AFTER:
+                self._leave_out(remote)
+        if self._is_hungry:
+            self._begin(now)
+
+    # Who is there
+
+    def _look(self, link: _Link, now: float) -> None:
+        link.is_looking = True
+        link.look_at = now + LOOK
+        hello = wire.Hello(
+            role="reader",
+            software="memoire 0.1.0",
+            host=socket.gethostname()[:256],
+            pid=os.getpid(),
+            codecs=cache.codecs(),
+        )
+        # To any home: behind a proxy another server answers where the former one is away.
+        link.channel.ask(hello, lambda answer: self._welcomed(link, answer), now + LOOK, home=0)
+
+    def _welcomed(self, link: _Link, answer: Answer) -> None:
+        link.is_looking = False
+        if isinstance(answer, (Closed, MemoireTimeout)):
+            return
+        try:
+            if isinstance(answer, MemoireError):
+                raise answer
+            self._learn(link, answer)
+        except MemoireError as error:
+            with self._changed:
+                # The first answer decides whether this reader can be used at all; later ones may be a server in
+                # between.
+                if self._schema is None or isinstance(error, SchemaMismatch):
+                    self._failed = error
+                    self._changed.notify_all()
+                else:
+                    _log.warning("reader %s: %s", self.reader_id.hex()[:8], error)
+
+    def _learn(self, link: _Link, message: wire.Message) -> None:
+        told = message.body
+        if not isinstance(told, wire.Welcome):
+            raise Refused(link.channel.endpoint, "unexpected", f"HELLO was answered by {message.type.name}")
+        schema, parameters = Schema.from_json(told.schema), Parameters.from_wire(told.parameters)
+        if self._schema is not None and schema != self._schema:
+            raise SchemaMismatch(self.reader_id.hex()[:8], "schema", str(schema), f"batches of {self._schema}")
+        link.channel.run, link.channel.fingerprint = message.header.run, message.header.fingerprint
+        link.channel.home = message.header.home
+        link.names = tuple(told.servers or [told.home_name])
+        for name in link.names:
+            if name not in self._remotes:
+                self._remotes[name] = _Remote(name, link)
+            elif self._remotes[name].is_away:
+                self._remotes[name].link = link  # perhaps there is another way to it
+        for topic, version in told.models.items():
+            self._versions[topic] = max(version, self._versions.get(topic, 0))
+        with self._changed:
+            if parameters != self._parameters and self._schema is not None:
+                self._ready.clear()
+                self._round = None
+            self._schema, self._parameters = schema, parameters
+            self._parameters_version = told.parameters_version
+            self._finished = self._finished or told.finished
+            self._changed.notify_all()
+
+    def _look_soon(self) -> None:
+        for link in self._links:
+            link.look_at = 0.0
+
+    def _leave_out(self, remote: _Remote) -> None:
+        """It did not answer in time: batches go on without it, while the question stays open."""
+        remote.is_away = True
+        remote.table = None
+        if self._round is not None and remote.number in self._round.open:
+            self._round.open.discard(remote.number)
+            self._finish_round()
+
+    # Drawing
+
+    def _begin(self, now: float) -> None:
+        """Plan a batch over the servers that answered; ask those first that have not said what they have."""
+        there = [remote for remote in self._remotes.values() if not remote.is_away]
+        for remote in self._remotes.values():
+            if not remote.is_asked and (remote.table is None or now - remote.heard_at > FRESH):
+                self._ask(remote, wire.Sums(reserve=self._reserve), now)
+        if any(remote.table is None for remote in there) or not there:
+            return
+        tables = [remote.table for remote in there if remote.table is not None]
+        size = self._batch_size
+        plan = pool.plan(tables, size, self._rng.random())
+        if plan is None:
+            self._wait_for_more(there, tables, now)
+            return
+        layout = cache.layout_of(self.schema, self._parameters, cache.Kind.DRAWN)
+        self._round = _Round(plan, set(), [], now, size, layout, self._parameters)
+        for remote, counts in zip(there, plan.counts, strict=True):
+            # The table is used up by this draw; the reply brings the next one, also from those that give nothing.
+            remote.again_at = 0.0
+            if len(counts):
+                self._ask(remote, wire.Draw(counts=counts.tobytes(), reserve=self._reserve), now)
+                self._round.open.add(remote.number)
+            else:
+                self._ask(remote, wire.Sums(reserve=self._reserve), now)
+
+    @property
+    def _reserve(self) -> int:
+        """Samples that each server is to keep for this reader: enough for the batches ahead, wherever they come
+        from.
+        """
+        return self._batch_size * (self._ahead + 1)
+
+    def _wait_for_more(self, there: list[_Remote], tables: list[NDArray[np.void]], now: float) -> None:
+        self._last_shortage = (
+            int(sum(int(table["reserved"].sum()) for table in tables)),
+            sum(len(table) for table in tables),
+        )
+        for remote in there:
+            remote.table = None
+            remote.again_at = now + ASK_AGAIN
+
+    def _ask(self, remote: _Remote, body: wire.Sums | wire.Draw, now: float) -> None:
+        if now < remote.again_at:
+            return
+        remote.is_asked, remote.asked_at, remote.table = True, now, None
+        remote.number = remote.link.channel.ask(body, lambda answer: self._answered(remote, answer), home=remote.home)
+
+    def _answered(self, remote: _Remote, answer: Answer) -> None:
+        number, remote.is_asked = remote.number, False
+        if isinstance(answer, Closed):
+            return
+        was_away, remote.is_away = remote.is_away, False
+        said = answer.body if isinstance(answer, wire.Message) else None
+        if isinstance(said, (wire.Summed, wire.Drawn)):
+            remote.table, remote.heard_at = wire.unpack_sums(said.clients), time.monotonic()
+            remote.clients = _clients(remote.table)
+            remote.epoch = said.epoch
+            remote.is_finished = said.finished
+            self._finished = all(other.is_finished for other in self._remotes.values()) or self._finished
+        else:
+            # It does not know this reader's run or home (any more): HELLO says what is true now.
+            remote.again_at = time.monotonic() + ASK_AGAIN * 10
+            self._look_soon()
+        if was_away:
+            _log.info("reader %s: server %s is back", self.reader_id.hex()[:8], remote.name)
+        if self._round is not None and number in self._round.open:
+            self._round.open.discard(number)
+            if isinstance(said, wire.Drawn) and isinstance(answer, wire.Message) and answer.payload is not None:
+                self._round.parts.append((answer.payload, answer.header.payload_checksum))
+            self._finish_round()
+        if self._is_hungry:
+            self._begin(time.monotonic())
+
+    def _finish_round(self) -> None:
+        """Weigh and shuffle what came, when all of it is there."""
+        made = self._round
+        if made is None or made.open:
+            return
+        self._round = None
+        try:
+            held = [cache.check(payload, made.layout, self._limits) for payload, _ in made.parts]
+            samples = sum(part.samples for part in held)
+            self._short += max(0, made.wanted - samples)
+            if samples < made.wanted:
+                return  # a server had less than it said, or went away: these samples are lost, the next round is whole
+            drawn = pool.finish(made.plan, held, made.layout, made.parameters, self._rng.getrandbits(64))
+        except ProtocolError as error:
+            self._wrong[error.code] = self._wrong.get(error.code, 0) + 1
+            self._look_soon()  # perhaps parameters changed
+            return
+        with self._changed:
+            if len(drawn.importance) == self._batch_size:
+                self._ready.append(drawn)
+                self._samples += samples
+            self._changed.notify_all()
+
+    # Telling
+
+    def _send_feedback(self, ids: NDArray[Any], errors: NDArray[np.float32]) -> None:
+        """To each server those of its own clients."""
+        owners, left = _clients(ids), np.ones(len(ids), bool)
+        deadline = time.monotonic() + self._limits.request_timeout
+        for remote in self._remotes.values():
+            mine = left & np.isin(owners, remote.clients)
+            left &= ~mine
+            if mine.any():
+                payload = cache.pack_feedback(self.schema, ids[mine], errors[mine])
+                taken = functools.partial(self._feedback_taken, int(mine.sum()))
+                remote.link.channel.ask(wire.Feedback(), taken, deadline, payload=payload, home=remote.home)
+        self._feedback_lost += int(left.sum())
+
+    def _feedback_taken(self, samples: int, answer: Answer) -> None:
+        said = answer.body if isinstance(answer, wire.Message) else None
+        self._feedback_lost += said.lost if isinstance(said, wire.Taken) else samples
+
+    def _at_end(self) -> None:
+        for link in self._links:
+            link.channel.close(Closed("this reader"))
+
+
+def _clients(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Client ids of rows as values that compare."""
+    return np.ascontiguousarray(rows["client"]).view(CLIENT).reshape(-1)
+
+
+def _publish_body(model: Model, version: int) -> wire.Publish:
+    """The facts of a model that is on its way to a server."""
+    return wire.Publish(topic=model.topic, size=model.size, sha256=model.digest, text=model.is_text, version=version)
+
+
+def _plain(changes: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they travel: tuples and arrays become lists."""
+    return {
+        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
+        for name, value in changes.items()
+    }

@@ -1,0 +1,732 @@
+"""The server: takes caches and requests on its own threads, hands out batches, publishes models.
+
+    actors ──requests──▶ one thread: Desk        ──▶ replies, notices
+           ──caches────▶ one thread per address  ──▶ Pool ◀── get_batch, in the learner's own thread
+
+It runs inside of the learner's process, or alone with learners that read over the network
+(`memoire.connect(url).batches`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from . import sockets, wire
+from .batch import Batch
+from .desk import Desk, Reply
+from .errors import Closed, EndpointError, ForkedError, MemoireTimeout, NotEnoughSamples, ParameterError, ProtocolError
+from .forwarding import forward
+from .ledger import Totals
+from .limits import Limits
+from .logbook import Entry, format_line
+from .logfile import LogFile
+from .models import Model, ModelStore
+from .parameters import Parameters
+from .pool import Pool, Pooled
+from .sampling import Sampler
+from .schema import Schema
+from .sockets import Context, Socket
+from .worker import Worker, close_at_exit, wall_clock
+
+_log = logging.getLogger(__name__)
+
+ENVELOPE = 10
+"""Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
+REQUESTS_PER_TURN = 100
+FINISHED_WITHIN = 0.25
+"""Seconds after which `batches` notices that the run is over."""
+LOG_FLUSH = 1.0
+"""Seconds after which lines are in the log file at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """One client as a server sees it. Times are seconds since 1970."""
+
+    client: str
+    """Its id in hex."""
+    label: int
+    host: str
+    episodes: int
+    steps: int
+    accepted_caches: int
+    rejected: dict[str, int]
+    lost_bytes: int
+    in_flight_bytes: int
+    returns_mean: float
+    first_seen: float
+    last_seen: float
+    last_cache: float
+    total_weight: float
+    positives: int
+    parameters_version: int
+    models: dict[str, int]
+    scalars: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """A server at one moment; for whoever watches."""
+
+    name: str
+    run: str
+    epoch: int
+    uptime: float
+    """Seconds."""
+    finished: bool
+    durable: bool
+    """Whether a reply means "on disk"; here it means "in memory"."""
+    totals: Totals
+    refused: dict[str, int]
+    """Messages that were refused, by code."""
+    batches: int
+    samples: int
+    """Samples handed out in batches, here and to readers."""
+    waited: float
+    """Seconds that get_batch waited for samples, in all."""
+    held_caches: int
+    held_bytes: int
+    unused_samples: int
+    overwritten_caches: int
+    models: dict[str, int]
+    model_bytes: int
+    log_lines: int
+    feedback_given: int
+    feedback_lost: int
+    parameters_version: int
+    faults: int
+    """Turns of its threads that failed: faults of ours."""
+
+
+class Server:
+    """Keeps the newest caches of all clients, draws batches from them, counts, logs and publishes.
+
+    Args:
+        endpoint: Address for requests, such as "tcp://*:5560", "ipc:///run/memoire" or "inproc://memoire"; caches
+        come in on
+            the next port and notices go out on the one after it (or .push and .pub). Port 0 takes free ones. None opens
+            none: workers are added afterwards.
+        schema: What an entry is; a mapping is made a `Schema`.
+        sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
+        parameters: All settings at once; the other arguments change single ones.
+        multi_step, discount, frame_stack: See `Parameters`.
+        run: Name of the experiment that totals, lines and models belong to.
+        push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
+        cache_limit: Most caches that are held, 0 for no limit but bytes.
+        byte_limit: Most bytes of caches that are held.
+        max_step: Entries that a client's memory has room for; 0 leaves it to the client.
+        name: Name of this server, the same after a restart; by default its host and port.
+        seed: Of the draws; None takes entropy from the system.
+        context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
+        sides.
+        clock: Seconds since 1970.
+
+    Raises:
+        EndpointError: an address is taken, or none.
+        ParameterError: a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None,
+        schema: Schema | Mapping[str, Any],
+        *,
+        sampler: Sampler | None = None,
+        parameters: Parameters | None = None,
+        multi_step: int | None = None,
+        discount: float | Sequence[float] | None = None,
+        frame_stack: int | None = None,
+        run: str = "default",
+        push_endpoint: str | None = None,
+        pub_endpoint: str | None = None,
+        cache_limit: int = 0,
+        byte_limit: int | None = None,
+        max_step: int = 0,
+        name: str | None = None,
+        seed: int | None = None,
+        context: Context | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = wall_clock,
+    ) -> None:
+        self.schema = schema if isinstance(schema, Schema) else Schema(schema)
+        chosen = _parameters(parameters, sampler, multi_step, discount, frame_stack)
+        chosen.check_for(self.schema)
+        self._limits = limits or Limits()
+        if type(max_step) is not int or max_step < 0:
+            raise ParameterError("max_step", max_step, "a whole number of at least 0")
+        self.name = name or _default_name(endpoint)
+        self._context = context or sockets.shared_context()
+        self._pid = os.getpid()
+        self._started = time.monotonic()
+        self._closing = threading.Event()
+        self._close_lock = threading.Lock()
+        self._counting = threading.Condition()  # guards the three below
+        self._batches = 0
+        self._waited = 0.0
+        self._loops = 0  # plain proxies that run in callers' threads
+        self._logfile: LogFile | None = None
+        self._log_due = 0.0
+        self._notices: deque[Model] = deque()
+        self._pool = Pool(
+            self.schema,
+            chosen,
+            byte_limit=byte_limit or self._limits.held_bytes,
+            cache_limit=cache_limit,
+            client_timeout=self._limits.client_timeout,
+            seed=seed,
+        )
+        self._desk = Desk(
+            schema=self.schema,
+            parameters=chosen,
+            pool=self._pool,
+            run=run,
+            name=self.name,
+            limits=self._limits,
+            max_step=max_step,
+            endpoints=lambda: self._endpoints,
+            on_lines=self._write_lines,
+            on_model=self._announce,
+            clock=clock,
+        )
+        self._endpoints = wire.Endpoints()
+        self._requests = Worker("memoire-requests", self._turn, self._next_time)
+        self._request_sockets: set[Socket] = set()
+        self._pullers: list[Worker] = []
+        self._pub: Socket | None = None
+        self._bound: list[str] = []
+        try:
+            self._open(endpoint, push_endpoint, pub_endpoint)
+        except BaseException:
+            self.close(0.0)
+            raise
+        self._requests.start()
+        close_at_exit(self)
+
+    def _open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
+        if endpoint is not None:
+            beside = sockets.beside(endpoint)
+            push, pub = push or beside[0], pub or beside[1]
+        if pub is not None:
+            made = sockets.publisher(self._context)
+            self._endpoints = wire.Endpoints(publish=self._attach(made, pub, True))
+            self._pub = self._requests.doors.add(made)
+        if push is not None:
+            self._endpoints = wire.Endpoints(
+                publish=self._endpoints.publish, push=self.add_pull_worker(push, bind=True)
+            )
+        if endpoint is not None:
+            made = sockets.request_server(self._context, self._limits.request_bytes)
+            bound = self._attach(made, endpoint, True)
+            self._request_sockets.add(self._requests.doors.add(made))
+            self._endpoints = wire.Endpoints(request=bound, push=self._endpoints.push, publish=self._endpoints.publish)
+
+    # ---------------------------------------------------------------------------------------------- addresses
+
+    @property
+    def endpoint(self) -> str:
+        """Address for requests, as bound: what clients connect to ("*" is any of this machine's addresses)."""
+        return self._endpoints.request
+
+    @property
+    def push_endpoint(self) -> str:
+        """Address for caches, as bound."""
+        return self._endpoints.push
+
+    @property
+    def pub_endpoint(self) -> str:
+        """Address for notices of models, as bound."""
+        return self._endpoints.publish
+
+    def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
+        """Answer requests at one more address; returns it as it is bound.
+
+        Args:
+            bind: False connects to a proxy's back instead.
+
+        Raises:
+            EndpointError: the address is taken, or none.
+        """
+        self._check_open()
+        made = sockets.request_server(self._context, self._limits.request_bytes)
+        bound = self._attach(made, endpoint, bind)
+        # Handed over, not shared: the worker's thread is the only one to use it from here on.
+        self._requests.post(lambda: self._request_sockets.add(self._requests.doors.add(made)))
+        return bound
+
+    def add_pull_worker(self, endpoint: str, *, bind: bool = True) -> str:
+        """Take caches at one more address, on a thread of its own; returns the address as it is bound.
+
+        Raises:
+            EndpointError: the address is taken, or none.
+        """
+        self._check_open()
+        made = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
+        bound = self._attach(made, endpoint, bind)
+        worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
+        worker.doors.add(made)
+        self._pullers.append(worker)
+        worker.start()
+        return bound
+
+    def _attach(self, made: Socket, endpoint: str, bind: bool) -> str:
+        if not bind:
+            return sockets.connect(made, endpoint)
+        self._bound.append(sockets.bind(made, endpoint))
+        return self._bound[-1]
+
+    def run_request_proxy(self, front: str, back: str) -> None:
+        """Share the requests of one address out among the workers that connect to another; blocks until `close`."""
+        self._check_open()
+        frontend = sockets.request_server(self._context, self._limits.request_bytes)
+        sockets.bind(frontend, front)
+        backend = sockets.plain_dealer(self._context, self._limits.message_bytes)
+        self._forward(frontend, backend, back, both_ways=True)
+
+    def run_pull_proxy(self, front: str, back: str) -> None:
+        """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
+        self._check_open()
+        frontend = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
+        sockets.bind(frontend, front)
+        self._forward(frontend, sockets.data_sender(self._context), back, both_ways=False)
+
+    def _forward(self, frontend: Socket, backend: Socket, back: str, *, both_ways: bool) -> None:
+        try:
+            sockets.bind(backend, back)
+        except EndpointError:
+            frontend.close(0)
+            raise
+        with self._counting:
+            self._loops += 1
+        try:
+            forward(frontend, backend, both_ways=both_ways, until=self._closing)
+        finally:
+            with self._counting:
+                self._loops -= 1
+                self._counting.notify_all()
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def _next_time(self) -> float:
+        return time.monotonic() if self._notices else self._log_due or float("inf")
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        for made in self._request_sockets.intersection(ready):
+            for _ in range(REQUESTS_PER_TURN):
+                frames = sockets.receive(made, most=ENVELOPE)
+                if frames is None:
+                    break
+                self._serve(made, frames)
+        if self._pub is not None and self._pub in ready:
+            self._repeat_notices(self._pub)
+        self._send_notices()
+        if self._log_due and time.monotonic() >= self._log_due:
+            self._log_due = 0.0
+            if self._logfile is not None:
+                self._logfile.flush()
+
+    def _serve(self, made: Socket, frames: list[zmq.Frame]) -> None:
+        empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
+        if empty is None:
+            self._desk.refuse(ProtocolError("frames", "a request has an empty frame before its header"))
+            return
+        request = frames[empty + 1 :]
+        try:
+            message = wire.parse(request, self._limits)
+        except ProtocolError as error:
+            reply = self._desk.refuse(error)
+            header = wire.peek(request)
+            if header is None:
+                return  # not from anybody who could read an answer
+        else:
+            header = message.header
+            reply = self._answer(message)
+        sockets.send(
+            made, [*frames[: empty + 1], *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)]
+        )
+
+    def _answer(self, message: wire.Message) -> Reply:
+        try:
+            return self._desk.answer(message)
+        except Exception:
+            self._requests.errors += 1
+            _log.exception("%s: a %s could not be answered", self.name, message.type.name)
+            return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
+
+    def _repeat_notices(self, pub: Socket) -> None:
+        """Tell who has just subscribed what is newest: nothing published while it was connecting is missed."""
+        with self._desk.lock:
+            for model in newest_of(self._desk.models, sockets.subscribed(pub)):
+                sockets.send(pub, notice_of(model, self._limits, self._desk.epoch))
+
+    def _announce(self, model: Model) -> None:
+        self._notices.append(model)
+        self._requests.wake()
+
+    def _send_notices(self) -> None:
+        while self._notices:
+            model = self._notices.popleft()
+            if self._pub is not None:
+                sockets.send(self._pub, notice_of(model, self._limits, self._desk.epoch))
+
+    def _write_lines(self, lines: list[Entry]) -> None:
+        if self._logfile is not None:
+            self._logfile.write([format_line(entry.received, entry.line.label, entry.line.text) for entry in lines])
+            self._log_due = self._log_due or time.monotonic() + LOG_FLUSH
+
+    # -------------------------------------------------------------------------------------------------- caches
+
+    def _pull(self, made: Socket, ready: dict[object, int]) -> None:
+        # Drained without polling in between: at small messages the poll would be most of the work.
+        while not self._closing.is_set():
+            frames = sockets.receive(made, most=2)
+            if frames is None:
+                return
+            try:
+                message = wire.parse(frames, self._limits, verify_payload=False)
+                if not isinstance(message.body, wire.Cache):
+                    raise ProtocolError("unexpected", f"{message.type.name} was pushed; only CACHE is taken here")
+            except ProtocolError as error:
+                self._desk.refuse(error)
+                continue
+            try:
+                self._desk.arrived(message.header, message.body, message.payload)
+            except ProtocolError:
+                continue  # counted where it was found
+
+    # ------------------------------------------------------------------------------------------------- batches
+
+    def get_batch(
+        self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
+    ) -> Batch:
+        """Draw a batch from the held caches, as if from all clients' memories at once.
+
+        All or nothing: a batch that cannot be filled takes no sample. Safe from several threads; the GIL is released
+        while samples are copied. DESIGN 4 says how clients are weighed; docs/sampling.md derives it.
+
+        Args:
+            batch_size: Samples to draw, at least 1.
+            timeout: Seconds to wait for enough samples; None does not wait.
+            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
+
+        Raises:
+            NotEnoughSamples: fewer are held, also after `timeout`.
+            Closed: the server was closed, also from another thread while waiting.
+        """
+        self._check_open()
+        began = time.monotonic()
+        try:
+            batch = self._batch(self._pool.get(batch_size, timeout=timeout))
+        except Closed:
+            raise Closed("this server") from None
+        finally:
+            waited = time.monotonic() - began
+            with self._counting:
+                self._waited += waited
+        with self._counting:
+            self._batches += 1
+        return batch if out is None else batch.copy_into(out)
+
+    def _batch(self, drawn: Pooled) -> Batch:
+        return Batch(
+            self.schema,
+            drawn.gathered,
+            drawn.importance,
+            self.update_priorities,
+            divisor=drawn.divisor,
+            left_out=drawn.left_out,
+        )
+
+    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+        """Batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
+
+        Raises:
+            MemoireTimeout: not enough samples came in that time.
+        """
+        while not self._is_over():
+            try:
+                yield self._next_batch(batch_size, timeout)
+            except NotEnoughSamples as error:
+                if self._is_over():
+                    return
+                advice = f"{error} Are actors running, and do they reach this server?"
+                raise MemoireTimeout(f"batch of {batch_size}", self.endpoint or self.name, timeout, advice) from error
+            except Closed:
+                return
+
+    def _next_batch(self, batch_size: int, timeout: float) -> Batch:
+        """`get_batch`, waiting in short stretches: the run may end meanwhile."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self.get_batch(batch_size, max(0.0, min(FINISHED_WITHIN, deadline - time.monotonic())))
+            except NotEnoughSamples:
+                if self._is_over() or time.monotonic() >= deadline:
+                    raise
+
+    def _is_over(self) -> bool:
+        return self._closing.is_set() or self.finished
+
+    def update_priorities(self, ids: Any, td_errors: Any) -> int:
+        """Hand TD errors on to the clients that own the samples; returns at once, with how many have no owner here.
+
+        The owners apply them with their next message and report applied and stale: see `stats`.
+        """
+        self._check_open()
+        return self._desk.hand_on(ids, td_errors)
+
+    # -------------------------------------------------------------------------------------------- what it says
+
+    def publish(self, topic: str, content: bytes | bytearray | memoryview | str) -> int:
+        """Make this the newest model of its topic and tell every client; returns its version. From any thread.
+
+        Clients get the content in the type in which it was published; who comes later gets the newest.
+        """
+        self._check_open()
+        return self._desk.publish(topic, content).version
+
+    def model(self, topic: str) -> Model | None:
+        """The newest model of a topic, from whomever it came."""
+        return self._desk.models.newest(topic)
+
+    def configure(self, **changes: Any) -> Parameters:
+        """Change parameters here and, with their next message, at every client; their data stays.
+
+        Raises:
+            ParameterError: a value is out of its range; nothing was changed.
+        """
+        self._check_open()
+        return self._desk.configure(changes)
+
+    def finish(self) -> None:
+        """The run is over: `client.finished` becomes true everywhere, and `batches` ends."""
+        self._desk.finish()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was declared over, here or by a learner far away."""
+        return self._desk.finished
+
+    @property
+    def run(self) -> str:
+        """Name of the experiment."""
+        return self._desk.run_name
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes sampling, as it is now."""
+        return self._desk.parameters
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes that all clients of this run closed."""
+        return self._desk.ledger.episodes
+
+    @property
+    def total_steps(self) -> int:
+        """Entries that all clients of this run recorded."""
+        return self._desk.ledger.steps
+
+    @property
+    def total_caches(self) -> int:
+        """Caches that were accepted here."""
+        return self._desk.ledger.accepted_caches
+
+    @property
+    def logfile(self) -> str | None:
+        """Path of the log file; None before `set_logfile`."""
+        return None if self._logfile is None else str(self._logfile.path)
+
+    def set_logfile(self, logfile_path: str | Path, mode: str = "a") -> None:
+        r"""Write the clients' lines to a file from now on: `'%s,%08x,%s\n' % (time, uuid, message)`.
+
+        Lines are buffered, and flushed within a second and at close. The former file is closed.
+
+        Args:
+            mode: As of fopen: "a" goes on where the file ends, "w" begins anew.
+        """
+        self._check_open()
+        former, self._logfile = self._logfile, LogFile(logfile_path, mode)
+        if former is not None:
+            former.close()
+
+    def lines(self, after: int = 0, most: int = 1000) -> list[Entry]:
+        """The newest log lines with an index above `after`, oldest first."""
+        with self._desk.lock:
+            return self._desk.logbook.recent(after, most)
+
+    def episodes(self, most: int = 1000) -> list[tuple[str, wire.Ended]]:
+        """The newest closed episodes, oldest first, each with its client's id in hex."""
+        with self._desk.lock:
+            return [(client.hex(), ended) for client, ended in list(self._desk.ledger.ended)[-most:]]
+
+    def clients(self) -> list[ClientStats]:
+        """Every client that this server counts."""
+        with self._desk.lock:
+            return [_client_stats(self._desk, account) for account in self._desk.ledger]
+
+    def stats(self) -> ServerStats:
+        """All figures at this moment."""
+        desk, pool = self._desk, self._pool.stats()
+        with desk.lock:
+            totals, models = desk.ledger.totals(), desk.models.versions()
+            refused = dict(desk.refused)
+        return ServerStats(
+            name=self.name,
+            run=desk.run_name,
+            epoch=desk.epoch,
+            uptime=time.monotonic() - self._started,
+            finished=desk.finished,
+            durable=False,
+            totals=totals,
+            refused=refused,
+            batches=self._batches,
+            samples=pool.drawn,
+            waited=self._waited,
+            held_caches=pool.caches,
+            held_bytes=pool.bytes,
+            unused_samples=pool.unused,
+            overwritten_caches=pool.overwritten,
+            models=models,
+            model_bytes=desk.models.bytes,
+            log_lines=desk.logbook.count,
+            feedback_given=desk.feedback_given,
+            feedback_lost=desk.feedback_lost,
+            parameters_version=desk.parameters_version,
+            faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
+        )
+
+    # ------------------------------------------------------------------------------------------------- its end
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def wait_closed(self, timeout: float | None = None) -> bool:
+        """Wait until somebody closes the server; False when `timeout` seconds passed first."""
+        return self._closing.wait(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all threads and loops, and close every socket within `timeout` seconds. Waiting calls raise `Closed`.
+
+        May be called again, and from any thread. Batches stay valid.
+        """
+        if self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + (self._limits.close_timeout if timeout is None else timeout)
+        self._closing.set()
+        self._pool.close()
+        with self._close_lock:
+            for worker in [*self._pullers, self._requests]:
+                if not worker.stop(deadline - time.monotonic(), linger=0.2):
+                    _log.warning("%s: a thread did not end in time", self.name)
+            with self._counting:
+                while self._loops and time.monotonic() < deadline:
+                    self._counting.wait(max(0.0, deadline - time.monotonic()))
+            if self._logfile is not None:
+                self._logfile.close()
+            sockets.wait_unbound(self._bound, deadline - time.monotonic())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<memoire.Server {self.name!r} at {self.endpoint or '(no address)'}, run {self.run!r}>"
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this server", self._pid, os.getpid())
+        if self._closing.is_set():
+            raise Closed("this server")
+
+
+def notice_of(model: Model, limits: Limits, epoch: int) -> list[Any]:
+    """Frames that tell subscribers of a model; a small body is in them."""
+    body = wire.Notice(
+        topic=model.topic,
+        version=model.version,
+        size=model.size,
+        sha256=model.digest,
+        text=model.is_text,
+        epoch=epoch,
+    )
+    inline = model.body if 0 < model.size <= limits.inline_model else None
+    return [wire.topic_frame(model.topic), *wire.encode(body, payload=inline)]
+
+
+def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]:
+    """The newest model of each topic that was subscribed to; an empty subscription is to all of them."""
+    asked = set(subscriptions)
+    return [
+        model
+        for topic in models.versions()
+        if (b"" in asked or wire.topic_frame(topic) in asked) and (model := models.newest(topic)) is not None
+    ]
+
+
+def _default_name(endpoint: str | None) -> str:
+    port = (endpoint or "").rpartition(":")[2]
+    if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
+        return f"{socket.gethostname()}:{port}"
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def _client_stats(desk: Desk, account: Any) -> ClientStats:
+    facts, report = desk.facts.get(account.client), account.report
+    return ClientStats(
+        client=account.client.hex(),
+        label=facts.label if facts else 0,
+        host=facts.host if facts else "",
+        episodes=report.episodes,
+        steps=report.steps,
+        accepted_caches=account.accepted_caches,
+        rejected=dict(account.rejected),
+        lost_bytes=account.lost_bytes,
+        in_flight_bytes=account.in_flight,
+        returns_mean=account.returns_sum / account.returns_count if account.returns_count else float("nan"),
+        first_seen=account.first_seen,
+        last_seen=account.last_seen,
+        last_cache=account.last_cache,
+        total_weight=report.total_weight,
+        positives=report.positives,
+        parameters_version=report.parameters_version,
+        models=dict(report.models),
+        scalars=dict(report.scalars),
+    )
+
+
+def _parameters(
+    parameters: Parameters | None,
+    sampler: Sampler | None,
+    multi_step: int | None,
+    discount: float | Sequence[float] | None,
+    frame_stack: int | None,
+) -> Parameters:
+    chosen = parameters or Parameters()
+    changes: dict[str, Any] = {} if sampler is None else sampler.fields()
+    if multi_step is not None:
+        changes["multi_step"] = multi_step
+    if discount is not None:
+        changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
+    if frame_stack is not None:
+        changes["frame_stack"] = frame_stack
+    return chosen.replace(**changes) if changes else chosen

@@ -1,0 +1,163 @@
+"""A thread that owns sockets: it waits, takes its turn, and runs what other threads post to it, until it is stopped.
+
+ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error), so every node of
+memoire gives its sockets to a worker and asks it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from .sockets import Doors
+
+_log = logging.getLogger(__name__)
+
+IDLE = 1.0
+"""Seconds after which a worker takes its turn although nothing happened."""
+
+
+wall_clock: Callable[[], float] = time.time  # noqa: TID251
+"""Seconds since 1970: the default of whatever takes a clock."""
+
+
+class Closable(Protocol):
+    """A node with sockets: a server, client, reader or proxy."""
+
+    def close(self, timeout: float | None = None) -> object:
+        """End within `timeout` seconds."""
+        ...
+
+
+_nodes: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+
+def close_at_exit(node: Closable) -> None:
+    """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
+    it.
+    """
+    _nodes.add(node)
+
+
+def _close_all() -> None:
+    for node in list(_nodes):
+        try:
+            node.close(0.5)
+        except Exception:
+            _log.exception("%r could not be closed at exit", node)
+
+
+def _forget_all() -> None:
+    _nodes.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class Worker:
+    """The thread. Its functions run inside of it, never at the same time.
+
+    Args:
+        name: Of the thread.
+        turn: Called after each wait, with the sockets that are ready and their events.
+        next_time: When the next turn is due at the latest, as time.monotonic() counts.
+        at_end: Called once at the end, before the sockets are closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[dict[object, int]], None],
+        next_time: Callable[[], float] = lambda: float("inf"),
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.doors = Doors()
+        self.errors = 0
+        """Turns that raised: faults of ours, logged, after which the thread went on."""
+        self._turn, self._next_time, self._at_end = turn, next_time, at_end
+        self._posted: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._starting = threading.Lock()  # against a stop in the middle of a start
+        self._linger = 0.0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin. What was put into `doors` before belongs to the thread from now on."""
+        with self._starting:
+            if not self._stopping:
+                self._thread.start()
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have the thread call this soon. From any thread; nothing happens when the worker has ended."""
+        self._posted.append(function)
+        self.doors.waker.wake()
+
+    def wake(self) -> None:
+        """Have the thread take a turn now. From any thread."""
+        self.doors.waker.wake()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes turns."""
+        return self._thread.is_alive() and self._pid == os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs inside of this thread."""
+        return threading.current_thread() is self._thread
+
+    def stop(self, timeout: float, linger: float = 0.0) -> bool:
+        """End the thread and close its sockets, which go on sending for `linger` seconds; False when it has not by
+        then.
+        """
+        if self._pid != os.getpid():
+            return True
+        with self._starting:
+            is_first, self._stopping = not self._stopping, True
+            if self._thread.ident is None:  # never started, and will not be: nobody else has the sockets
+                if is_first:
+                    self._finish()
+                return True
+            self._linger = linger
+        self.doors.waker.wake()
+        if not self.is_here:
+            self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._step()
+        finally:
+            self._finish()
+
+    def _step(self) -> None:
+        try:
+            while self._posted:
+                self._posted.popleft()()
+            ready = self.doors.wait(min(self._next_time(), time.monotonic() + IDLE))
+            if not self._stopping:
+                self._turn(ready)
+        except Exception:
+            # A fault of ours in one message must not end the service for everybody else.
+            self.errors += 1
+            _log.exception("%s: a turn failed", self._thread.name)
+            if self.errors > 100:
+                time.sleep(0.01)  # and must not spin for ever either
+
+    def _finish(self) -> None:
+        try:
+            self._at_end()
+        except Exception:
+            _log.exception("%s: did not end cleanly", self._thread.name)
+        finally:
+            self.doors.close(self._linger)

@@ -1,0 +1,133 @@
+"""What the tests of sockets share: a small schema, experience to record, waiting for conditions, and a way that
+loses.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import zmq
+
+from memoire.limits import Limits
+from memoire.schema import Column, Schema
+
+SCHEMA = Schema(
+    {
+        "obs": Column(np.float32, (4,), "state"),
+        "action": Column(np.int32),
+        "reward": Column(np.float32, (), "reward"),
+    }
+)
+WIDE = Schema({"obs": Column(np.float32, (4000,), "state"), "reward": Column(np.float32, (), "reward")})
+QUICK = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02)
+"""Resends soon, so that tests of losses are short."""
+
+
+def until(condition, seconds=15.0):
+    """Wait for a condition; fails when it does not come true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+def entry(schema, value):
+    """An entry whose every number is `value`."""
+    return tuple(np.full(schema[name].shape, value, schema[name].dtype) for name in schema.entry_names)
+
+
+def record(client, episodes=1, length=20, value=None):
+    """Record episodes into a client's memory and count them; entry t of an episode is made of t (or of `value`)."""
+    memory, schema = client.memory, client.schema
+    for _ in range(episodes):
+        memory.open()
+        for step in range(length):
+            memory.add(0, entry(schema, step if value is None else value))
+        memory.close(terminated=True)
+        client.on_entries(length)
+        client.on_episode(0, length, float(length))
+
+
+def in_thread(function, *arguments):
+    """Run in a daemon thread; returns (thread, box) where box gets "value" or "error"."""
+    box = {}
+
+    def run():
+        try:
+            box["value"] = function(*arguments)
+        except BaseException as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, box
+
+
+class KeepingContext(zmq.Context):
+    """A context that ends with all of its sockets, also those that a test dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["kept"] = []
+
+    def socket(self, *arguments, **options):
+        made = super().socket(*arguments, **options)
+        self.__dict__["kept"].append(made)
+        return made
+
+    def __exit__(self, *_):
+        for made in self.__dict__["kept"]:
+            made.close(0)
+        self.term()
+
+
+class FaultyWay:
+    """A request proxy that drops, doubles and delays messages in both directions, by a seed."""
+
+    def __init__(self, context, back, *, drop=0.3, double=0.2, seed=0):
+        self.context, self.rng, self.drop, self.double = context, random.Random(seed), drop, double
+        self.done = Counter()
+        self.front = context.socket(zmq.ROUTER)
+        self.front.linger = 0
+        port = self.front.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.back = context.socket(zmq.DEALER)
+        self.back.linger = 0
+        self.back.connect(back)
+        self.stopped = threading.Event()
+        self.kept = []
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        poller = zmq.Poller()
+        for made in (self.front, self.back):
+            poller.register(made, zmq.POLLIN)
+        while not self.stopped.is_set():
+            for made, _ in poller.poll(20):
+                other = self.back if made is self.front else self.front
+                self.carry(other, made.recv_multipart())
+        self.front.close(0)
+        self.back.close(0)
+
+    def carry(self, other, frames):
+        chance = self.rng.random()
+        if chance < self.drop:
+            self.done["dropped"] += 1
+            return
+        if chance < self.drop + self.double:
+            self.done["doubled"] += 1
+            self.kept.append((other, frames))
+        other.send_multipart(frames)
+        if len(self.kept) > 3:  # old messages come again, out of order
+            late, again = self.kept.pop(self.rng.randrange(len(self.kept)))
+            late.send_multipart(again)
+
+    def close(self):
+        self.stopped.set()
+        self.thread.join(10.0)
