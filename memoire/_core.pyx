@@ -2611,9 +2611,9 @@ cdef inline uint32_t _pool_below(uint64_t* state, uint32_t bound) noexcept nogil
 cdef int _rise_together(const double* unused, double* share, const double* cap, Py_ssize_t clients, double batch) noexcept nogil:
     """Shares where all caps together are below 1: every cap grows by one factor, up to unused / batch."""
     cdef double factor = 1.0, fixed, loose
-    cdef Py_ssize_t i, before = -1, full = 0
-    while full != before:
-        before, full = full, 0
+    cdef Py_ssize_t i, full, before = -1  # each turn finds more clients at their cap, or is the last
+    while True:
+        full = 0
         fixed = loose = 0.0
         for i in range(clients):
             if factor * cap[i] >= unused[i] / batch:
@@ -2621,8 +2621,9 @@ cdef int _rise_together(const double* unused, double* share, const double* cap, 
                 full += 1
             else:
                 loose += cap[i]
-        if loose <= 0.0 or fixed >= 1.0:
+        if full == before or loose <= 0.0 or fixed >= 1.0:
             break
+        before = full
         factor = max(factor, (1.0 - fixed) / loose)
     for i in range(clients):
         share[i] = min(factor * cap[i], unused[i] / batch)
@@ -2632,9 +2633,9 @@ cdef int _rise_together(const double* unused, double* share, const double* cap, 
 cdef int _fill_water(const double* weight, double* share, const double* cap, Py_ssize_t clients) noexcept nogil:
     """Shares in proportion to the weights, none above its cap; caps together are at least 1."""
     cdef double level = 0.0, fixed, loose
-    cdef Py_ssize_t i, before = -1, full = 0
-    while full != before:
-        before, full = full, 0
+    cdef Py_ssize_t i, full, before = -1  # each turn finds more clients at their cap, or is the last
+    while True:
+        full = 0
         fixed = loose = 0.0
         for i in range(clients):
             if cap[i] <= 0.0:
@@ -2644,8 +2645,9 @@ cdef int _fill_water(const double* weight, double* share, const double* cap, Py_
                 full += 1
             else:
                 loose += weight[i]
-        if loose <= 0.0 or fixed >= 1.0:
+        if full == before or loose <= 0.0 or fixed >= 1.0:
             break
+        before = full
         level = max(level, (1.0 - fixed) / loose)
     for i in range(clients):
         share[i] = min(level * weight[i], cap[i]) if cap[i] > 0.0 else 0.0
