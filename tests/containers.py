@@ -76,6 +76,7 @@ def make(
     replace: dict[Part, Any] | None = None,
 ) -> Made:
     """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
+    frames = min(frames, 2 * samples * layout.frame_stack)
     rng = np.random.default_rng(seed)
     windows = layout.kind in (Kind.CACHE, Kind.DRAWN)
     if head is None:

@@ -1,0 +1,648 @@
+"""The draw over held caches: shares, counts, importance and limits against slow models, and unbiased in the long run."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import containers
+from memoire import _core, cache, wire
+from memoire.cache import Head, Kind, Part
+from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from memoire.parameters import Parameters
+from memoire.pool import Pool, finish, plan
+from memoire.schema import Schema
+
+SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
+PLAIN = Parameters(importance_exponent=1.0)
+STACKED = Parameters(frame_stack=3, multi_step=2)
+LAYOUT = cache.layout_of(SCHEMA, PLAIN)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def name(i: int) -> bytes:
+    return i.to_bytes(16, "little")
+
+
+def made(
+    samples: int = 8,
+    *,
+    weight: Any = 1.0,
+    total: float = 100.0,
+    positives: int = 50,
+    minimum: float = 0.5,
+    first: int = 0,
+    action: Any = None,
+    parameters: Parameters = PLAIN,
+    seed: int = 0,
+) -> Any:
+    """A held cache of numbered samples."""
+    replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
+    layout = cache.layout_of(SCHEMA, parameters)
+    head = Head(parameters.multi_step, total, positives, minimum)
+    one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
+    if action is not None:
+        place = layout.place(Part.PREV, "action")
+        row = cache.table(one.payload)[place]
+        one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
+    return one.held()
+
+
+def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -> Pool:
+    """A pool in which client i holds `unused[i]` samples, in caches of 5 at most, numbered through."""
+    pool = Pool(SCHEMA, parameters, seed=1, **options)
+    for i, count in enumerate(unused):
+        for first in range(0, count, 5):
+            held = made(min(5, count - first), first=first, total=10.0 * (i + 1), parameters=parameters)
+            pool.add(name(i), first, held)
+    return pool
+
+
+def clients_of(gathered: Any) -> Any:
+    return gathered.ids["client"][:, 0]
+
+
+# Shares and counts
+
+
+def slow_shares(weight: Any, unused: Any, between: Any, batch: int) -> Any:
+    """DESIGN 4, by bisection on the water level and on the factor by which caps rise."""
+    able = (unused > 0) & (weight > 0)
+    cap = np.where(able, unused / np.maximum(between, batch), 0.0)
+    if cap.sum() > 1.0:
+        low, high = 0.0, 1.0
+        while (np.minimum(high * weight, cap)).sum() < 1.0:
+            high *= 2.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.minimum(middle * weight, cap).sum() < 1.0 else (low, middle)
+        return np.minimum(high * weight, cap)
+    most = np.where(able, unused / batch, 0.0)
+    low, high = 1.0, 1.0
+    while np.minimum(high * cap, most).sum() < 1.0 - 1e-12 and high < 1e30:
+        high *= 2.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(middle * cap, most).sum() < 1.0 else (low, middle)
+    return np.minimum(high * cap, most)
+
+
+clients = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 1e-3, 1.0, 2.0, 50.0]) | st.floats(1e-6, 1e6), st.integers(0, 400), st.integers(0, 3000)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(clients, st.integers(1, 256))
+def test_shares_are_those_of_the_slow_model(rows: list[tuple[float, int, int]], batch: int) -> None:
+    weight, unused, between = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    if unused[weight > 0].sum() < batch:
+        return
+    share = _core.shares(weight, unused, between, batch)
+    np.testing.assert_allclose(share, slow_shares(weight, unused, between, batch), rtol=1e-6, atol=1e-9)
+    assert share.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (batch * share <= unused * (1 + 1e-9)).all()
+
+
+def test_clients_that_can_always_serve_share_by_weight_alone() -> None:
+    unused = np.full(3, np.inf)
+    share = _core.shares(np.array([1.0, 2.0, 5.0]), unused, np.array([1e9, 0.0, 7.0]), 100.0)
+    np.testing.assert_allclose(share, [0.125, 0.25, 0.625])
+
+
+def test_a_client_that_pushes_less_than_it_is_drawn_is_held_back() -> None:
+    share = _core.shares(np.array([9.0, 1.0]), np.array([200.0, 4000.0]), np.array([2000.0, 100.0]), 100.0)
+    np.testing.assert_allclose(share, [0.1, 0.9])  # 200 / 2000, although its weight asks for 0.9
+
+
+@settings(max_examples=300)
+@given(clients, st.integers(1, 256), st.floats(0.0, 1.0, exclude_max=True))
+def test_counts_are_whole_add_up_and_never_exceed_what_is_there(rows: Any, batch: int, start: float) -> None:
+    weight, unused, between = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    if unused[weight > 0].sum() < batch:
+        return
+    share = _core.shares(weight, unused, between, batch)
+    count = _core.systematic_counts(share, unused, batch, start)
+    assert count.sum() == batch
+    assert (count <= unused).all()
+    assert (np.abs(count - batch * share) <= 1.0 + 1e-6).all()
+
+
+def test_counts_have_the_mean_of_their_shares() -> None:
+    share, unused = np.array([0.07, 0.31, 0.005, 0.615]), np.full(4, 1000.0)
+    starts = (np.arange(1000) + 0.5) / 1000
+    mean = np.mean([_core.systematic_counts(share, unused, 10, start) for start in starts], axis=0)
+    np.testing.assert_allclose(mean, 10 * share, atol=2e-3)
+
+
+def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
+    one, two = np.ones(1), np.ones(2)
+    for bad in (
+        (one, two, one),
+        (one, one, two),
+        (np.ones(1, np.float32), one, one),
+        (one, [1.0], one),
+        (two[::-1], two, two),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            _core.shares(*bad, 1.0)
+    with pytest.raises(ValueError, match="fewer unused"):
+        _core.systematic_counts(one, one, 5, 0.0)
+    with pytest.raises(ValueError, match="start"):
+        _core.systematic_counts(one, one, 1, 1.0)
+
+
+# What a batch is
+
+
+def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
+    pool = pool_of([17, 40, 3], STACKED)
+    by_number = {}
+    for i, count in enumerate([17, 40, 3]):
+        for first in range(0, count, 5):
+            one = containers.make(
+                cache.layout_of(SCHEMA, STACKED),
+                min(5, count - first),
+                head=Head(2, 10.0 * (i + 1), 50, 0.5),
+                replace={
+                    Part.NUMBER: np.arange(first, min(first + 5, count)),
+                    Part.WEIGHT: np.ones(min(5, count - first)),
+                },
+            )
+            for j in range(min(5, count - first)):
+                by_number[i, first + j] = (one, j)
+    seen = set()
+    for size in (20, 1, 39):
+        gathered = pool.get(size).gathered
+        for row in range(size):
+            key = (int(clients_of(gathered)[row]), int(gathered.ids["number"][row]))
+            assert key not in seen
+            seen.add(key)
+            one, j = by_number[key]
+            for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
+                frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
+                index = np.minimum(one.block(part)[j], len(frames) - 1)
+                np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
+            assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
+            for field, part in (
+                ("reward", Part.REWARD_SUM), ("discount", Part.DISCOUNT), ("steps", Part.STEPS),
+                ("age", Part.AGE), ("model_version", Part.MODEL),
+            ):  # fmt: skip
+                assert getattr(gathered, field)[row] == one.block(part)[j]
+    assert len(seen) == 60
+    assert pool.stats().unused == pool.stats().caches == pool.stats().bytes == 0
+
+
+def test_a_client_gives_its_oldest_samples_first() -> None:
+    pool = pool_of([30])
+    for begin in range(0, 30, 6):
+        assert sorted(pool.get(6).gathered.ids["number"]) == list(range(begin, begin + 6))
+
+
+def test_a_batch_is_shuffled_over_clients_and_caches() -> None:
+    gathered = pool_of([500, 500]).get(600).gathered
+    order = clients_of(gathered).astype(float)
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.2
+    assert abs(np.corrcoef(np.arange(600), gathered.ids["number"])[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("normalize", ["batch", "global"])
+def test_importance_is_the_formula(beta: float, normalize: str) -> None:
+    pool = Pool(SCHEMA, Parameters(importance_exponent=beta, normalize=normalize), seed=3)
+    rng = np.random.default_rng(0)
+    then = {0: (100.0, 50), 1: (10.0, 80)}  # S_k, N_k when the caches were made
+    now = {0: (30.0, 90, 0.25), 1: (60.0, 20, 0.125)}
+    for i in (0, 1):
+        total, positives = then[i]
+        pool.add(name(i), 1, made(40, weight=rng.random(40) + 0.1, total=total, positives=positives, minimum=0.05))
+        assert pool.sums(name(i), 2, *now[i])
+        assert not pool.sums(name(i), 1, 1e6, 10**6, 1.0)  # overtaken
+    result = pool.get(30)
+    share = {0: 30.0 / 90.0, 1: 60.0 / 90.0}
+    value = np.empty(30)
+    for row, client in enumerate(clients_of(result.gathered).tolist()):
+        total, positives = then[client]
+        chance = share[client] * float(result.gathered.weight[row]) / total
+        value[row] = (110 * chance * positives / now[client][1]) ** -beta
+    largest = max((110 * share[i] * now[i][2] / now[i][0]) ** -beta for i in (0, 1))
+    divisor = value.max() if normalize == "batch" else max(value.max(), largest)
+    assert result.divisor == pytest.approx(divisor, rel=1e-6)
+    np.testing.assert_allclose(result.importance, value / divisor, rtol=1e-5)
+    assert result.importance.max() <= 1.0
+    assert result.left_out == 0.0
+
+
+def test_the_mass_of_clients_without_samples_is_told() -> None:
+    pool = pool_of([10, 10])
+    pool.sums(name(7), 1, 30.0, 5, 1.0)
+    pool.sums(name(8), 1, 0.0, 0, 0.0)
+    assert pool.get(5).left_out == pytest.approx(0.5)
+
+
+def test_arrays_can_be_the_callers() -> None:
+    pool = pool_of([60])
+    one = pool.get(10).gathered
+    before = one.prev["obs"]
+    other = pool.get(10, out=one).gathered
+    assert other is one
+    assert one.prev["obs"] is before
+    assert sorted(one.ids["number"]) == list(range(10, 20))
+    with pytest.raises(ValueError, match=r"out.prev\['obs'\] is float32\[10, 1, 3\], expected float32\[11, 1, 3\]"):
+        pool.get(11, out=one)
+
+
+# The long run
+
+
+def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, Any, list[set[int]]]:
+    """Draw while four unequal clients drift, push, and one of them pushes far less than its weight asks for.
+
+    Returns, for each batch, the estimate of the mean of `action` over all entries of positive weight at beta = 1, what
+    DESIGN 4 promises (each client counts with its newest N_c, as it was when the drawn cache was made), and who served.
+    """
+    rng = np.random.default_rng(seed)
+    size, every = (400, 300, 200, 100), (1, 2, 1, 9)
+    values = [rng.integers(0, 10, n) + 40 * i for i, n in enumerate(size)]
+    base = [(rng.random(n) + 0.1) * scale for n, scale in zip(size, (1.0, 2.0, 1.0, 40.0), strict=True)]
+    means: dict[tuple[int, int], float] = {}
+    newest, estimates, promised, served = [0] * 4, [], [], []
+    for turn in range(rounds):
+        for i in range(4):
+            if turn % every[i] == 0:  # weights drift, entries come and go, values move on
+                alive = rng.random(size[i]) < 0.75 + 0.2 * np.sin(turn / 17 + i)
+                weight = np.where(alive, base[i] * np.exp(0.8 * np.sin(turn / 29 + 2 * i)), 0.0)
+                values[i] = (values[i] + rng.integers(0, 2, size[i])) % 97
+                picked = rng.choice(size[i], 64, p=weight / weight.sum())
+                means[i, turn], newest[i] = float(values[i][alive].mean()), int(alive.sum())
+                one = made(
+                    64, weight=weight[picked], total=weight.sum(), positives=newest[i], minimum=weight[alive].min(),
+                    action=values[i][picked], first=turn * 1000,
+                )  # fmt: skip
+                pool.add(name(i), 2 * turn, one)
+            else:  # a message without a cache: the newest N_c and S_c are others than those of the held caches
+                newest[i] = int(size[i] * (0.75 + 0.2 * np.sin(turn / 17 + i)))
+                pool.sums(name(i), 2 * turn, base[i].sum() * np.exp(0.8 * np.sin(turn / 29 + 2 * i)), newest[i], 0.01)
+        result = pool.get(batch)
+        # importance * divisor is N_c / (N P N_k)
+        estimates.append(np.mean(result.gathered.prev["action"] * result.importance.astype(float) * result.divisor))
+        who, when = clients_of(result.gathered).astype(int), result.gathered.ids["number"] // 1000
+        represented = {i: np.mean([means[i, turn] for turn in when[who == i].tolist()]) for i in set(who.tolist())}
+        served.append(set(represented))
+        population = sum(newest[i] for i in represented)
+        promised.append(sum(newest[i] / population * mean for i, mean in represented.items()))
+    return np.array(estimates), np.array(promised), served
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_weighted_mean_is_what_the_design_promises(seed: int) -> None:
+    pool = Pool(SCHEMA, PLAIN, seed=seed, cache_limit=60)
+    estimates, promised, served = estimates_of(pool, 1000, 96, seed)
+    settled = slice(100, None)
+    assert all(one == {0, 1, 2, 3} for one in served[settled])
+    assert pool.stats().overwritten > 100  # old caches were held, and lost
+    difference = (estimates - promised)[settled]
+    error = difference.std() / np.sqrt(len(difference))
+    assert error < 0.01 * promised[settled].mean()
+    assert abs(difference.mean()) < 3.5 * error
+
+
+# Again and again
+
+
+def test_with_reuse_samples_come_again_and_none_is_used_up() -> None:
+    pool = pool_of([4, 12], PLAIN.replace(reuse_cache=True))
+    counts = np.zeros((2, 12))
+    for _ in range(200):
+        gathered = pool.get(50).gathered
+        np.add.at(counts, (clients_of(gathered).astype(int), gathered.ids["number"]), 1)
+    assert pool.stats().unused == pool.stats().held == 16
+    np.testing.assert_allclose(counts.sum(1) / 10_000, [1 / 3, 2 / 3], atol=2e-3)  # by weight alone
+    np.testing.assert_allclose(counts[0, :4] / counts[0].sum(), 1 / 4, atol=0.03)
+    np.testing.assert_allclose(
+        counts[1] / counts[1].sum(), 1 / 12, atol=0.02
+    )  # caches of 5, 5 and 2: all samples alike
+
+
+# Limits
+
+
+def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
+    size = made(5).nbytes
+    pool = Pool(SCHEMA, PLAIN, byte_limit=5 * size, seed=0)
+    for turn in range(2):
+        pool.add(name(0), turn, made(5, first=5 * turn))
+    for turn in range(4):
+        gone = pool.add(name(1), turn, made(5, first=5 * turn))
+        assert gone == (turn == 3)
+    assert {client.id: client.caches for client in pool._held} == {name(0): 2, name(1): 3}
+    stats = pool.stats()
+    assert (stats.overwritten, stats.overwritten_samples, stats.bytes, stats.caches) == (1, 5, 5 * size, 5)
+    gathered = pool.get(25).gathered
+    assert sorted(gathered.ids["number"][clients_of(gathered) == 1]) == list(range(5, 20))
+
+
+def test_the_number_of_caches_is_a_limit_too() -> None:
+    pool = Pool(SCHEMA, PLAIN, cache_limit=3, seed=0)
+    assert sum(pool.add(name(0), turn, made(5, first=5 * turn)) for turn in range(10)) == 7
+    assert sorted(pool.get(15).gathered.ids["number"]) == list(range(35, 50))
+
+
+def test_a_cache_larger_than_the_pool_is_refused() -> None:
+    pool = Pool(SCHEMA, PLAIN, byte_limit=100, seed=0)
+    with pytest.raises(ProtocolError, match="the pool holds 100 in all"):
+        pool.add(name(0), 1, made(5))
+
+
+def test_silent_clients_leave_when_their_samples_are_used() -> None:
+    clock = Clock()
+    pool = pool_of([5, 5, 5], client_timeout=10.0, clock=clock)
+    pool.sums(name(3), 1, 1e6, 5, 1.0)
+    clock.now += 8.0
+    pool.heard(name(0))
+    clock.now += 4.0
+    assert pool.expire() == 1  # 3 has nothing; 1 and 2 still have samples
+    assert pool.get(15).left_out == 0.0
+    assert pool.expire() == 2
+    assert pool.stats().clients == 1
+    assert pool.stats().left == 3
+
+
+def test_with_reuse_silent_clients_leave_at_once() -> None:
+    clock = Clock()
+    pool = pool_of([5, 5], PLAIN.replace(reuse_cache=True), client_timeout=10.0, clock=clock)
+    clock.now += 11.0
+    pool.heard(name(0))
+    assert set(clients_of(pool.get(100).gathered)) == {0}
+    assert pool.stats().clients == 1
+
+
+def test_a_batch_is_all_or_nothing() -> None:
+    pool = pool_of([5, 7])
+    with pytest.raises(NotEnoughSamples) as problem:
+        pool.get(13)
+    assert str(problem.value) == (
+        "a batch of 13 needs 13 unused samples, but 12 are held in 3 caches of 2 clients. None was taken. "
+        "Wait for actors to push (timeout=), or set reuse_cache."
+    )
+    assert (pool.stats().unused, pool.stats().drawn, pool.stats().misses) == (12, 0, 1)
+    assert len(pool.get(12).importance) == 12
+    with pytest.raises(ValueError, match="at least 1 sample"):
+        pool.get(0)
+
+
+def test_a_client_without_weight_serves_nobody() -> None:
+    pool = pool_of([5])
+    pool.sums(name(0), 10, 0.0, 0, 0.0)
+    with pytest.raises(NotEnoughSamples):
+        pool.get(1)
+
+
+def test_waiting_ends_as_soon_as_there_is_enough() -> None:
+    pool = pool_of([5])
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(len(pool.get(8, timeout=30.0).importance)))
+    thread.start()
+    while not pool._waiting:
+        pass
+    pool.add(name(1), 1, made(3))
+    thread.join(30.0)
+    assert got == [8]
+    with pytest.raises(NotEnoughSamples, match="after waiting 0"):
+        pool.get(1, timeout=0.01)
+
+
+def test_closing_wakes_who_waits() -> None:
+    pool = pool_of([5])
+    problems: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            pool.get(8, timeout=30.0)
+        except Closed as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not pool._waiting:
+        pass
+    pool.close()
+    thread.join(30.0)
+    assert len(problems) == 1
+    assert pool.stats().caches == 0
+    with pytest.raises(Closed):
+        pool.get(1)
+    pool.close()
+
+
+@pytest.mark.parametrize("bad", [{"byte_limit": 0}, {"cache_limit": -1}, {"client_timeout": 0.0}])
+def test_limits_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Pool(SCHEMA, PLAIN, **bad)
+
+
+def test_new_parameters_keep_caches_unless_their_layout_changes() -> None:
+    pool = pool_of([10])
+    assert pool.configure(PLAIN.replace(importance_exponent=0.0, multi_step=3)) == 0
+    assert (pool.get(5).importance == 1.0).all()
+    old = made(5)
+    assert pool.configure(STACKED) == 1
+    assert pool.stats().caches == 0
+    with pytest.raises(ProtocolError, match="parameters that have changed since"):
+        pool.add(name(0), 100, old)
+    pool.add(name(0), 101, made(5, parameters=STACKED))
+    assert pool.get(5).gathered.prev["obs"].shape == (5, 3, 3)
+    with pytest.raises(ParameterError):
+        pool.configure(PLAIN.replace(discount_factor=(0.5, 0.5)))
+    assert pool.parameters == STACKED
+
+
+def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
+    """A thread overwrites without pause; every row must be of one cache: its action says which, its obs agree."""
+    pool = Pool(SCHEMA, PLAIN.replace(reuse_cache=True), cache_limit=4, seed=0)
+    layout = cache.layout_of(SCHEMA, PLAIN)
+
+    def push(turn: int) -> None:
+        buffer = containers.make(layout, 64, frames=8).payload
+        for part, column in ((Part.FRAMES, "obs"), (Part.PREV, "action")):
+            place = layout.place(part, column)
+            row = cache.table(buffer)[place]
+            buffer[row.offset : row.offset + row.stored].view("<f4" if column == "obs" else "<i4")[:] = turn
+        index = containers.make(layout, 64, frames=8).block(Part.PREV_INDEX)
+        assert index.shape == (64, 1)
+        pool.add(name(turn % 3), turn, cache.check(buffer, layout))
+
+    stop = threading.Event()
+    problems: list[BaseException] = []
+
+    def pusher() -> None:
+        turn = 4
+        try:
+            while not stop.is_set():
+                push(turn)
+                turn += 1
+        except BaseException as problem:
+            problems.append(problem)
+
+    for turn in range(4):
+        push(turn)
+    thread = threading.Thread(target=pusher)
+    thread.start()
+    try:
+        for _ in range(300):
+            gathered = pool.get(256).gathered
+            action = gathered.prev["action"].astype(np.float32)[:, None]
+            for side in (gathered.prev["obs"][:, 0], gathered.next["obs"][:, 0]):
+                assert ((side == action) | (side == 0.0)).all()
+    finally:
+        stop.set()
+        thread.join(30.0)
+    assert not problems
+    assert pool.stats().overwritten > 0
+
+
+# Readers
+
+
+def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0.3, keep: int = 0) -> Any:
+    tables = [pool.reserve(reader, keep or 4 * samples) for pool in pools]
+    chosen = plan(tables, samples, fraction)
+    if chosen is None:
+        return None
+    layout = cache.layout_of(SCHEMA, pools[0].parameters, Kind.DRAWN)
+    helds = []
+    for pool, counts in zip(pools, chosen.counts, strict=True):
+        wire.unpack_counts(counts.tobytes())
+        payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
+        if payload is not None:
+            helds.append(cache.check(payload, layout, checksum=_core.checksum(payload)))
+    return finish(chosen, helds, layout, pools[0].parameters, seed=9)
+
+
+@pytest.mark.parametrize("parameters", [PLAIN, STACKED, STACKED.replace(prev=("action",), next=())])
+def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Parameters) -> None:
+    pools = [pool_of([40, 40], parameters), Pool(SCHEMA, parameters, seed=2)]
+    for first in range(0, 40, 5):
+        pools[1].add(name(9), first, made(5, first=first, total=30.0, parameters=parameters))
+    tables = [pool.reserve(b"r" * 16, 1000) for pool in pools]
+    assert [len(table) for table in tables] == [2, 1]
+    result = drawn_by(b"r" * 16, pools, 60)
+    gathered = result.gathered
+    assert len(gathered.ids) == 60
+    count = np.bincount(clients_of(gathered).astype(int), minlength=10)
+    np.testing.assert_allclose(count[[0, 1, 9]], [10, 20, 30], atol=1)
+    layout = cache.layout_of(SCHEMA, parameters)
+    for row, (ids, steps) in enumerate(zip(gathered.ids, gathered.steps, strict=True)):
+        one = containers.make(
+            layout, 5, head=Head(parameters.multi_step, 1.0, 1, 0.5),
+            replace={Part.NUMBER: np.arange(5), Part.WEIGHT: np.ones(5)},
+        )  # fmt: skip
+        j = int(ids["number"]) % 5
+        assert steps == one.block(Part.STEPS)[j]
+        if "obs" in gathered.prev:
+            frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
+            for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
+                index = np.minimum(one.block(part)[j], len(frames) - 1)
+                np.testing.assert_array_equal(getattr(gathered, side)["obs"][row], frames[index])
+        assert gathered.prev["action"][row] == one.block(Part.PREV, "action")[j]
+
+
+def test_a_reader_weighs_as_the_server_itself_does() -> None:
+    parameters = PLAIN.replace(normalize="global")
+    near, far = pool_of([60, 60, 60], parameters), pool_of([60, 60, 60], parameters)
+    here, there = near.get(90), drawn_by(b"r" * 16, [far], 90, keep=180)
+    assert there.divisor == pytest.approx(here.divisor)
+    assert there.left_out == pytest.approx(here.left_out, abs=1e-12)
+    for client in range(3):
+        ours = np.unique(here.importance[clients_of(here.gathered) == client])
+        theirs = np.unique(there.importance[clients_of(there.gathered) == client])
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
+    pool = pool_of([20])
+    kept = int(pool.reserve(b"r" * 16, 12)["reserved"][0])
+    assert kept >= 12
+    with pytest.raises(NotEnoughSamples, match=f"but {20 - kept} are held"):
+        pool.get(20 - kept + 1)
+    other = pool.reserve(b"s" * 16, 100)
+    assert other["reserved"][0] == 20 - kept
+    pool.reserve(b"s" * 16, 0)
+    pool.get(20 - kept)
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 100
+    payload = pool.draw_counts(b"r" * 16, counts)
+    held = cache.check(payload, cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    assert held.samples == kept
+    assert pool.draw_counts(b"r" * 16, counts) is None
+    assert pool.stats().unused == 0
+
+
+def test_a_reader_that_falls_silent_gives_back_what_was_kept() -> None:
+    clock = Clock()
+    pool = pool_of([20], client_timeout=10.0, clock=clock)
+    pool.reserve(b"r" * 16, 1000)
+    with pytest.raises(NotEnoughSamples):
+        pool.get(1)
+    clock.now += 11.0
+    assert len(pool.get(20).importance) == 20
+
+
+def test_a_client_that_two_servers_hold_counts_once_with_its_newest_sums() -> None:
+    pools = [pool_of([10]), Pool(SCHEMA, PLAIN, seed=0)]
+    pools[1].add(name(0), 100, made(10, first=50, total=80.0, positives=7))
+    pools[1].add(name(5), 1, made(10, total=20.0, positives=3))
+    tables = [pool.reserve(b"r" * 16, 100) for pool in pools]
+    chosen = plan(tables, 10, 0.5)
+    assert chosen is not None
+    assert chosen.newest == {name(0): 7.0, name(5): 3.0}
+    assert chosen.share == pytest.approx({name(0): 0.8, name(5): 0.2})
+    assert chosen.population == 10.0
+    assert [counts["count"].tolist() for counts in chosen.counts] == [[8], [2]]
+    assert plan(tables, 31, 0.5) is None
+    assert plan([], 1, 0.5) is None
+
+
+def test_with_reuse_a_reader_draws_again_and_again() -> None:
+    pool = pool_of([4, 12], PLAIN.replace(reuse_cache=True))
+    result = drawn_by(b"r" * 16, [pool], 90)
+    np.testing.assert_allclose(np.bincount(clients_of(result.gathered).astype(int)), [30, 60], atol=1)
+    assert pool.stats().held == 16
+
+
+def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
+    pool = pool_of([10, 10])
+    chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
+    assert chosen is not None
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    other = name(0) if name(1) in chosen.share else name(1)
+    counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
+    layout = cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    held = cache.check(pool.draw_counts(b"r" * 16, counts), layout)
+    with pytest.raises(ProtocolError, match="not asked for"):
+        finish(chosen, [held], layout, PLAIN, 0)
+
+
+def test_a_frame_is_packed_once_for_a_reader() -> None:
+    pool = pool_of([5], STACKED)
+    pool.reserve(b"r" * 16, 100)
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["count"] = 5
+    rows = cache.table(pool.draw_counts(b"r" * 16, counts))
+    used = containers.make(cache.layout_of(SCHEMA, STACKED), 5)
+    index = np.concatenate([used.block(Part.PREV_INDEX), used.block(Part.NEXT_INDEX)])
+    assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != cache.ZERO_FRAME]))
