@@ -2,7 +2,7 @@
 
 from .batch import Batch
 from .buffer import Buffer
-from .classic import ReplayMemory
+from .classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from .client import Client, connect
 from .errors import MemoireError
 from .memory import Memory
@@ -18,9 +18,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Bind",
     "Buffer",
     "Client",
     "Column",
+    "Conn",
     "Memory",
     "MemoireError",
     "Parameters",
@@ -28,6 +30,8 @@ __all__ = [
     "Proxy",
     "Reader",
     "ReplayMemory",
+    "ReplayMemoryClient",
+    "ReplayMemoryServer",
     "Schema",
     "Server",
     "Uniform",

@@ -8,21 +8,28 @@ and hold no logic of their own: entries, windows and weights are `memory.Memory`
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import ipaddress
+import os
 import secrets
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Gathered
-from .errors import MemoireError, ParameterError, SchemaError
+from .client import Client
+from .errors import Closed, ForkedError, MemoireError, ParameterError, SchemaError
 from .memory import Memory
 from .parameters import Parameters, Start, reward_size
 from .sampling import importance
 from .schema import Schema
+from .server import Server
 
 FIELDS = ("state", "action", "reward", "prob", "value", "qvest", "info")
 """The seven fields of an entry in the page's order: a column each, or one per leaf where a template is nested."""
@@ -476,6 +483,399 @@ PROPERTIES = tuple(name for name, each in vars(ReplayMemory).items() if isinstan
 """The read-write properties of `ReplayMemory`."""
 
 
+# ------------------------------------------------------------------------------------------------- server and client
+
+
+class Mode(enum.Enum):
+    """Whether a worker binds its endpoint or connects to one that somebody else binds."""
+
+    Bind = "Bind"
+    Conn = "Conn"
+
+
+Bind, Conn = Mode.Bind, Mode.Conn
+
+
+class ServerMemory(ReplayMemory):
+    """A server's `rem`: templates and parameters for it and all its clients. Entries are its clients'."""
+
+    __slots__ = ("_max_step", "_server")
+
+    def __init__(self, server: Server, schema: Schema, max_step: int) -> None:
+        self._settle(schema, uuid_of(0), secrets.token_bytes(16))
+        self._server, self._max_step = server, max_step
+
+    @property
+    def max_step(self) -> int:
+        """Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: what fits."""
+        return self._max_step
+
+    @property
+    def memory(self) -> Memory:
+        """None: raises MemoireError, since what a server holds are its clients' caches."""
+        raise MemoireError(
+            "a server's rem holds templates and parameters, no entries: add entries to a ReplayMemoryClient's rem, and "
+            "draw with the server's get_batch()."
+        )
+
+    @property
+    def parameters(self) -> Parameters:
+        """What the server draws by, and what clients take over."""
+        return self._server.parameters
+
+    def num_episode(self) -> int:
+        """0: episodes are stored by clients; `total_episodes` counts them."""
+        return 0
+
+    def pub_bytes(self, topic: str, message: bytes | str) -> None:
+        """As the server's `pub_bytes`."""
+        self._server.publish(topic, message)
+
+    def _configure(self, **changes: Any) -> None:
+        self._server.configure(**changes)
+
+    def _counts(self) -> dict[str, Any]:
+        return {"num_episode": 0, "num_entries": 0}
+
+
+class ClientMemory(ReplayMemory):
+    """A client's `rem`: its memory of the moment, which `sync_sizes` replaces, with every closed episode counted."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        self._settle(client.schema, client.uuid, client.client_id)
+        self._client = client
+
+    @property
+    def memory(self) -> Memory:
+        """The engine that the client holds now."""
+        return self._client.memory
+
+    def close_episode(self, *flags: Any, lane: int = 0, **ending: Any) -> None:
+        """As of `ReplayMemory`; the client counts the episode."""
+        length, earned = self.memory.open_length(lane), self.memory.open_return(lane)
+        super().close_episode(*flags, lane=lane, **ending)
+        self._client.on_entries(length)
+        self._client.on_episode(lane, length, earned)
+
+
+class ReplayMemoryServer:
+    """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
+
+    Args:
+        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: As of `ReplayMemory`.
+        max_step: Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: as fit 256 MiB.
+        pub_endpoint: Where messages are published; bound at once.
+        n_caches: Caches held; the oldest of the largest holder is overwritten.
+        run: Name of the experiment that totals and log lines belong to.
+        context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
+        seed: Makes draws repeatable.
+        options: Whatever else `server.Server` takes.
+
+    The `*_main` loops block; call each in a thread of its own. They end when `close` is called, from any thread. All
+    methods are safe to call from several threads.
+
+    Raises:
+        SchemaError, ParameterError: a template or number is wrong.
+        EndpointError: pub_endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        state_buf: Any,
+        action_buf: Any,
+        reward_buf: Any,
+        prob_buf: Any,
+        value_buf: Any,
+        qvest_buf: Any,
+        info_buf: Any,
+        max_step: int,
+        pub_endpoint: str,
+        n_caches: int,
+        *,
+        run: str = "default",
+        context: Any = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
+        schema = seven_fields(buffers)
+        self._server = Server(
+            None,
+            schema,
+            parameters=defaults(schema),
+            max_step=whole("max_step", max_step, 0),
+            pub_endpoint=pub_endpoint,
+            cache_limit=whole("n_caches", n_caches, 1),
+            run=run,
+            context=context,
+            seed=seed,
+            **options,
+        )
+        self._rem = ServerMemory(self._server, schema, int(max_step))
+
+    @property
+    def rem(self) -> ReplayMemory:
+        """Templates and parameters; setting one reaches every client with its next `update_counter` or `sync_sizes`."""
+        return self._rem
+
+    @property
+    def server(self) -> Server:
+        """The server itself, for whatever the page has no word for."""
+        return self._server
+
+    @property
+    def logfile(self) -> str | None:
+        """Path of the log file; None before `set_logfile`."""
+        return self._server.logfile
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes that clients of this run have closed."""
+        return self._server.total_episodes
+
+    @property
+    def total_caches(self) -> int:
+        """Caches accepted."""
+        return self._server.total_caches
+
+    @property
+    def total_steps(self) -> int:
+        """Entries of those episodes."""
+        return self._server.total_steps
+
+    def set_logfile(self, logfile_path: str | os.PathLike[str], mode: str) -> None:
+        r"""Write clients' log lines to a file from now on: '%s,%08x,%s\n' % (time received, uuid, message).
+
+        The time is ISO 8601 with offset; line breaks in messages are escaped. Lines are buffered, and flushed on a
+        timer and at close.
+
+        Args:
+            logfile_path: Its folder must exist.
+            mode: "w" begins a new file, "a" goes on with it; as in `man fopen`.
+
+        Raises:
+            ParameterError: another mode.
+            OSError: the file cannot be opened; the one before stays.
+        """
+        self._server.set_logfile(Path(logfile_path), mode)
+
+    def rep_worker_main(self, endpoint: str, mode: Mode | str) -> None:
+        """Answer clients' requests (sizes, counters, log lines) on an endpoint; returns when the server is closed.
+
+        Raises:
+            ParameterError: mode is not 'Bind' or 'Conn'.
+            EndpointError: the endpoint cannot be bound or connected to.
+        """
+        bind = binds(mode)
+        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+            self._server.add_request_worker(endpoint, bind=bind)
+            self._server.wait_closed()
+
+    def pull_worker_main(self, endpoint: str, mode: Mode | str) -> None:
+        """Take clients' caches on an endpoint; returns when the server is closed. Any number of these may run at once.
+
+        Raises:
+            ParameterError: mode is not 'Bind' or 'Conn'.
+            EndpointError: the endpoint cannot be bound or connected to.
+        """
+        bind = binds(mode)
+        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+            self._server.add_pull_worker(endpoint, bind=bind)
+            self._server.wait_closed()
+
+    def rep_proxy_main(self, front_ep: str, back_ep: str) -> None:
+        """Share requests that come to `front_ep` among workers connected to `back_ep`. Binds both; ends on close."""
+        with contextlib.suppress(Closed):
+            self._server.run_request_proxy(front_ep, back_ep)
+
+    def pull_proxy_main(self, front_ep: str, back_ep: str) -> None:
+        """Hand caches that come to `front_ep` on to workers connected to `back_ep`. Binds both; ends on close."""
+        with contextlib.suppress(Closed):
+            self._server.run_pull_proxy(front_ep, back_ep)
+
+    def get_batch(
+        self, batch_size: int, *, timeout: float | None = None, out: ReplayBatch | Sequence[Any] | None = None
+    ) -> ReplayBatch:
+        """Draw a batch from the held caches, as if from all clients' memories at once. All or nothing.
+
+        Args:
+            batch_size: Samples, at least 1.
+            timeout: Seconds to wait for enough samples; None does not wait.
+            out: An earlier batch, or (prev, next, weight), whose arrays are filled and returned.
+
+        Returns:
+            (prev, next, weight), with attributes: see `ReplayBatch`.
+
+        Raises:
+            NotEnoughSamples: (a RuntimeError) says how many are there; none was taken.
+            Closed: the server was closed, perhaps while this call waited.
+        """
+        drawn = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
+        return batch_of(self._rem.schema, self._server.parameters, drawn.gathered, drawn.importance, out)
+
+    def pub_bytes(self, topic: str, message: bytes | str) -> None:
+        """Publish a message of any size; `sub_bytes(topic)` gets it as the type that it is, late comers the newest."""
+        self._server.publish(topic, message)
+
+    def close(self) -> None:
+        """End all loops, flush the log, give the addresses back. Further calls do nothing."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+class ReplayMemoryClient:
+    """The actor's side: a local memory, from which caches are drawn and pushed to the server.
+
+    Args:
+        sub_endpoint: Where the server publishes.
+        req_endpoint: Where a request worker, or a proxy in front of several, answers.
+        push_endpoint: Where a pull worker, or a proxy in front of several, takes caches.
+        input_uuid: What log lines call this client: a number below 2**32, or an IPv4 address as text. 0 draws one.
+        timeout: Seconds that this and each later call may wait for the server, unless it is told otherwise.
+        context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
+        seed: Makes draws repeatable.
+        options: Whatever else `client.Client` takes.
+
+    Sizes and every parameter come from the server. Methods are safe to call from several threads; a client does not
+    survive a fork.
+
+    Raises:
+        MemoireTimeout: (a TimeoutError) nobody answered at req_endpoint.
+        SchemaError: the server stores other columns than the seven fields.
+    """
+
+    def __init__(
+        self,
+        sub_endpoint: str,
+        req_endpoint: str,
+        push_endpoint: str,
+        input_uuid: int | str = 0,
+        *,
+        timeout: float = 10.0,
+        context: Any = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._client = Client(
+            req_endpoint,
+            push=push_endpoint,
+            subscribe=sub_endpoint,
+            input_uuid=uuid_of(input_uuid),
+            live=False,
+            timeout=timeout,
+            context=context,
+            seed=seed,
+            **options,
+        )
+        try:
+            seven_roots(self._client.schema, req_endpoint)
+            self._rem = ClientMemory(self._client)
+        except BaseException:
+            self._client.close(timeout=0)
+            raise
+        self._subscriptions: dict[str, Any] = {}
+        self._lock = threading.Lock()  # of _subscriptions
+        self.push_failure = ""
+        """Why the last `push_cache` returned -1; "" after one that returned 0."""
+
+    @property
+    def rem(self) -> ReplayMemory:
+        """The local memory."""
+        return self._rem
+
+    @property
+    def client(self) -> Client:
+        """The client itself, for whatever the page has no word for."""
+        return self._client
+
+    def sync_sizes(self, max_step: int, *, timeout: float | None = None) -> None:
+        """Fetch sizes and every parameter again, and start a new local memory of `max_step` entries.
+
+        What the old one held is gone; totals go on. Returns when the server has answered.
+
+        Raises:
+            MemoireTimeout: nobody answered; the memory stays as it was.
+        """
+        self._client.sync(whole("max_step", max_step, 1), timeout=timeout)
+
+    def update_counter(self, *, timeout: float | None = None) -> None:
+        """Bring the server's totals up to date: to be called after each episode. Returns when the server has them.
+
+        Raises:
+            MemoireTimeout: nobody answered. The totals are cumulative, so that the next call makes up for it.
+        """
+        self._client.update(timeout=timeout)
+
+    def push_cache(self, *, timeout: float | None = None) -> int:
+        """Draw cache_size samples of the local memory, with replacement, in proportion to weight, and push them.
+
+        Args:
+            timeout: Seconds to wait for room where too many bytes are on their way.
+
+        Returns:
+            0, or -1 when nothing was pushed; `push_failure` says why. Never an exception for the state of the memory,
+            the network or the server.
+        """
+        try:
+            pushed = self._client.push_cache(timeout)
+            self.push_failure = "" if pushed else self._client.push_reason
+        except ForkedError:
+            raise
+        except MemoireError as problem:
+            self.push_failure = str(problem)
+        return -1 if self.push_failure else 0
+
+    def write_log(self, log_message: str) -> None:
+        """Have a line written to the server's log file. Does not wait: lines are kept until the server has them."""
+        self._client.log(log_message)
+
+    def sub_bytes(self, topic: str, *, timeout: float | None = None) -> bytes | str:
+        """The next message of a topic, of any size, as the type it was published as.
+
+        The first call subscribes and gets the newest message, if there was one; later ones get every further message in
+        order, except where this client was too slow.
+
+        Args:
+            timeout: Seconds to wait; None waits for ever.
+
+        Raises:
+            MemoireTimeout: nothing came.
+            Closed: the client was closed while this call waited.
+        """
+        with self._lock:
+            subscription = self._subscriptions.get(topic)
+            if subscription is None:
+                subscription = self._subscriptions[topic] = self._client.subscribe(topic)
+        return subscription.receive(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what is still to be sent, for as long as `timeout` allows, and leave. Further calls do nothing."""
+        self._client.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def binds(mode: Mode | str) -> bool:
+    """Whether a mode is Bind. Raises ParameterError."""
+    try:
+        return Mode(mode) is Mode.Bind
+    except ValueError as error:
+        raise ParameterError(
+            "mode", mode, "'Bind' or 'Conn', in this spelling (or memoire.Bind, memoire.Conn)"
+        ) from error
+
+
 # -------------------------------------------------------------------------------------------- fields, flags and batches
 
 
@@ -493,6 +893,15 @@ def seven_fields(buffers: Sequence[Any]) -> Schema:
     if _array(found, "prob_buf").shape != ():
         raise SchemaError(f"prob_buf must have shape (), got {found['prob_buf'].shape}. It is one probability.")
     return Schema(dict(zip(FIELDS, buffers, strict=True)))
+
+
+def seven_roots(schema: Schema, endpoint: str) -> None:
+    """Raises SchemaError where a server stores something else than the seven fields."""
+    if schema.roots != FIELDS:
+        raise SchemaError(
+            f"the server at {endpoint} stores the columns {', '.join(schema.roots)}, not the seven fields of this "
+            f"class. Use memoire.connect() with it."
+        )
 
 
 def _array(schema: Schema, name: str) -> Any:

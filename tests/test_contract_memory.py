@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import memoire
 from memoire import ReplayMemory
 from memoire.errors import (
     EmptyEpisodeError,
@@ -79,6 +80,15 @@ def td_lambda(rewards, values, gamma, lam, bootstrap=0.0):
 
 
 # ------------------------------------------------------------------------------------------------ the three classes
+
+
+# ------------------------------------------------------------------------------------------------ the three classes
+
+
+def test_the_three_classes_are_in_the_module():
+    for name in ("ReplayMemory", "ReplayMemoryServer", "ReplayMemoryClient"):
+        assert inspect.isclass(getattr(memoire, name))
+        assert name in memoire.__all__
 
 
 # ---------------------------------------------------------------------------------------------- read-only properties
@@ -830,6 +840,14 @@ def test_an_entry_without_weight_is_never_drawn_whatever_the_rounding():
     prev, _, weight = rem.get_batch(20_000)
     assert (weight > 0).all()
     assert (init_w[prev.action] > 0).all()
+
+
+def test_weights_too_small_for_float32_are_drawn_and_corrected_like_others():
+    rem = memory(priority_exponent=0.0, importance_exponent=1.0)
+    fill(rem, np.ones(4), init_w=[1e-30, 2e-30, 4e-30, 1.0], episodic_weight_multiplier=1e-30)
+    batch = rem.get_batch(256)
+    assert set(batch.prev.action.tolist()) == {0, 1, 2}
+    np.testing.assert_allclose(batch.importance, 0.5**batch.prev.action, rtol=1e-5)
 
 
 def test_draws_are_proportional_to_weight():

@@ -1,6 +1,7 @@
 """The examples run as they are, end by themselves, and print what they promise."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,29 +15,87 @@ PROMISES = {
     "single_process.py": "return of the greedy policy: 1.0",
     "vector_env.py": "upright ",
     "dict_observation.py": "(64, 4, 16, 16) float32",
-    "classic_single_process.py": "the way right is known:",
+    "classic_single_process.py": "the way right is known",
+    "client_mt.py": "100 episodes, 4000 steps",
 }
+# Those that take an address of their own: how many ports in a row, of which the first is their argument.
+PORTS = {"client_mt.py": 3}
+# Programs that belong together: how many ports, then each with its further arguments and promise.
+TOGETHER = {
+    "classic actor and learner": (
+        3,
+        [
+            ("classic_learner.py", [], "right of everywhere"),
+            ("classic_actor.py", ["1"], "episodes played"),
+            ("classic_actor.py", ["2"], "episodes played"),
+        ],
+    ),
+}
+
+
+def free_ports(count: int) -> str:
+    """The first of so many ports in a row that were free a moment ago."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return str(first)
+
+
+def start(name: str, arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def keeps(promise: str, process: subprocess.Popen[str]) -> None:
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    assert promise in out
+    assert not err
 
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> None:
-    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
-    assert done.returncode == 0, done.stderr
-    assert PROMISES[name] in done.stdout
-    assert not done.stderr
+    arguments = [free_ports(PORTS[name])] if name in PORTS else []
+    with start(name, arguments, tmp_path) as process:
+        try:
+            keeps(PROMISES[name], process)
+        finally:
+            process.kill()
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+@pytest.mark.parametrize("programs", TOGETHER)
+def test_programs_that_belong_together_keep_their_promises(programs: str, tmp_path: Path) -> None:
+    ports, parts = TOGETHER[programs]
+    port = free_ports(ports)
+    running = [(promise, start(name, [port, *arguments], tmp_path)) for name, arguments, promise in parts]
+    try:
+        for promise, process in running:
+            keeps(promise, process)
+    finally:
+        for _, process in running:
+            process.kill()
+            process.communicate()
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
 def test_every_example_is_run_and_short() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+    run = {name for _, parts in TOGETHER.values() for name, _, _ in parts} | set(PROMISES)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == run
     for path in EXAMPLES.glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= 60, f"{path.name} has {len(lines)} lines"

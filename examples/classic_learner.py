@@ -1,0 +1,59 @@
+"""A learner with the classic server: loops on TCP, batches in, a table of values out. For classic_actor.py."""
+
+import sys
+import threading
+
+import numpy as np
+
+from memoire import ReplayMemoryServer
+
+CELLS = 9
+
+
+def main(port: int = 5570) -> None:
+    """Learn from 300 batches, publish the table after each eighth, say goodbye, end."""
+    scalar = np.zeros((), np.float32)
+    templates = (np.zeros(1, np.int32), np.zeros((), np.int64), scalar, scalar, scalar, scalar, np.zeros(0, np.uint8))
+    with ReplayMemoryServer(*templates, 2000, f"tcp://127.0.0.1:{port}", 50) as server:
+        server.rem.cache_size = 64
+        server.rem.multi_step = 3
+        server.rem.discount_factor = 0.9
+        loops = [
+            (server.rep_proxy_main, (f"tcp://127.0.0.1:{port + 1}", "inproc://requests")),
+            (server.pull_proxy_main, (f"tcp://127.0.0.1:{port + 2}", "inproc://caches")),
+            (server.rep_worker_main, ("inproc://requests", "Conn")),
+            (server.pull_worker_main, ("inproc://caches", "Conn")),
+        ]
+        threads = [threading.Thread(target=loop, args=arguments) for loop, arguments in loops]
+        for each in threads:
+            each.start()
+
+        table = np.full((CELLS, 2), 0.5)
+        table[[0, -1]] = 0.0  # nothing more to earn at the ends
+        server.pub_bytes("table", table.tobytes())
+        for step in range(300):
+            batch = server.get_batch(64, timeout=30.0)
+            prev, following, _ = batch
+            cells, target_cells = prev.state[:, 0, 0], following.state[:, -1, 0]
+            errors = batch.reward + batch.discount * table[target_cells].max(axis=1) - table[cells, prev.action]
+            np.add.at(table, (cells, prev.action), 0.1 * batch.importance * errors)
+            if step % 8 == 7:
+                server.pub_bytes("table", table.tobytes())
+        server.pub_bytes("table", "goodbye")
+        print(f"{server.total_episodes} episodes, {server.total_steps} steps, {server.total_caches} caches")
+        print("right of everywhere" if table[1:-1].argmax(axis=1).all() else "not learned yet", flush=True)
+        wait_for_goodbyes(server)
+    for each in threads:
+        each.join()
+
+
+def wait_for_goodbyes(server: ReplayMemoryServer) -> None:
+    """Stay until no cache has come for half a second: actors have heard that it is over."""
+    pause, seen = threading.Event(), -1
+    while server.total_caches != seen:
+        seen = server.total_caches
+        pause.wait(0.5)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

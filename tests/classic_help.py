@@ -1,0 +1,146 @@
+"""What the tests of the classic classes share: templates, a cluster whose loops run in threads, and waiting for a condition."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+
+from memoire import ReplayMemoryClient, ReplayMemoryServer
+
+DEADLINE = 20.0
+"""Seconds after which whatever a test waits for has failed."""
+
+
+def templates(state=(4,), reward=()):
+    """The seven buffers in the page's order."""
+    return (
+        np.zeros(state, np.float32),
+        np.zeros((), np.int64),
+        np.zeros(reward, np.float32),
+        np.zeros((), np.float32),
+        np.zeros(reward, np.float32),
+        np.zeros(reward, np.float32),
+        np.zeros((2,), np.int32),
+    )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def tcp():
+    """An address that was free a moment ago."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def wait_until(condition, what):
+    """Wait for a condition, and fail with what it was."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE} s"
+        time.sleep(0.005)
+
+
+class Cluster:
+    """A server with its loops in threads: proxies on TCP, workers behind them on inproc://, as the page has it.
+
+    Leaving it closes the server and fails unless every loop ends.
+    """
+
+    def __init__(self, *, max_step=1000, n_caches=64, workers=2, buffers=None, seed=0, **parameters):
+        self.sub, self.req, self.push = tcp(), tcp(), tcp()
+        self.server = ReplayMemoryServer(*(buffers or templates()), max_step, self.sub, n_caches, seed=seed)
+        self.threads, self.problems = [], []
+        self.clients = []
+        for name, value in parameters.items():
+            setattr(self.server.rem, name, value)
+        mark = f"{id(self):x}"
+        self.loop("rep_proxy_main", self.req, f"inproc://rep{mark}")
+        self.loop("pull_proxy_main", self.push, f"inproc://pull{mark}")
+        for _ in range(workers):
+            self.loop("rep_worker_main", f"inproc://rep{mark}", "Conn")
+            self.loop("pull_worker_main", f"inproc://pull{mark}", "Conn")
+
+    def loop(self, name, *arguments):
+        """Run one of the server's loops in a thread."""
+
+        def run():
+            try:
+                getattr(self.server, name)(*arguments)
+            except BaseException as problem:
+                self.problems.append(problem)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def client(self, input_uuid=0, **options):
+        """A new client of the page's three endpoints, closed at the end."""
+        made = ReplayMemoryClient(self.sub, self.req, self.push, input_uuid, **options)
+        self.clients.append(made)
+        return made
+
+    def held(self, caches):
+        """Wait until the server has accepted so many caches."""
+        wait_until(lambda: self.server.total_caches >= caches, f"the arrival of {caches} caches")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, problem, trace):
+        for client in self.clients:
+            client.close(timeout=1.0)
+        self.server.close()
+        for thread in self.threads:
+            thread.join(DEADLINE)
+        if kind is None:
+            assert not [each.name for each in self.threads if each.is_alive()], "loops did not end on close"
+            assert not self.problems, self.problems
+
+
+def play(client, owner, length=10, start=0, **how):
+    """One closed episode whose entries tell their owner and position: state [owner, position, 2 * position, 1]."""
+    rem = client.rem
+    rem.new_episode()
+    for t in range(start, start + length):
+        state = np.array([owner, t, 2 * t, 1], np.float32)
+        rem.add_entry(state, 1000 * owner + t, float(t % 3), 0.5, 0.25, np.array([owner, t], np.int32), 1.0)
+    rem.close_episode(**how)
+
+
+def check_content(batch, steps=1, stack=1):
+    """Every sample is one entry's own fields, with the state `steps` later, whoever made it."""
+    prev, following, weight = batch
+    owner, position = prev.info[:, 0], prev.info[:, 1]
+    np.testing.assert_array_equal(prev.action, 1000 * owner + position)
+    np.testing.assert_array_equal(prev.reward, position % 3)
+    window = np.arange(stack)[None, :] - (stack - 1)
+    for side, shift in ((prev, 0), (following, steps)):
+        newest = (position + shift)[:, None] + window
+        np.testing.assert_array_equal(side.state[..., 0], np.repeat(owner[:, None], stack, axis=1))
+        np.testing.assert_array_equal(side.state[..., 1], newest)
+        np.testing.assert_array_equal(side.state[..., 2], 2 * newest)
+    np.testing.assert_array_equal(following.action, prev.action + steps)
+    assert (weight > 0).all()
+
+
+@contextlib.contextmanager
+def in_thread(target, *arguments):
+    """Run something beside the test; its result or problem is there at the end."""
+    outcome = {}
+
+    def run():
+        try:
+            outcome["result"] = target(*arguments)
+        except BaseException as problem:
+            outcome["problem"] = problem
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield outcome
+    thread.join(DEADLINE)
+    assert not thread.is_alive(), f"{target} did not end"

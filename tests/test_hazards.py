@@ -1,0 +1,348 @@
+"""Faults that earlier replay memories had, one test each: docs/contract.md names the row that a test belongs to."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
+from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer, wire
+from memoire.errors import MemoireTimeout, NotEnoughSamples
+
+
+def local(max_step, **parameters):
+    rem = ReplayMemory(*templates(), max_step, seed=1)
+    for name, value in parameters.items():
+        setattr(rem, name, value)
+    return rem
+
+
+class Owner:
+    """What `play` needs of a client."""
+
+    def __init__(self, rem):
+        self.rem = rem
+
+
+# ---------------------------------------------------------------------------------------------- H2 to H4: the caches
+
+
+def test_one_cache_of_many_slots_is_enough_for_a_batch():
+    with Cluster(n_caches=1000, cache_size=32) as cluster:
+        client = cluster.client()
+        play(client, 1)
+        assert client.push_cache() == 0
+        check_content(cluster.server.get_batch(32, timeout=DEADLINE))
+
+
+def test_samples_are_whole_while_their_caches_are_overwritten():
+    """H3: more pull workers than caches, readers beside them: each sample is one entry's own fields throughout."""
+    with Cluster(n_caches=2, cache_size=256, workers=3, reuse_cache=True) as cluster:
+        clients = [cluster.client() for _ in range(3)]
+        for owner, client in enumerate(clients, 1):
+            play(client, owner, length=100)
+            assert client.push_cache() == 0
+        cluster.held(3)
+        stop = threading.Event()
+
+        def push(client):
+            while not stop.is_set():
+                client.push_cache(timeout=0.1)
+
+        def read():
+            for _ in range(150):
+                check_content(cluster.server.get_batch(200, timeout=DEADLINE))
+
+        pushers = [threading.Thread(target=push, args=(client,), daemon=True) for client in clients]
+        for each in pushers:
+            each.start()
+        with in_thread(read) as first, in_thread(read) as second:
+            pass
+        stop.set()
+        for each in pushers:
+            each.join(DEADLINE)
+        assert first == second == {"result": None}
+        assert cluster.server.total_caches > 10
+
+
+def test_there_may_be_more_pull_workers_than_caches():
+    with Cluster(n_caches=1, cache_size=8, workers=5) as cluster:
+        client = cluster.client()
+        play(client, 1)
+        for k in range(10):
+            assert client.push_cache() == 0
+            cluster.held(k + 1)
+        check_content(cluster.server.get_batch(8))
+
+
+# ---------------------------------------------------------------------------------------------- H5, H6: the memory
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([7, 13, 31, 97, 100, 101, 128]),
+    st.lists(st.integers(3, 20), min_size=4, max_size=20),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_windows_are_right_for_any_size_of_the_ring(max_step, lengths, stack, steps):
+    rem = local(max_step, frame_stack=stack, multi_step=steps, priority_exponent=0.0)
+    for owner, length in enumerate(lengths):
+        play(Owner(rem), owner, length=min(length, max_step))
+    if rem.info()["num_positive"]:
+        check_content(rem.get_batch(256), steps=steps, stack=stack)
+
+
+def test_the_last_transition_of_an_episode_can_be_drawn():
+    rem = local(100, multi_step=3, discount_factor=0.5, priority_exponent=0.0)
+    final = np.array([1, 10, 20, 1], np.float32)
+    play(Owner(rem), 1, length=10, final_state=final, terminated=True)
+    batch = rem.get_batch(256)
+    position = batch.prev.info[:, 1]
+    assert set(position.tolist()) == set(range(10))
+    last = position == 9
+    np.testing.assert_array_equal(batch.next.state[last][:, 0], np.broadcast_to(final, (last.sum(), 4)))
+    assert (batch.discount[position >= 7] == 0).all()
+    assert (batch.discount[position < 7] == 0.125).all()
+    np.testing.assert_array_equal(batch.reward[last], np.full(last.sum(), 9 % 3))
+
+
+def test_an_episode_cut_off_goes_on_in_its_targets():
+    rem = local(100, discount_factor=0.5, priority_exponent=0.0)
+    play(Owner(rem), 1, length=1, final_state=np.ones(4, np.float32), terminated=False, bootstrap_value=8.0)
+    batch = rem.get_batch(8)
+    assert (batch.discount == 0.5).all()
+    np.testing.assert_allclose(batch.prev.qvest, 0.0 + 0.5 * 8.0)
+
+
+# --------------------------------------------------------------------------------------- H7, H23, H24: the messages
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 65_536, 5_000_001])
+def test_messages_of_any_size_are_received(size):
+    message = np.random.default_rng(size).bytes(size)
+    with Cluster() as cluster:
+        client = cluster.client()
+        with in_thread(lambda: client.sub_bytes("topic", timeout=DEADLINE)) as outcome:
+            cluster.server.pub_bytes("topic", message)
+        assert outcome["result"] == message
+
+
+def test_every_thread_may_publish():
+    with Cluster() as cluster:
+        client = cluster.client()
+        topics = [f"topic {k}" for k in range(8)]
+        threads = [threading.Thread(target=cluster.server.pub_bytes, args=(topic, topic)) for topic in topics]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(DEADLINE)
+        assert [client.sub_bytes(topic, timeout=DEADLINE) for topic in topics] == topics
+
+
+def test_topics_are_matched_exactly_and_messages_between_calls_wait():
+    with Cluster() as cluster:
+        client = cluster.client()
+        for topic in ("a", "ab"):
+            cluster.server.pub_bytes(topic, f"first of {topic}")
+            assert client.sub_bytes(topic, timeout=DEADLINE) == f"first of {topic}"
+        for k in range(3):
+            cluster.server.pub_bytes("a", f"a{k}")
+            cluster.server.pub_bytes("ab", f"ab{k}")
+        # nothing of "a" is lost while "ab" is being received, and nothing of "ab" comes as "a"
+        assert [client.sub_bytes("ab", timeout=DEADLINE) for _ in range(3)] == [f"ab{k}" for k in range(3)]
+        assert [client.sub_bytes("a", timeout=DEADLINE) for _ in range(3)] == [f"a{k}" for k in range(3)]
+        with pytest.raises(MemoireTimeout):
+            client.sub_bytes("a", timeout=0.1)
+
+
+# -------------------------------------------------------------------------------- H8, H25: strangers on the ports
+
+
+def request(context, endpoint, frames):
+    """Send a request as a stranger would; its reply's frames without the empty one, or None when none came."""
+    with context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(endpoint)
+        stranger.send_multipart([b"", *frames])
+        return stranger.recv_multipart()[1:] if stranger.poll(1000) else None
+
+
+def test_another_version_of_the_protocol_is_refused_with_a_reason():
+    hello = bytearray(wire.encode(wire.Hello(), client=bytes(range(16)), sequence=1)[0])
+    hello[4:6] = (99).to_bytes(2, "little")
+    with Cluster() as cluster, zmq.Context() as context:
+        answer = request(context, cluster.req, [bytes(hello)])
+        assert answer is not None
+        refused = wire.parse(answer).body
+        assert refused.code == "version"
+        assert "99" in refused.text
+        cluster.client()  # and others go on
+
+
+def test_garbage_on_every_port_ends_nothing():
+    rng = np.random.default_rng(0)
+    hello = wire.encode(wire.Hello(), client=bytes(range(16)), sequence=1)[0]
+    garbage = [[b""], [b"x"], [rng.bytes(500)], [hello[:-1]], [hello, b"more"], [hello[:50]], [b"MEMR" + rng.bytes(92)]]
+    garbage += [[bytes([*hello[:k], hello[k] ^ 1, *hello[k + 1 :]])] for k in range(0, len(hello), 7)]
+    with Cluster(cache_size=16) as cluster, zmq.Context() as context:
+        client = cluster.client()
+        play(client, 1)
+        for frames in garbage:
+            for kind, endpoint in ((zmq.DEALER, cluster.req), (zmq.PUSH, cluster.push), (zmq.SUB, cluster.sub)):
+                with context.socket(kind) as stranger:
+                    stranger.linger = 1000
+                    stranger.connect(endpoint)
+                    if kind == zmq.SUB:
+                        stranger.subscribe(frames[0][:200])
+                    else:
+                        stranger.send_multipart([b"", *frames] if kind == zmq.DEALER else frames)
+        client.update_counter()
+        assert cluster.server.total_episodes == 1
+        assert client.push_cache() == 0
+        check_content(cluster.server.get_batch(16, timeout=DEADLINE))
+        assert cluster.server.total_caches == 1
+
+
+# ------------------------------------------------------------------------- H11, H14, H19, H26: nobody waits for ever
+
+
+def test_a_client_whose_server_is_gone_closes_in_time():
+    with Cluster() as cluster:
+        client = cluster.client()
+        play(client, 1)
+        cluster.server.close()
+        while client.push_cache(timeout=0.05) == 0:
+            pass
+        client.write_log("nobody reads this")
+        started = time.monotonic()
+        client.close(timeout=0.5)
+        assert time.monotonic() - started < 5.0
+
+
+def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():
+    n = 100_000
+    ones = np.ones(n, np.float32)
+    columns = (np.zeros((n, 4), np.float32), np.arange(n), ones, ones, ones, np.zeros((n, 2), np.int32))
+    with Cluster(max_step=n, cache_size=64) as cluster:
+        client = cluster.client()
+        client.rem.new_episode()
+        client.rem.add_entries(*columns)
+        started = time.monotonic()
+        client.rem.close_episode()
+        assert time.monotonic() - started < 2.0
+        assert client.push_cache() == 0
+        cluster.held(1)
+        assert client.client.stats().pushed_bytes < 64 * 4 * client.rem.entry_size + 4096
+
+
+def _dies(sub, req, push, ready):
+    """An actor that is killed while it pushes."""
+    client = ReplayMemoryClient(sub, req, push)
+    play(client, 9)
+    client.update_counter()
+    client.push_cache()
+    ready.set()
+    while True:
+        client.push_cache(timeout=1.0)
+
+
+def test_a_killed_actor_leaves_nobody_waiting():
+    with Cluster(cache_size=16, n_caches=4) as cluster:
+        spawn = multiprocessing.get_context("spawn")
+        ready = spawn.Event()
+        actor = spawn.Process(target=_dies, args=(cluster.sub, cluster.req, cluster.push, ready), daemon=True)
+        actor.start()
+        assert ready.wait(DEADLINE)
+        cluster.held(1)
+        os.kill(actor.pid, signal.SIGKILL)
+        actor.join(DEADLINE)
+        survivor = cluster.client()
+        play(survivor, 1)
+        survivor.update_counter()
+        assert cluster.server.total_episodes == 2
+        assert survivor.push_cache() == 0
+
+        def drawn():
+            batch = cluster.server.get_batch(16, timeout=DEADLINE)
+            check_content(batch)
+            return 1 in batch.prev.info[:, 0]
+
+        wait_until(drawn, "a sample of the survivor")
+        started = time.monotonic()
+        with pytest.raises(NotEnoughSamples):
+            cluster.server.get_batch(10_000, timeout=0.2)
+        assert time.monotonic() - started < 5.0
+
+
+def test_pull_workers_may_start_together_and_under_load():
+    server = ReplayMemoryServer(*templates(), 100, tcp(), 64)
+    sub = server.server.pub_endpoint
+    req, push = tcp(), tcp()
+    loops = [threading.Thread(target=server.rep_worker_main, args=(req, "Bind"), daemon=True)]
+    loops += [threading.Thread(target=server.pull_proxy_main, args=(push, "inproc://together"), daemon=True)]
+    with server:
+        for each in loops:
+            each.start()
+        with ReplayMemoryClient(sub, req, push) as client:
+            client.rem.cache_size = 4
+            play(client, 1)
+            barrier = threading.Barrier(8)
+
+            def work():
+                barrier.wait(DEADLINE)
+                server.pull_worker_main("inproc://together", "Conn")
+
+            loops += [threading.Thread(target=work, daemon=True) for _ in range(8)]
+            for each in loops[2:]:
+                each.start()
+            for _ in range(40):
+                assert client.push_cache() == 0
+            wait_until(lambda: server.total_caches == 40, "the arrival of 40 caches")
+            check_content(server.get_batch(160))
+            with pytest.raises(NotEnoughSamples):
+                server.get_batch(1)
+        server.close()
+        for each in loops:
+            each.join(DEADLINE)
+            assert not each.is_alive()
+
+
+# ---------------------------------------------------------------------------------------- H12, H20: exact shares
+
+
+def test_shares_follow_total_weights_and_not_how_many_caches_were_pushed():
+    """H12: one actor has three times the other's weight and pushes as many caches; early and late batches show 3 : 1."""
+    with Cluster(cache_size=500, priority_exponent=0.0) as cluster:
+        heavy, light = cluster.client(seed=1), cluster.client(seed=2)
+        play(heavy, 1, length=101, episodic_weight_multiplier=3.0)
+        play(light, 2, length=101)
+        for _ in range(8):
+            assert heavy.push_cache() == 0
+            assert light.push_cache() == 0
+        cluster.held(16)
+        shares = []
+        for _ in range(40):
+            prev, _, _ = cluster.server.get_batch(100)
+            shares.append((prev.info[:, 0] == 1).mean())
+        assert np.mean(shares[:20]) == pytest.approx(0.75, abs=0.03)
+        assert np.mean(shares[20:]) == pytest.approx(0.75, abs=0.03)
+
+
+@pytest.mark.parametrize("tail", [0, 1, 7, 63])
+def test_a_draw_at_the_very_end_of_the_weights_finds_a_positive_one(tail):
+    """H20: the sums round, so that a search for nearly the total may run past the last positive weight."""
+    from memoire._core import PriorityTree
+
+    weights = np.array([1.5, 0.0, 2.0**52 + 2.0] + [0.0] * tail)
+    tree = PriorityTree(len(weights))
+    tree.set(np.arange(len(weights)), weights)
+    drawn = tree.draw(np.array([0.0, 0.5, 1 - 2.0**-53]))
+    assert (weights[drawn] > 0).all()
