@@ -442,6 +442,7 @@ def _fill_windows(made: Container, memory: Any, windows: Any, prev_index: Any, n
     made.fill(Part.STEPS, steps)
     age, model = np.empty(shape[0], np.float32), np.empty(shape[0], np.int64)
     memory.ages(windows.rows, age)
+    np.maximum(age, 0.0, out=age)  # a clock that was set back must not make the cache unacceptable
     memory.model_versions(windows.rows, model)
     made.fill(Part.AGE, age)
     made.fill(Part.MODEL, model)

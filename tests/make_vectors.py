@@ -92,7 +92,7 @@ def containers() -> dict[str, bytes]:
     ragged = [
         own(Part.PREV_INDEX, "<u4", [[0], [1], [0]]),
         *WINDOWS[2:],
-        block(0, Part.FRAMES, "<f4", [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        (0, Part.FRAMES, 2, np.arange(1, 10, dtype="<f4").tobytes()),
         block(0, Part.FRAMES_LENGTHS, "<u4", [1, 2]),
         block(1, Part.PREV, "<f4", [[1, 0, 0], [2, 0, 0], [3, 0, 0]]),
         block(1, Part.PREV_LENGTHS, "<u4", [2, 0, 1]),

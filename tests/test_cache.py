@@ -406,3 +406,50 @@ def test_a_checked_container_cannot_be_pickled_or_copied() -> None:
     held = containers.make(cache.layout_of(SCHEMA, STACKED), 6).held()
     with pytest.raises(TypeError):
         copy.copy(held)
+
+
+def test_the_page_names_every_part_and_kind() -> None:
+    page = (VECTORS.parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
+    for part in Part:
+        assert any(
+            f"{part.value}" in line.split("|")[1] and part.name in line for line in page.splitlines() if "|" in line
+        )
+    for kind in Kind:
+        assert kind.name in page
+
+
+def decoded(name: str) -> dict[tuple[int, Part], Any]:
+    """Blocks of a golden container, by column and part, as bytes with their rows."""
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    return {
+        (row.column, Part(row.part)): (data[row.offset : row.offset + row.raw], row.rows) for row in cache.table(data)
+    }
+
+
+def test_ragged_columns_are_laid_out_as_the_page_says() -> None:
+    blocks = decoded("ragged")
+    data, rows = blocks[1, Part.PREV]
+    lengths = np.frombuffer(blocks[1, Part.PREV_LENGTHS][0], "<u4")
+    assert rows == len(lengths) == 3
+    points = np.split(np.frombuffer(data, "<f4").reshape(-1, 3), np.cumsum(lengths)[:-1])
+    assert [one[:, 0].tolist() for one in points] == [[1.0, 2.0], [], [3.0]]
+    data, rows = blocks[0, Part.FRAMES]
+    lengths = np.frombuffer(blocks[0, Part.FRAMES_LENGTHS][0], "<u4")
+    assert rows == len(lengths) == 2
+    assert len(data) == 12 * lengths.sum()
+
+
+def test_sequences_are_laid_out_as_the_page_says() -> None:
+    blocks = decoded("sequences")
+    own = {part: data for (column, part), (data, _) in blocks.items() if column == cache.BOOKKEEPING}
+    entries = np.frombuffer(own[Part.ENTRY_INDEX], "<u4").reshape(2, 3)
+    frames = np.frombuffer(own[Part.PREV_INDEX], "<u4").reshape(2, 4)  # [n, k + m]
+    steps = np.frombuffer(own[Part.STEPS], "<u4")
+    discount = np.frombuffer(own[Part.DISCOUNT], "<f4").reshape(2, 3)
+    for i in range(2):
+        assert (entries[i, steps[i] :] == cache.ZERO_FRAME).all()
+        assert (frames[i, steps[i] + 1 :] == cache.ZERO_FRAME).all()
+        assert (frames[i, : steps[i] + 1] < blocks[0, Part.PREV_FRAMES][1]).all()
+        assert (discount[i, steps[i] - 1 :] == 0.0).all()
+    actions = np.frombuffer(blocks[1, Part.ENTRIES][0], "<i4")
+    assert actions[entries[1, : steps[1]]].tolist() == [5, 6]

@@ -309,3 +309,24 @@ def test_tails_of_the_right_names_and_wrong_values_are_parsed_or_refused(name: s
     fields = [field.name for field in msgspec.structs.fields(type(BODIES[name][0]))]
     tail = data.draw(st.dictionaries(st.sampled_from(fields), PLAIN, max_size=4)) if fields else {}
     refused(with_tail(name, msgspec.msgpack.encode(tail)))
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", list(wire.Type))
+def test_the_page_describes_every_message_and_field(number: wire.Type) -> None:
+    body = wire.BODIES[number]
+    assert f"| {int(number)} | {number.name} |" in PAGE
+    told = PAGE[PAGE.index(f"**{number.name}**") :].split("\n\n")[0]
+    for field in msgspec.structs.fields(body):
+        assert f"`{field.name}`" in told, field.name
+
+
+def test_the_page_lists_every_code_and_row() -> None:
+    for code, meaning in wire.CODES.items():
+        assert f"| `{code}` | {meaning} |" in PAGE
+    assert f"`clients`, {wire.CLIENT_SUMS.itemsize} bytes a client" in PAGE
+    assert f"`counts`, {wire.CLIENT_COUNTS.itemsize} bytes a client" in PAGE
+    for field, (_, at) in wire.CLIENT_SUMS.fields.items():
+        assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())
