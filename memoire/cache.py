@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from importlib import import_module
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -601,10 +602,9 @@ def codecs() -> list[str]:
 def _find_lz4() -> Any:
     """lz4.block, or None where the [lz4] extra is not installed."""
     try:
-        import lz4.block
+        return import_module("lz4.block")
     except ImportError:
         return None
-    return lz4.block
 
 
 _lz4: Any = _find_lz4()
