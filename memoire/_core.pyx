@@ -159,6 +159,10 @@ cdef extern from *:
     double now_seconds "memoire_now"() noexcept nogil
 
 
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+
+
 cdef enum:
     MOST_LEVELS = 16
     AHEAD = 12  # rows between asking for a cache line and using it
@@ -283,8 +287,11 @@ cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64
 
 
 cdef cnp.ndarray _vector(object values, int kind, str name):
-    """`values` as a contiguous one-dimensional array of a NumPy type, without a copy where it is one."""
-    cdef cnp.ndarray array = cnp.PyArray_FROMANY(values, kind, 0, 0, cnp.NPY_ARRAY_CARRAY_RO)
+    """`values` as a contiguous one-dimensional array of a NumPy type, without a copy where it is one. Floats are no integers."""
+    cdef cnp.ndarray array = np.asarray(values)
+    if cnp.PyArray_SIZE(array) == 0:
+        array = array.astype(np.int8)  # an empty list says nothing of its kind
+    array = cnp.PyArray_FROMANY(array, kind, 0, 0, cnp.NPY_ARRAY_CARRAY_RO)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(f"{name} must have one dimension, got shape {np.shape(values)}")
     return array
@@ -1822,6 +1829,9 @@ cdef bint _is_exact(const Column* column, cnp.ndarray array, int axes):
 
 cdef bint _number(int type_num, object value, double* place):
     """Write a plain number as a column's scalar. False where it is none, does not fit, or needs a longer look."""
+    cdef long long whole
+    cdef int overflow = 0
+    cdef double real
     if cnp.PyArray_CheckScalar(value) and not cnp.PyArray_Check(value) and cnp.PyArray_DescrFromScalar(value).type_num == type_num:
         cnp.PyArray_ScalarAsCtype(value, place)
         return True
@@ -1830,16 +1840,24 @@ cdef bint _number(int type_num, object value, double* place):
             return False
         (<uint8_t*>place)[0] = value
         return True
-    if PyFloat_Check(value) or type(value) is int:
-        if type_num == cnp.NPY_FLOAT32:
-            (<float*>place)[0] = <float>PyFloat_AsDouble(value)
+    if type(value) is int:
+        whole = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow:
+            return False
+        if type_num == cnp.NPY_INT64:
+            (<int64_t*>place)[0] = whole
             return True
-        if type_num == cnp.NPY_FLOAT64:
-            place[0] = PyFloat_AsDouble(value)
-            return True
-        if type(value) is int and type_num == cnp.NPY_INT64:
-            (<int64_t*>place)[0] = value
-            return True
+        real = <double>whole
+    elif PyFloat_Check(value):
+        real = PyFloat_AsDouble(value)
+    else:
+        return False
+    if type_num == cnp.NPY_FLOAT32:
+        (<float*>place)[0] = <float>real
+        return True
+    if type_num == cnp.NPY_FLOAT64:
+        place[0] = real
+        return True
     return False
 
 

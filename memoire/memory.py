@@ -405,9 +405,9 @@ class Memory(_core.EntryStore):
         Raises:
             ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
         """
-        wanted = np.ascontiguousarray(numbers, np.int64)
+        wanted = _numbers(numbers)
         errors = np.ascontiguousarray(td_errors, np.float64)
-        if wanted.ndim != 1 or wanted.shape != errors.shape:
+        if wanted.shape != errors.shape:
             raise ParameterError("td_errors", f"shape {errors.shape}", f"as long as the numbers, {wanted.shape}")
         applied, stale = self._update_priorities(wanted, errors, TD_EPSILON)
         if applied < 0:
@@ -473,6 +473,27 @@ class Memory(_core.EntryStore):
         _check_out(out, np.int64, where.size)
         self._refuse_row(where, self._facts(where, None, out, None))
 
+    # Checking
+
+    def check_invariants(self) -> None:
+        """Assert that pages, episodes, rows, weights and sums agree. For tests: slow, Python per entry."""
+        with self.held():
+            total, positive, least = self._sums()
+            inside = self._inside()
+            _check_order(inside)
+            _check_lanes(inside, self.capacity)
+            lengths = _check_episodes(inside, self.capacity)
+            held = inside["meta"]["episode"] >= 0
+            weights = inside["weights"]
+            assert held.sum() == sum(lengths) == self.num_entries <= self.capacity
+            assert inside["closed"] == self.num_episodes
+            assert not 0 < self._parameters.max_episode < self.num_episodes
+            assert (inside["meta"]["number"] % self.capacity == np.arange(self.capacity)).all()
+            assert not weights[~held].any() and (weights >= 0.0).all()
+            assert positive == (weights > 0.0).sum()
+            assert math.isclose(total, math.fsum(weights), rel_tol=1e-12)
+            assert least == weights[weights > 0.0].min(initial=math.inf)
+
     # Converting and explaining
 
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: int) -> int:
@@ -480,7 +501,7 @@ class Memory(_core.EntryStore):
         with self.held():
             status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else NOT_EXACT
             exact: Sequence[Any] = values
-            if status == NOT_EXACT:
+            if status in (NOT_EXACT, NOT_FINITE):
                 exact = self._exact_columns(values, ())
                 status = self._add_status(lane, tuple(exact), init_w, model_version)
         if status == BAD_WEIGHT:
@@ -554,6 +575,62 @@ class Memory(_core.EntryStore):
             raise IndexError(f"row {rows.flat[bad]} at position {bad} holds no entry of this memory of {self.capacity}")
 
 
+def _check_order(inside: dict[str, Any]) -> None:
+    """Every page is once in the order of taking; the lists of closed and free episodes hold every slot but the open."""
+    pages, episodes = inside["pages"], inside["episodes"]
+    order = list(_follow(pages["newer"], inside["first_page"]))
+    assert sorted(order) == list(range(len(pages))) and order[-1] == inside["last_page"]
+    assert list(_follow(pages["older"], inside["last_page"])) == order[::-1]
+    closed = list(_follow(episodes["newer"], inside["oldest"]))
+    assert list(_follow(episodes["older"], inside["newest"])) == closed[::-1]
+    free = list(_follow(episodes["older"], inside["free_episode"]))
+    assert len(closed) == inside["closed"]
+    assert (episodes["state"][closed] == 2).all() and (episodes["state"][free] == 0).all()
+    assert len(closed) + len(free) + (episodes["state"] == 1).sum() == len(episodes)
+    finals = sorted([*episodes["final"][closed], *inside["free_finals"][: inside["free_final_count"]]])
+    assert [row for row in finals if row >= 0] == list(range(inside["final_rows"]))
+
+
+def _check_lanes(inside: dict[str, Any], capacity: int) -> None:
+    """A page belongs to one lane at most, and is open just where it holds rows of an open episode."""
+    pages, meta, size = inside["pages"], inside["meta"], inside["page_rows"]
+    for index, lane in enumerate(inside["lanes"]):
+        assert lane["page"] < 0 or pages["lane"][lane["page"]] == index
+        assert lane["episode"] < 0 or inside["episodes"]["state"][lane["episode"]] == 1
+    is_open = np.isin(meta["episode"], np.flatnonzero(inside["episodes"]["state"] == 1))
+    open_pages = np.unique(np.flatnonzero(is_open) // size)
+    assert set(open_pages) == set(np.flatnonzero(pages["is_open"]))
+    assert inside["takeable_pages"] == len(pages) - len(open_pages)
+    assert inside["takeable_rows"] == capacity - sum(min(size, capacity - page * size) for page in open_pages)
+
+
+def _check_episodes(inside: dict[str, Any], capacity: int) -> list[int]:
+    """Each episode's rows are found one after the other from its first, and hold its positions; returns the lengths."""
+    meta, pages, size = inside["meta"], inside["pages"], inside["page_rows"]
+    lengths = []
+    for slot in np.flatnonzero(inside["episodes"]["state"] > 0):
+        episode = inside["episodes"][slot]
+        row, rows = int(episode["first_row"]), []
+        for _ in range(episode["length"]):
+            rows.append(row)
+            row += 1
+            if row % size == 0 or row == capacity:
+                row = int(pages["after"][(row - 1) // size]) * size
+        assert len(set(rows)) == len(rows)
+        assert not rows or rows[-1] == episode["last_row"]
+        assert (meta["episode"][rows] == slot).all()
+        assert (meta["position"][rows] == np.arange(len(rows))).all()
+        lengths.append(len(rows))
+    return lengths
+
+
+def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
+    """The members of a linked list from `start` on."""
+    while start >= 0:
+        yield start
+        start = int(links[start])
+
+
 def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
     """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
     room = np.zeros(capacity * column.nbytes + 64, np.uint8)
@@ -565,7 +642,8 @@ def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype
 def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     """A nested final state by column: keyed by the declared names, or the nesting of the only one."""
     roots = list(dict.fromkeys(name.split(".")[0] for name in schema.states))
-    nested = {roots[0]: given} if len(roots) == 1 and roots[0] not in given else given
+    is_only = len(roots) == 1 and roots[0] not in given and roots[0] not in schema.states
+    nested = {roots[0]: given} if is_only else given
     found: dict[str, Any] = {}
     for root in roots:
         if root in nested:
@@ -576,7 +654,7 @@ def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
 def _numbers(numbers: ArrayLike) -> Int64s:
     """Entry numbers as a contiguous int64 vector."""
     array = np.asarray(numbers)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
         raise ParameterError("numbers", f"{array.dtype}{list(array.shape)}", "whole numbers of one dimension")
     return np.ascontiguousarray(array, np.int64)
 

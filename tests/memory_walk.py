@@ -1,0 +1,278 @@
+"""Anything that can be done to a memory, done to its model as well, and both compared.
+
+Each step asks `choose` for its choices: hypothesis answers in test_memory_machine.py, where it can shrink a failure, and
+a random generator on long walks, which get deeper.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.schema import Column, Schema
+from memory_model import Model, Ring
+
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+ENDINGS = {"classic": None, "final only": None, "terminated": True, "dead end": True, "truncated": False, "cut": False}
+
+
+def make_schema(reward_shape: tuple, kind: str) -> Schema:
+    columns: dict = {
+        "obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (), "state")},
+        "action": Column(np.int64),
+        "flag": Column(np.bool_, (3,)),
+        "nothing": Column(np.float64, (0,)),
+    }
+    if kind != "no reward":
+        columns["reward"] = Column(np.float32, reward_shape, "reward")
+    if kind == "value":
+        columns["qvest"] = Column(np.float32, reward_shape, "return")  # in the middle on purpose
+        columns["value"] = Column(np.float32, reward_shape, "value")
+    columns["last"] = Column(np.int16, (5,))
+    return Schema(columns)
+
+
+class Walk:
+    """One memory and its model, made by choices; `step` takes one more."""
+
+    def __init__(self, choose: Callable[[Sequence[Any]], Any]) -> None:
+        self.choose = choose
+        capacity = choose([1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 31, 64, 127])
+        page_rows = choose([None, 1, 2, 4, 8, 64])
+        kind = choose(["value", "value", "reward", "no reward"])
+        reward_shape = choose([(), (1,), (2,), (2, 3)])
+        self.lanes = choose([1, 1, 2, 4])
+        live = choose([False, True])
+        self.schema = make_schema(reward_shape, kind)
+        self.reward_shape = reward_shape if kind != "no reward" else ()
+        parameters = self.parameters()
+        self.memory = Memory(self.schema, capacity, parameters, live=live, seed=3, page_rows=page_rows)
+        self.memory._set_clock(1000.0)
+        self.model = Model(self.schema, capacity, parameters, live)
+        self.ring = Ring(capacity) if self.lanes == 1 else None
+        self.rng = np.random.default_rng(capacity)
+        self.numbers: set[int] = set()
+        self.gone: list[int] = []
+
+    STEPS = (
+        "add",
+        "add",
+        "add",
+        "extend",
+        "extend",
+        "add_many",
+        "close",
+        "close",
+        "close",
+        "open",
+        "update",
+        "configure",
+    )
+
+    def step(self) -> None:
+        getattr(self, self.choose(self.STEPS))()
+        self.check()
+
+    # Choices
+
+    def parameters(self) -> Parameters:
+        size = int(np.prod(self.reward_shape))
+        return Parameters(
+            priority_exponent=self.choose([0.0, 0.5, 0.6, 1.0]),
+            mix_lambda=self.choose([0.0, 0.7, 1.0]),
+            frame_stack=self.choose([1, 2, 4]),
+            multi_step=self.choose([1, 2, 5]),
+            max_episode=self.choose([0, 0, 0, 1, 3]),
+            discount_factor=self.choose([(0.9,), (1.0,), tuple(np.linspace(0.0, 1.0, size))]),
+            reward_coeff=self.choose([(1.0,), (0.5,), tuple(np.linspace(2.0, 0.0, size))]),
+            start=self.choose(["skip", "repeat", "zero"]),
+            next=self.schema.names,
+        )
+
+    def values(self, axes: tuple = ()) -> tuple:
+        columns = (self.schema[name] for name in self.schema.entry_names)
+        return tuple((self.rng.normal(size=axes + each.shape) * 50 + 50).astype(each.dtype) for each in columns)
+
+    def lane(self) -> int:
+        """A lane; mostly one with an open episode, opened here if need be."""
+        lane = self.choose(range(self.lanes))
+        if lane not in self.model.lanes and self.choose(range(8)):
+            self.open_lane(lane)
+        return lane
+
+    # Steps
+
+    def open(self) -> None:
+        self.open_lane(self.choose(range(self.lanes)))
+
+    def open_lane(self, lane: int) -> None:
+        episodes, old = self.memory.num_episodes, self.model.lanes.get(lane)
+        self.memory.open(lane)
+        assert self.memory.num_episodes == episodes
+        if old is not None:
+            self.gone += [entry.number for entry in old.entries]
+            if self.ring is not None:
+                self.ring.discard(old, len(old.entries))
+        self.model.open(lane)
+        self.forget()
+
+    def add(self) -> None:
+        lane, init_w = self.lane(), self.choose([1.0, 1.0, 0.0, 2.5])
+        for _ in range(self.choose([1, 2, 3, 7])):
+            values = self.values()
+            generated = self.memory.generated
+            try:
+                number = self.memory.add(lane, values, init_w)
+            except EpisodeClosedError:
+                assert lane not in self.model.lanes
+                return
+            except EpisodeTooLong as error:
+                assert generated == self.memory.generated
+                assert error.length == len(self.model.lanes[lane].entries)
+                if self.ring is None:
+                    inside = self.memory._inside()
+                    assert inside["takeable_pages"] == 0 or inside["lanes"]["wrapped"][lane]
+                else:
+                    assert error.length == self.memory.capacity
+                return
+            self.remember(lane, values, init_w, number, 0)
+            self.forget()
+
+    def extend(self) -> None:
+        lane = self.lane()
+        count = self.choose([0, 1, 3, self.memory.capacity // 3, self.memory.capacity - 1, self.memory.capacity + 1])
+        values, init_w = self.values((count,)), self.rng.choice([0.0, 1.0, 1.5], count)
+        length = self.memory.open_length(lane)
+        try:
+            numbers = self.memory.extend(lane, values, init_w, model_version=4)
+        except EpisodeClosedError:
+            assert lane not in self.model.lanes
+            return
+        except EpisodeTooLong:
+            assert self.memory.open_length(lane) == length
+            assert self.ring is None or length + count > self.memory.capacity
+            return
+        for t, number in enumerate(numbers.tolist()):
+            self.remember(lane, [column[t] for column in values], init_w[t], number, 4)
+        self.forget()
+
+    def add_many(self) -> None:
+        lanes = [lane for lane in range(self.lanes) if self.choose([False, True, True])]
+        for lane in lanes:
+            if lane not in self.model.lanes and self.choose(range(16)):
+                self.open_lane(lane)
+        values, generated = self.values((len(lanes),)), self.memory.generated
+        try:
+            numbers = self.memory.add_many(lanes, values, 1.0, 9)
+        except EpisodeClosedError:
+            assert not set(lanes) <= self.model.lanes.keys() and generated == self.memory.generated
+            return
+        except EpisodeTooLong:
+            assert generated == self.memory.generated
+            return
+        for i, (lane, number) in enumerate(zip(lanes, numbers.tolist(), strict=True)):
+            self.remember(lane, [column[i] for column in values], 1.0, number, 9)
+        self.forget()
+
+    def close(self) -> None:
+        lane = self.choose(range(self.lanes))
+        length = self.memory.open_length(lane)
+        if length <= 0:
+            assert (length < 0) == (lane not in self.model.lanes)
+            with pytest.raises(EpisodeClosedError if length < 0 else EmptyEpisodeError):
+                self.memory.close(lane)
+            return
+        ending = self.choose(list(ENDINGS))
+        terminated = ENDINGS[ending]
+        final = bootstrap = None
+        if ending in ("terminated", "truncated", "final only"):
+            final = {"obs.a": self.rng.normal(size=2).astype(np.float32), "obs.b": np.uint8(self.rng.integers(1, 255))}
+        if not terminated and self.choose([False, True]):
+            bootstrap = self.rng.normal(size=self.reward_shape).astype(np.float32)
+        how = {
+            "multiplier": self.choose([1.0, 1.0, 0.5, 0.0]),
+            "update_value": self.choose([True, True, False]),
+            "update_weight": self.choose([True, True, False]),
+        }
+        before, limit = self.memory.num_episodes, self.memory.parameters.max_episode
+        self.memory.close(lane, final_state=final, terminated=terminated, bootstrap_value=bootstrap, **how)
+        assert self.memory.num_episodes == (min(before + 1, limit) if limit else before + 1)
+        self.model.close(lane, final=final, terminated=bool(terminated), bootstrap=bootstrap, **how)
+        self.forget()
+
+    def update(self) -> None:
+        known = [*self.model.weights(), *self.gone[-3:], 10**9, -1]
+        chosen = [self.choose(known) for _ in range(self.choose([1, 2, 6]))]
+        errors = self.rng.normal(size=len(chosen)) * 3
+        assert self.memory.update_priorities(chosen, errors) == self.model.update(chosen, errors)
+
+    def configure(self) -> None:
+        parameters = self.parameters()
+        self.memory.configure(parameters)
+        self.forget()
+        self.model.configure(parameters)
+
+    # Keeping the model beside the memory
+
+    def remember(self, lane: int, values: Sequence[Any], init_w: float, number: int, version: int) -> None:
+        assert number not in self.numbers
+        self.numbers.add(number)
+        if self.ring is not None:
+            self.ring.add(self.model.lanes[lane])
+        named = dict(zip(self.schema.entry_names, values, strict=True))
+        self.model.add(lane, named, init_w, number, version)
+
+    def forget(self) -> None:
+        """Take note of what has left; with one lane it must be what a ring overwrites, or what the limit asks for."""
+        meta = self.memory._inside()["meta"]
+        left = self.model.forget(set(meta["number"][meta["episode"] >= 0].tolist()))
+        self.gone += [entry.number for episode in left for entry in episode.entries]
+        if self.ring is None:
+            return
+        limited = self.memory.parameters.max_episode > 0
+        for episode in left:
+            assert limited or episode not in self.ring, "an episode left although its room was not needed"
+            self.ring.clear(episode)
+        for episode in self.model.closed:
+            assert episode in self.ring, "an episode stayed although its room was needed"
+
+    def check(self) -> None:
+        """Everything that can be asked of the memory is what the model says."""
+        memory = self.memory
+        memory.check_invariants()
+        expected = self.model.weights()
+        assert memory.num_entries == len(expected)
+        assert memory.num_episodes == len(self.model.closed)
+        numbers = np.array(list(expected), np.int64)
+        weights = memory.weights(numbers)
+        np.testing.assert_allclose(weights, list(expected.values()), rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(memory.max_priority, self.model.max_priority, rtol=1e-4)
+        if self.gone:
+            with pytest.raises(StaleEntry):
+                memory.gather([self.gone[-1]])
+        drawable = numbers[weights > 0]
+        if not len(drawable):
+            with pytest.raises(EmptyMemory):
+                memory.draw(1)
+            return
+        assert set(memory.draw(20)) <= set(drawable)
+        chosen = drawable if len(drawable) < 6 else self.rng.choice(drawable, 6, replace=False)
+        self.compare(memory.gather(chosen), chosen)
+
+    def compare(self, got: Any, numbers: np.ndarray) -> None:
+        for i, number in enumerate(numbers.tolist()):
+            want = self.model.sample(number)
+            assert got.steps[i] == want["steps"]
+            assert got.model_version[i] == want["version"]
+            np.testing.assert_allclose(got.reward[i], want["reward"], **CLOSE)
+            np.testing.assert_allclose(got.discount[i], want["discount"], **CLOSE)
+            for side, mine in (("prev", got.prev), ("next", got.next)):
+                assert mine.keys() == want[side].keys()
+                for name, value in want[side].items():
+                    np.testing.assert_allclose(mine[name][i], value, **CLOSE, err_msg=f"{side} {name}")
+        np.testing.assert_array_equal(got.ids, numbers)
+        assert (got.age == 0.0).all()

@@ -1,0 +1,826 @@
+"""What a memory promises, one sentence at a time; orders of calls are test_memory_machine.py's."""
+
+import math
+import sys
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from memoire import _core
+from memoire.errors import (
+    EmptyEpisodeError,
+    EmptyMemory,
+    EntryError,
+    EpisodeClosedError,
+    EpisodeTooLong,
+    ParameterError,
+    StaleEntry,
+)
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.schema import Schema
+
+SEVEN = Schema(
+    {
+        "state": (np.float32, (3,)),
+        "action": np.int64,
+        "reward": np.float32,
+        "prob": np.float64,
+        "value": np.float32,
+        "info": (np.uint8, (2,)),
+    }
+)
+
+
+def entry(t=0.0, reward=1.0, value=0.0):
+    return np.full(3, t, np.float32), int(t), reward, 0.5, value, np.zeros(2, np.uint8)
+
+
+def filled(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
+    memory = Memory(SEVEN, capacity, parameters, seed=0, **kwargs)
+    for _ in range(episodes):
+        memory.open()
+        for t in range(length):
+            memory.add(0, entry(t))
+        memory.close()
+    return memory
+
+
+# Contract of the seed documents
+
+
+def test_an_episode_counts_when_it_is_closed():
+    memory = Memory(SEVEN, 10)
+    memory.open()
+    assert memory.num_episodes == 0
+    memory.add(0, entry())
+    assert memory.num_episodes == 0
+    memory.close()
+    assert memory.num_episodes == 1
+    memory.open()
+    assert memory.num_episodes == 1
+
+
+def test_opening_again_clears_the_entries_and_gives_their_room_back():
+    memory = filled(capacity=10, length=5)
+    for _ in range(7):
+        memory.open()
+        for t in range(5):
+            memory.add(0, entry(t))
+        assert (memory.num_entries, memory.num_episodes) == (10, 1)
+    memory.open()
+    assert (memory.num_entries, memory.num_episodes, memory.generated) == (5, 1, 40)
+    memory.check_invariants()
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 97, 128, 255, 256, 257, 1000, 1543])
+def test_exactly_the_capacity_fits_also_as_one_episode(capacity):
+    memory = Memory(SEVEN, capacity)
+    for _ in range(2):
+        memory.open()
+        memory.extend(0, tuple(np.zeros((capacity // 3, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names))
+        if memory.open_length():
+            memory.close()
+        memory.open()
+        for t in range(capacity):
+            memory.add(0, entry(t))
+        assert (memory.num_entries, memory.num_episodes) == (capacity, 0)
+        with pytest.raises(EpisodeTooLong) as caught:
+            memory.add(0, entry())
+        assert (caught.value.length, caught.value.capacity) == (capacity, capacity)
+        assert "refused and the episode stays as it was" in str(caught.value)
+        memory.check_invariants()
+        memory.close(terminated=True)
+        assert memory.num_positive == capacity
+        numbers = np.arange(memory.generated - capacity, memory.generated)
+        np.testing.assert_array_equal(memory.gather(numbers).prev["action"], np.arange(capacity))
+
+
+def test_whole_episodes_leave_oldest_first_when_their_rows_are_needed():
+    memory = filled(capacity=10, length=3, episodes=3)
+    memory.open()
+    memory.add(0, entry())
+    assert (memory.num_episodes, memory.num_entries) == (3, 10)
+    memory.add(0, entry())
+    assert (memory.num_episodes, memory.num_entries) == (2, 8)
+
+
+def test_the_first_entry_of_the_next_episode_evicts_the_oldest_at_the_limit():
+    memory = filled(episodes=3, parameters=Parameters(max_episode=3))
+    memory.open()
+    assert memory.num_episodes == 3
+    memory.add(0, entry())
+    assert memory.num_episodes == 2
+    memory.close()
+    assert memory.num_episodes == 3
+    memory.configure(max_episode=1)
+    assert (memory.num_episodes, memory.num_entries) == (1, 1)
+
+
+def test_closing_or_adding_where_nothing_is_open_is_an_error():
+    memory = Memory(SEVEN, 10)
+    with pytest.raises(EpisodeClosedError, match="cannot add an entry: episode 0 is not open"):
+        memory.add(0, entry())
+    with pytest.raises(EpisodeClosedError, match="cannot close the episode"):
+        memory.close()
+    with pytest.raises(EpisodeClosedError):
+        memory.add(-1, entry())
+    memory.open()
+    with pytest.raises(EmptyEpisodeError, match="no entries"):
+        memory.close()
+    memory.add(0, entry())
+    memory.close()
+    with pytest.raises(EpisodeClosedError):
+        memory.close()
+
+
+def test_drawing_from_an_empty_memory_is_a_runtime_error():
+    memory = Memory(SEVEN, 10)
+    for draw in (memory.draw, memory.sample, memory.draw_windows):
+        with pytest.raises(EmptyMemory, match="0 entries are stored") as caught:
+            draw(4)
+        assert isinstance(caught.value, RuntimeError)
+    filled_but_short = filled(length=1)
+    assert filled_but_short.sums() == (0.0, 0, 0.0)
+    with pytest.raises(EmptyMemory, match="1 entries are stored and none has a positive weight"):
+        filled_but_short.draw(1)
+
+
+def test_the_first_stack_and_the_last_steps_are_not_drawn_unless_the_end_is_known():
+    parameters = Parameters(frame_stack=3, multi_step=2, priority_exponent=0.0)
+    memory = filled(length=10, parameters=parameters)
+    np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0])
+    memory.configure(start="zero")
+    np.testing.assert_array_equal(memory.weights(np.arange(10)) > 0, [1] * 8 + [0] * 2)
+    memory.open()
+    memory.extend(0, [np.zeros((4, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names])
+    memory.close(final_state=np.ones(3, np.float32))
+    assert (memory.weights(np.arange(10, 14)) > 0).all()
+    got = memory.gather([12, 13])
+    np.testing.assert_array_equal(got.steps, [2, 1])
+    np.testing.assert_array_equal(got.next["state"][:, -1], 1.0)
+    np.testing.assert_allclose(got.discount, [0.99**2, 0.99])
+
+
+def test_a_terminal_entry_is_replayed_with_discount_zero():
+    memory = Memory(SEVEN, 10)
+    memory.open()
+    memory.add(0, entry(1.0, reward=5.0))
+    memory.close(terminated=True, final_state=np.full(3, 9, np.float32))
+    got = memory.gather(memory.draw(3))
+    np.testing.assert_array_equal(got.reward, 5.0)
+    np.testing.assert_array_equal(got.discount, 0.0)
+    np.testing.assert_array_equal(got.next["state"][:, 0], 9.0)
+
+
+def test_the_multiplier_scales_an_episode():
+    memory = filled(length=6, parameters=Parameters(priority_exponent=1.0))
+    memory.open()
+    for t in range(6):
+        memory.add(0, entry(t))
+    memory.close(multiplier=2.5)
+    np.testing.assert_allclose(memory.weights(np.arange(6, 12)), 2.5 * memory.weights(np.arange(6)))
+
+
+def test_without_update_weight_weights_are_init_w_and_without_update_value_returns_are_zero():
+    memory = Memory(SEVEN, 20, Parameters(priority_exponent=1.0))
+    memory.open()
+    for t in range(4):
+        memory.add(0, entry(t, value=3.0), init_w=0.5 + t)
+    memory.close(update_weight=False, update_value=False, multiplier=2.0, terminated=True)
+    np.testing.assert_allclose(memory.weights(np.arange(4)), [1.0, 3.0, 5.0, 7.0])
+    memory.configure(priority_exponent=0.3, reward_coeff=7.0)
+    np.testing.assert_allclose(memory.weights(np.arange(4)), [1.0, 3.0, 5.0, 7.0])
+    np.testing.assert_array_equal(memory.gather(np.arange(4)).prev["qvest"], 0.0)
+    memory.open()
+    memory.add(0, entry(0, value=3.0))
+    memory.close(update_value=False, terminated=True)  # qvest is 0: the priority is |0 - 3|
+    assert memory.weights([4])[0] == pytest.approx(7.0**0.3 * 3.0**0.3)
+
+
+def test_an_init_w_of_zero_is_never_drawn():
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    for t in range(10):
+        memory.add(0, entry(t), init_w=t % 2)
+    memory.close(terminated=True)
+    assert set(memory.draw(1000) % 2) == {1}
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -0.001])
+def test_an_init_w_that_is_no_weight_is_refused(bad):
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    with pytest.raises(ParameterError, match="init_w must be a finite number of at least 0"):
+        memory.add(0, entry(), bad)
+    many = [np.zeros((2, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names]
+    with pytest.raises(ParameterError, match="init_w must be finite"):
+        memory.extend(0, many, [1.0, bad])
+    assert memory.generated == 0
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "2", None])
+def test_a_multiplier_that_is_none_is_refused_and_the_episode_stays_open(bad):
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    memory.add(0, entry())
+    with pytest.raises(ParameterError, match="multiplier"):
+        memory.close(multiplier=bad)
+    assert memory.open_length() == 1
+
+
+# Values
+
+
+def test_the_slow_path_takes_what_fits_and_names_the_column_of_what_does_not():
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    memory.add(0, ([1, 2, 3], np.int32(4), np.float64(5), 6, np.array(7.0), (8, 9)))
+    memory.add(0, (np.arange(6, dtype=">f8")[::2], np.uint8(4), True, np.float16(6), 7, np.arange(2, dtype=np.int64)))
+    memory.add(0, [np.arange(3), 4, 5, 6, 7, [8, 9]])
+    memory.close(terminated=True)
+    got = memory.gather([0, 1, 2]).prev
+    np.testing.assert_array_equal(got["state"][:, 0], [[1, 2, 3], [0, 2, 4], [0, 1, 2]])
+    np.testing.assert_array_equal(got["action"], 4)
+    np.testing.assert_array_equal(got["reward"], [5, 1, 5])
+    np.testing.assert_array_equal(got["info"], [[8, 9], [0, 1], [8, 9]])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "received"),
+    [
+        (0, np.zeros(4, np.float32), r"float32\[4\]"),
+        (0, np.zeros((1, 3), np.float32), r"float32\[1, 3\]"),
+        (0, np.zeros(3, np.complex64), "complex64"),
+        (0, ["a", "b", "c"], "<U1"),
+        (0, [[1], [2, 3]], "no array"),
+        (0, np.full(3, 1e300), "do not fit"),
+        (1, 0.5, "float64"),
+        (1, 2**63, "do not fit"),
+        (1, None, "object"),
+        (2, np.zeros(1, np.float32), r"float32\[1\]"),
+        (2, math.nan, "nan"),
+        (2, np.float32(np.inf), "inf"),
+        (2, 1e300, "do not fit"),
+        (4, np.array(np.nan, np.float32), "nan"),
+        (5, [1, 256], "do not fit"),
+        (5, [1, -1], "do not fit"),
+        (5, np.zeros(2, np.float32), "float32"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(column, value, received):
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    values = [*entry()]
+    values[column] = value
+    name = SEVEN.entry_names[column]
+    with pytest.raises(EntryError, match=f"column '{name}' stores .*, but got .*{received}"):
+        memory.add(0, tuple(values))
+    assert memory.generated == memory.num_entries == 0
+
+
+def test_the_number_of_values_must_be_right():
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    with pytest.raises(
+        EntryError, match=r"a tuple of 6 values \(state, action, reward, prob, value, info\), but got 5"
+    ):
+        memory.add(0, entry()[:5])
+    with pytest.raises(EntryError, match="a dict"):
+        memory.add(0, {})
+    with pytest.raises(ParameterError, match="values"):
+        memory.extend(0, ())
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"])
+def test_every_dtype_and_size_comes_back_as_it_was(dtype):
+    shapes = [(), (1,), (2,), (3,), (5,), (7,), (9,), (15,), (17,), (33,), (100,), (300,), (2, 3, 4), (0, 3)]
+    schema = Schema({"state": (dtype, (3,)), **{f"c{i}": (dtype, shape) for i, shape in enumerate(shapes)}})
+    memory = Memory(schema, 17)
+    rng = np.random.default_rng(0)
+    columns = [rng.integers(0, 2, (40, *schema[n].shape)).astype(dtype) for n in schema.names]
+    memory.open()
+    for t in range(20):
+        if t == 10:
+            memory.close(terminated=True)
+            memory.open()
+        memory.add(0, tuple(column[t] for column in columns))  # numpy scalars where the shape is ()
+    memory.close(terminated=True)
+    got = memory.gather(np.arange(10, 20))
+    for name, column in zip(schema.names, columns, strict=True):
+        assert got.prev[name].dtype == np.dtype(dtype)
+        stored = got.prev[name][:, 0] if name == "state" else got.prev[name]
+        np.testing.assert_array_equal(stored, column[10:20])
+
+
+# Numbers
+
+
+def test_numbers_are_consecutive_in_one_lane_and_rows_are_numbers_modulo_capacity():
+    memory = Memory(SEVEN, 7)
+    numbers = []
+    for _ in range(5):
+        memory.open()
+        numbers += [memory.add(0, entry(t)) for t in range(3)]
+        memory.close()
+    assert numbers == list(range(15))
+
+
+def test_what_was_overwritten_is_stale():
+    memory = filled(capacity=10, length=5, episodes=3)
+    with pytest.raises(StaleEntry, match=r"entry 4 \(position 1 of those asked for\) is not in this memory"):
+        memory.gather([10, 4])
+    for wrong in ([-1], [15], [10**15]):
+        with pytest.raises(StaleEntry):
+            memory.weights(wrong)
+    with pytest.raises(ParameterError, match="numbers"):
+        memory.gather([0.5])
+    assert memory.gather([]).steps.shape == (0,)
+
+
+def test_updates_apply_to_what_is_there_and_count_what_has_left():
+    memory = filled(capacity=10, length=5, episodes=3, parameters=Parameters(priority_exponent=1.0))
+    assert memory.update_priorities([10, 4, 11, -5, 99], [2.0, 1.0, -3.0, 1.0, 1.0]) == (2, 3)
+    np.testing.assert_allclose(memory.weights([10, 11]), [2 + 1e-6, 3 + 1e-6])
+    assert memory.update_priorities([10, 10], [1.0, 7.0]) == (2, 0)
+    assert memory.weights([10])[0] == pytest.approx(7 + 1e-6)
+    memory.update_priorities([10], [0.0])
+    assert memory.weights([10])[0] > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_td_error_that_is_not_finite_is_named_and_nothing_applied(bad):
+    memory = filled()
+    before = memory.weights([0, 1, 2])
+    with pytest.raises(ParameterError, match=r"td_errors\[1\] must be finite"):
+        memory.update_priorities([0, 1, 2], [5.0, bad, bad])
+    with pytest.raises(ParameterError, match="as long as the numbers"):
+        memory.update_priorities([0, 1, 2], [5.0])
+    np.testing.assert_array_equal(memory.weights([0, 1, 2]), before)
+
+
+def test_extreme_numbers_keep_the_sums_finite():
+    memory = Memory(SEVEN, 20, Parameters(priority_exponent=50.0))
+    memory.open()
+    for t in range(6):
+        memory.add(0, entry(t, reward=3e38, value=-3e38), init_w=1e38)
+    memory.close(terminated=True)
+    memory.update_priorities([0, 1], [1e308, 1e-300])
+    total, positive, least = memory.sums()
+    assert math.isfinite(total) and positive == 6 and least > 0
+    assert np.isfinite(memory.gather(np.arange(6)).reward).all()
+    assert np.isfinite(memory.gather(np.arange(6)).prev["qvest"]).all()
+
+
+# Returns
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 30),
+    st.floats(0, 1),
+    st.lists(st.floats(0, 1), min_size=2, max_size=2),
+    st.lists(st.floats(0, 3), min_size=2, max_size=2),
+    st.integers(0, 2**32),
+)
+def test_returns_are_td_lambda(length, lam, gamma, coeff, seed):
+    schema = Schema({"state": np.float32, "reward": (np.float32, (2,)), "value": (np.float32, (2,))})
+    rng = np.random.default_rng(seed)
+    rewards, values, boot = (rng.normal(size=(n, 2)).astype(np.float32) for n in (length, length, 1))
+    parameters = Parameters(mix_lambda=lam, discount_factor=gamma, reward_coeff=coeff, priority_exponent=1.0)
+    memory = Memory(schema, 37, parameters)
+    memory.open()
+    memory.extend(0, (np.zeros(length, np.float32), rewards, values))
+    memory.close(final_state=np.float32(0), terminated=False, bootstrap_value=boot[0])
+    q = np.zeros((length, 2))
+    ahead = boot[0].astype(float)
+    for t in reversed(range(length)):
+        q[t] = rewards[t] + np.array(gamma) * ahead
+        ahead = lam * q[t] + (1 - lam) * values[t]
+    np.testing.assert_allclose(memory.gather(np.arange(length)).prev["qvest"], q, rtol=1e-5, atol=1e-5)
+    expected = (np.array(coeff) * np.abs(q - values)).sum(axis=1)
+    np.testing.assert_allclose(memory.weights(np.arange(length)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_reweighing_by_configure_gives_what_closing_would_have():
+    rng = np.random.default_rng(2)
+    final = Parameters(
+        priority_exponent=0.8, mix_lambda=0.5, frame_stack=2, multi_step=3, discount_factor=0.7, reward_coeff=2.0
+    )
+    made = [Memory(SEVEN, 200, Parameters()), Memory(SEVEN, 200, final)]
+    for _ in range(4):
+        rewards, values = rng.normal(size=(2, 30))
+        for memory in made:
+            memory.open()
+            for t in range(30):
+                memory.add(0, entry(t, rewards[t], values[t]))
+            memory.close(multiplier=1.5)
+    made[0].configure(final)
+    numbers = np.arange(120)
+    np.testing.assert_allclose(made[0].weights(numbers), made[1].weights(numbers), rtol=1e-6)
+    for one, other in zip(*(memory.gather(numbers).prev.values() for memory in made), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_parameter_that_does_not_fit_changes_nothing():
+    memory = filled()
+    before = memory.parameters
+    for wrong in ({"multi_step": 0}, {"discount_factor": (0.9, 0.9)}, {"prev": ("nothing",)}, {"gamma": 0.9}):
+        with pytest.raises(ParameterError):
+            memory.configure(priority_exponent=0.1, **wrong)
+    assert memory.parameters is before
+    for capacity in (0, -1, 1.5, True, 2**31):
+        with pytest.raises(ParameterError, match="capacity"):
+            Memory(SEVEN, capacity)
+    with pytest.raises(ParameterError, match="page_rows"):
+        Memory(SEVEN, 10, page_rows=3)
+    for lane in (-1, True, 2**30, "0"):
+        with pytest.raises(ParameterError, match="lane"):
+            memory.open(lane)
+    for count in (0, -1, 2.0, True):
+        with pytest.raises(ParameterError, match="count"):
+            memory.draw(count)
+
+
+# Drawing
+
+
+def test_draws_follow_the_weights():
+    memory = filled(capacity=1000, length=60, episodes=3, parameters=Parameters(priority_exponent=0.7))
+    rng = np.random.default_rng(5)
+    memory.update_priorities(np.arange(180), rng.normal(size=180) * 4)
+    weights = memory.weights(np.arange(180))
+    drawn = np.bincount(memory.draw(200_000), minlength=180)
+    expected = weights / weights.sum() * drawn.sum()
+    assert not drawn[weights == 0].any()
+    assert stats.chisquare(drawn[weights > 0], expected[weights > 0]).pvalue > 1e-4
+
+
+def test_a_seed_repeats_its_draws_and_no_seed_does_not():
+    draws = [Memory(SEVEN, 50, seed=seed) for seed in (7, 7, 8, None, None)]
+    numbers = []
+    for memory in draws:
+        memory.open()
+        for t in range(50):
+            memory.add(0, entry(t))
+        memory.close()
+        numbers.append(memory.draw(40).tolist())
+    assert numbers[0] == numbers[1]
+    assert len({tuple(each) for each in numbers}) == 4
+
+
+def test_fractions_say_where_to_draw():
+    memory = filled(length=5, parameters=Parameters(priority_exponent=0.0))
+    np.testing.assert_array_equal(memory.draw(4, [0.0, 0.25, 0.5, 0.999]), [0, 1, 2, 3])
+    for wrong in ([0.5], [0, 0, 0, 1.0], [0, 0, 0, -0.1], [0, 0, 0, math.nan]):
+        with pytest.raises(ParameterError, match="fractions"):
+            memory.draw(4, wrong)
+
+
+def test_live_entries_are_drawn_as_soon_as_their_window_is_complete():
+    memory = Memory(SEVEN, 20, Parameters(frame_stack=2, multi_step=2), live=True)
+    memory.open()
+    drawable = []
+    for t in range(6):
+        memory.add(0, entry(t))
+        drawable.append(memory.num_positive)
+    assert drawable == [0, 0, 0, 1, 2, 3]
+    np.testing.assert_array_equal(memory.weights(np.arange(6)), [0, 1, 1, 1, 0, 0])  # the largest priority so far: 1
+    got = memory.gather([3])
+    np.testing.assert_array_equal(got.next["state"][0, :, 0], [4, 5])
+    memory.update_priorities([2], [5.0])
+    memory.close(final_state=np.zeros(3, np.float32))
+    assert memory.num_positive == 5
+    assert memory.weights([2])[0] == pytest.approx((5 + 1e-6) ** 0.6)  # what a learner said stays
+
+
+def test_columns_can_be_chosen_for_either_side():
+    memory = filled(parameters=Parameters(prev=("state", "reward"), next=("action", "value")))
+    got = memory.gather(memory.draw(4))
+    assert list(got.prev) == ["state", "reward"] and list(got.next) == ["action", "value"]
+    np.testing.assert_array_equal(got.next["action"], got.prev["state"][:, 0, 0] + 1)
+
+
+def test_the_value_at_a_final_state_is_the_bootstrap_value():
+    memory = Memory(SEVEN, 20, Parameters(next=SEVEN.names))
+    memory.open()
+    memory.add(0, entry())
+    memory.close(final_state=np.ones(3, np.float32), bootstrap_value=2.5)
+    got = memory.gather([0]).next
+    assert (got["value"][0], got["reward"][0], got["action"][0], got["state"][0, 0, 0]) == (2.5, 0.0, 0, 1.0)
+
+
+# Final states
+
+
+def test_a_final_state_may_be_nested_a_tuple_or_by_name():
+    schema = Schema({"obs": {"a": np.float32, "b": (np.uint8, (2,))}, "action": np.int64})
+    memory = Memory(schema, 20)
+    forms = ({"a": 1, "b": [2, 3]}, {"obs": {"a": 1, "b": [2, 3]}}, {"obs.a": 1, "obs.b": [2, 3]}, (1.0, [2, 3]))
+    for i, form in enumerate(forms):
+        memory.open()
+        memory.add(0, (np.float32(0), np.zeros(2, np.uint8), 0))
+        memory.close(final_state=form, terminated=False)
+        got = memory.gather([i]).next
+        assert got["obs.a"][0, 0] == 1 and got["obs.b"][0, 0].tolist() == [2, 3]
+
+
+def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open():
+    memory = Memory(SEVEN, 20)
+    memory.open()
+    memory.add(0, entry())
+    with pytest.raises(EntryError, match=r"column 'state' stores float32\[3\], but got float32\[4\]"):
+        memory.close(final_state=np.zeros(4, np.float32))
+    with pytest.raises(EntryError, match="a final state for each state column"):
+        memory.close(final_state={"position": 1})
+    with pytest.raises(EntryError, match="2"):
+        memory.close(final_state=(np.zeros(3), np.zeros(3)))
+    with pytest.raises(ParameterError, match="bootstrap_value must be 0 or None where the episode terminated"):
+        memory.close(terminated=True, bootstrap_value=1.0)
+    for bad in (math.nan, [1.0, 2.0], "x"):
+        with pytest.raises(ParameterError, match="bootstrap_value"):
+            memory.close(bootstrap_value=bad)
+    with pytest.raises(ParameterError, match="terminated"):
+        memory.close(terminated=1)
+    assert memory.open_length() == 1 and memory.num_episodes == 0
+    memory.check_invariants()
+
+
+def test_final_states_are_given_back_when_their_episode_leaves():
+    memory = Memory(SEVEN, 10)
+    for _ in range(200):
+        memory.open()
+        memory.add(0, entry())
+        memory.close(final_state=np.zeros(3, np.float32))
+    assert memory._inside()["final_rows"] == 16
+    memory.check_invariants()
+
+
+# Lanes
+
+
+def test_lanes_share_the_memory_and_keep_their_windows_apart():
+    memory = Memory(SEVEN, 64, Parameters(frame_stack=3, multi_step=2, next=("action", "state")), page_rows=4)
+    lanes = np.arange(4)
+    for lane in lanes:
+        memory.open(lane)
+    for t in range(30):
+        columns = [np.stack([np.asarray(entry(100 * lane + t)[i]) for lane in lanes]) for i in range(6)]
+        if t == 14:
+            for lane in lanes[::2]:
+                memory.close(lane)
+                memory.open(lane)
+        memory.add_many(lanes, columns) if t < 14 else memory.add_many(lanes[::2], [c[::2] for c in columns])
+        memory.check_invariants()
+    for lane in lanes:
+        memory.close(lane)
+    got = memory.gather(memory.draw(200))
+    frames = got.prev["state"][:, :, 0]
+    np.testing.assert_array_equal(np.diff(frames), 1)
+    np.testing.assert_array_equal(got.next["state"][:, -1, 0], frames[:, -1] + 2)
+
+
+def test_adding_to_many_lanes_is_all_or_none():
+    memory = Memory(SEVEN, 8, page_rows=1)
+    for lane in range(4):
+        memory.open(lane)
+    columns = [np.zeros((4, *SEVEN[n].shape), SEVEN[n].dtype) for n in SEVEN.entry_names]
+    for _ in range(2):
+        memory.add_many(np.arange(4), columns)
+    with pytest.raises(EpisodeTooLong, match="episode 0 has 2 entries"):
+        memory.add_many(np.arange(4), columns)
+    assert (memory.num_entries, memory.generated) == (8, 8)
+    memory.close(1)
+    with pytest.raises(EpisodeClosedError, match="episode 1 is not open"):
+        memory.add_many(np.arange(4), columns)
+    with pytest.raises(ParameterError, match="at most once"):
+        memory.add_many([0, 0, 2, 3], columns)
+    with pytest.raises(EntryError, match=r"column 'state' stores float32\[3, 3\]"):
+        memory.add_many([0, 2, 3], columns)
+    assert memory.generated == 8
+    memory = Memory(SEVEN, 8)
+    columns[4][2] = np.nan
+    for lane in range(4):
+        memory.open(lane)
+    for add in (lambda: memory.add_many(np.arange(4), columns), lambda: memory.extend(0, columns)):
+        with pytest.raises(EntryError, match="column 'value' stores finite float32, but got nan"):
+            add()
+    assert memory.generated == 0
+
+
+# What caches are built of
+
+
+def test_windows_and_copies_say_the_same_as_gather():
+    memory = filled(
+        capacity=60, length=14, episodes=5, parameters=Parameters(frame_stack=3, multi_step=4, start="zero")
+    )
+    memory.open()
+    memory.extend(0, [np.full((9, *SEVEN[n].shape), 3, SEVEN[n].dtype) for n in SEVEN.entry_names])
+    memory.close(final_state=np.full(3, 77, np.float32), bootstrap_value=4.0)
+    memory.configure(next=SEVEN.names)
+    windows = memory.draw_windows(64)
+    got = memory.gather(windows.numbers)
+    sums = (windows.total_weight, windows.num_positive, windows.min_weight)
+    assert sums == memory.sums()
+    np.testing.assert_allclose(windows.weights, memory.weights(windows.numbers))
+    reward, discount, steps = (np.empty(64, dtype) for dtype in (np.float32, np.float32, np.int32))
+    memory.returns(windows.rows, reward, discount, steps)
+    for mine, theirs in ((reward, got.reward), (discount, got.discount), (steps, got.steps)):
+        np.testing.assert_array_equal(mine, theirs)
+    for ordered in (False, True):
+        sources, prev, next_ = memory.unique_frames(windows.prev_codes, windows.next_codes, ordered)
+        assert len(set(sources.tolist())) == len(sources) and (not ordered or (np.diff(sources) > 0).all())
+        frames = np.empty((len(sources), 3), np.float32)
+        memory.copy_frames("state", sources, frames)
+        padded = np.concatenate([frames, np.zeros((1, 3), np.float32)])
+        for index, side in ((prev, got.prev), (next_, got.next)):
+            place = np.where(index == 0xFFFFFFFF, len(sources), index.astype(np.int64))
+            np.testing.assert_array_equal(padded[place], side["state"])
+    for name in ("action", "value", "info", "qvest"):
+        for rows, side in ((windows.rows, got.prev), (windows.next_rows, got.next)):
+            out = np.empty((64, *SEVEN[name].shape), SEVEN[name].dtype)
+            memory.copy_rows(name, rows, out)
+            np.testing.assert_array_equal(out, side[name])
+
+
+def test_frames_of_one_side_only_can_be_asked_for():
+    codes = np.array([[5, -1, 7], [7, 5, -2]])
+    sources, prev, next_ = _core.unique_frames(codes, None, False)
+    assert sources.tolist() == [5, 7, -2] and next_ is None
+    assert prev.tolist() == [[0, 0xFFFFFFFF, 1], [1, 0, 2]]
+    sources, prev, next_ = _core.unique_frames(None, codes, True)
+    assert sources.tolist() == [-2, 5, 7] and prev is None
+    assert next_.tolist() == [[1, 0xFFFFFFFF, 2], [2, 1, 0]]
+    assert _core.unique_frames(None, None, True)[0].shape == (0,)
+
+
+def test_a_row_or_code_that_cannot_be_is_refused():
+    memory = filled(capacity=30, length=10)
+    out = np.empty((1, 3), np.float32)
+    for code in (30, -3, 2**40, -(2**40)):
+        with pytest.raises(IndexError, match=f"frame code {code} at position 0 of column 'state'"):
+            memory.copy_frames("state", np.array([code]), out)
+    with pytest.raises(ValueError, match="12 bytes for 1 rows"):
+        memory.copy_frames("state", np.array([1]), np.empty((2, 3), np.float32))
+    with pytest.raises(IndexError, match="row 11 at position 1 holds no entry"):
+        memory.returns(np.array([1, 11]), *(np.empty(2, t) for t in (np.float32, np.float32, np.int32)))
+    with pytest.raises(ParameterError, match="a contiguous float32 array of 1 numbers"):
+        memory.ages(np.array([1]), np.empty(2, np.float32))
+    with pytest.raises(IndexError):
+        memory.model_versions(np.array([30]), np.empty(1, np.int64))
+
+
+def test_ages_and_model_versions_are_those_of_the_entry():
+    memory = Memory(SEVEN, 10)
+    for t in range(4):
+        memory._set_clock(1000.0 + t)
+        if t == 0:
+            memory.open()
+        memory.add(0, entry(t), model_version=2**40 + t)
+    memory.close(terminated=True)
+    ages, versions = np.empty(4, np.float32), np.empty(4, np.int64)
+    memory.ages(np.arange(4), ages)
+    memory.model_versions(np.arange(4), versions)
+    np.testing.assert_array_equal(ages, [3, 2, 1, 0])
+    np.testing.assert_array_equal(versions, 2**40 + np.arange(4))
+    got = memory.gather(np.arange(4))
+    np.testing.assert_array_equal(got.age, ages)
+    np.testing.assert_array_equal(got.model_version, versions)
+
+
+def test_the_clock_is_the_wall_clock():
+    memory = filled(length=3)
+    assert (memory.gather([0]).age < 60).all()
+    age = np.empty(1, np.float32)
+    memory._set_clock(None)
+    memory.ages(np.array([0]), age)
+    assert 0 <= age[0] < 60
+
+
+# Threads and cost
+
+
+def test_threads_may_add_draw_update_and_configure_at_once():
+    memory = Memory(SEVEN, 500, Parameters(frame_stack=2, multi_step=2), live=True, page_rows=8)
+    stop, errors = threading.Event(), []
+
+    def guarded(work):
+        def run():
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+
+        return threading.Thread(target=run)
+
+    def actor(lane):
+        def work():
+            for episode in range(60):
+                memory.open(lane)
+                for t in range(17):
+                    memory.add(lane, entry(1000 * lane + t))
+                memory.close(lane, terminated=bool(episode % 2))
+
+        return work
+
+    def learner():
+        while not stop.is_set():
+            if memory.num_positive == 0:
+                continue
+            try:
+                got = memory.sample(64).gathered
+            except EmptyMemory:
+                continue
+            lanes = got.prev["state"][:, :, 0] // 1000
+            assert (lanes == lanes[:, :1]).all()
+            assert (np.diff(got.prev["state"][:, :, 0]) == 1).all()
+            memory.update_priorities(got.ids, np.ones(64))
+
+    def tuner():
+        while not stop.is_set():
+            memory.configure(multi_step=2)
+            memory.configure(multi_step=3)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        actors = [guarded(actor(lane)) for lane in range(3)]
+        others = [guarded(learner), guarded(learner), guarded(tuner)]
+        for thread in actors + others:
+            thread.start()
+        for thread in actors:
+            thread.join(40)
+        stop.set()
+        for thread in others:
+            thread.join(10)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert memory.generated == 3 * 60 * 17
+    memory.check_invariants()
+
+
+def test_a_held_moment_keeps_other_threads_out():
+    memory = filled(length=10)
+    added = threading.Event()
+    memory.open()
+
+    def add():
+        memory.add(0, entry())
+        added.set()
+
+    thread = threading.Thread(target=add)
+    with memory.held():
+        thread.start()
+        assert not added.wait(0.2)
+        memory.gather(memory.draw(5))  # the holder itself goes on
+        memory.add(0, entry())
+    assert added.wait(10)
+    thread.join(10)
+    assert memory.num_entries == 12
+
+
+def test_python_does_the_same_work_for_one_sample_as_for_a_thousand():
+    memory = filled(capacity=1000, length=100, episodes=5)
+
+    def calls(count):
+        seen = 0
+
+        def trace(frame, event, arg):
+            nonlocal seen
+            frame.f_trace_opcodes = True
+            seen += event == "opcode"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            gathered = memory.sample(count).gathered
+            memory.update_priorities(gathered.ids, gathered.reward)
+            memory.draw_windows(count)
+        finally:
+            sys.settrace(None)
+        return seen
+
+    calls(2)
+    assert calls(2) == calls(1000)
+
+
+def test_info_and_repr_say_what_there_is():
+    memory = filled()
+    info = memory.info()
+    assert (info["capacity"], info["num_entries"], info["num_episodes"], info["generated"]) == (100, 20, 1, 20)
+    assert info["entry_bytes"] == SEVEN.entry_bytes and info["multi_step"] == 1
+    assert "20 of 100 entries, 1 episodes" in repr(memory)
+
+
+def test_chances_are_exact_shares():
+    memory = filled(length=9, parameters=Parameters(priority_exponent=0.0))
+    share = Fraction(memory.weights([0])[0]) / Fraction(memory.total_weight)
+    assert share == Fraction(1, 8) and memory.num_positive == 8 and memory.min_weight == 1.0
