@@ -449,8 +449,8 @@ cdef class PriorityTree:
 # Entry store: where entries, episodes and pages are.
 #
 # Rows are grouped in pages of a power of two (the last one is short). A lane writes into the page it holds, then takes the
-# page longest untaken that holds no row of an open episode; pages know which came before and after them in their lane, so
-# an episode's rows are followed both ways. Old entries leave lazily, a whole episode when its first row is needed:
+# page whose episodes were closed longest ago; pages know which came before and after them in their lane, so an episode's
+# rows are followed both ways. Old entries leave lazily, a whole episode when its first row is needed:
 #
 #     pages of 4, capacity 10   | a a a b | b b b c | c . |     a, b closed; c open in lane 0, which goes on here ^ and then
 #                                 0 1 2 3   4 5 6 7   8 9       takes page 0 again: writing row 0 evicts a, row 3 evicts b
@@ -509,7 +509,7 @@ cdef struct Lane:
 cdef struct Page:
     int32_t before  # pages of one lane, in the order they were filled
     int32_t after
-    int32_t older  # all pages, in the order they will be taken
+    int32_t older  # pages without open episodes, in the order they will be taken: last closed, last taken
     int32_t newer
     int32_t lane  # who took it last
     int8_t is_open  # holds a row of an open episode
@@ -780,8 +780,13 @@ cdef class EntryStore:
             self.last_page = page
 
     cdef void _set_page_open(self, int64_t page, bint is_open) noexcept nogil:
+        """Open pages are in no list: finding one to take costs the same however many there are."""
         if self.pages[page].is_open == is_open:
             return
+        if is_open:
+            self._unlink_page(<int32_t>page)
+        else:
+            self._link_page(<int32_t>page, self.last_page)
         self.pages[page].is_open = is_open
         self.takeable_pages += -1 if is_open else 1
         self.takeable_rows += -self._page_size(page) if is_open else self._page_size(page)
@@ -793,8 +798,6 @@ cdef class EntryStore:
         cdef int32_t owner, page = self.first_page
         if lane.wrapped:
             return False
-        while page >= 0 and self.pages[page].is_open:
-            page = self.pages[page].newer
         if page < 0:
             if episode.length == 0 or lane.first_offset == 0:
                 return False
@@ -809,8 +812,6 @@ cdef class EntryStore:
         self.pages[page].lane = index
         lane.page = page
         lane.offset = 0
-        self._unlink_page(page)
-        self._link_page(page, self.last_page)
         return True
 
     cdef int64_t _reserve(self, int32_t index) noexcept nogil:

@@ -576,10 +576,11 @@ class Memory(_core.EntryStore):
 
 
 def _check_order(inside: dict[str, Any]) -> None:
-    """Every page is once in the order of taking; the lists of closed and free episodes hold every slot but the open."""
+    """Pages to be taken are once in their order; the lists of closed and free episodes hold every slot but the open."""
     pages, episodes = inside["pages"], inside["episodes"]
     order = list(_follow(pages["newer"], inside["first_page"]))
-    assert sorted(order) == list(range(len(pages))) and order[-1] == inside["last_page"]
+    assert sorted(order) == list(np.flatnonzero(pages["is_open"] == 0))
+    assert (order or [-1])[-1] == inside["last_page"]
     assert list(_follow(pages["older"], inside["last_page"])) == order[::-1]
     closed = list(_follow(episodes["newer"], inside["oldest"]))
     assert list(_follow(episodes["older"], inside["newest"])) == closed[::-1]
