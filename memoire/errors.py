@@ -250,3 +250,16 @@ class FinalObservationMissing(EpisodeError):
             f"should hold the observation it ended in, but does not. Nothing was added. Give step() the info that "
             f"envs.step() returned, or the autoreset mode that the environments have ('next_step' or 'disabled')."
         )
+
+
+class ChildDied(MemoireError, RuntimeError):
+    """A process of a local cluster ended although nobody told it to."""
+
+    def __init__(self, name: str, status: int, last_words: tuple[str, ...]) -> None:
+        super().__init__(name, status, last_words)
+        self.name, self.status, self.last_words = name, status, last_words
+
+    def __str__(self) -> str:
+        how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
+        words = "\n    ".join(self.last_words) or "(it printed nothing)"
+        return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
