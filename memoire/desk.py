@@ -233,6 +233,7 @@ class Desk:
             models=self.models.versions(),
             run_name=self.run_name,
             finished=self.finished,
+            time=max(0.0, self._clock()),
         )
 
     # ------------------------------------------------------------------------------------------------ caches

@@ -54,6 +54,11 @@ def shared_context() -> Context:
         return context
 
 
+def library_version() -> str:
+    """Version of libzmq."""
+    return zmq.zmq_version()
+
+
 def request_server(context: Context, message_bytes: int) -> Socket:
     """ROUTER that takes requests and routes replies by the envelope in front of them."""
     return _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)

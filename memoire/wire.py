@@ -231,6 +231,7 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     feedback_through: Count = 0  # number of the newest feedback in the payload
     run_name: Name = ""
     finished: bool = False
+    time: Seconds = 0.0  # unix, of the home's clock when it answered
 
 
 class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):

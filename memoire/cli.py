@@ -1,0 +1,211 @@
+"""The command `memoire`: reads the command line, imports what it asks for, and explains what goes wrong.
+
+Only argparse is needed to get here, and each command imports its own, so that `memoire doctor` works in an image that
+has nothing but the client's three requirements.
+
+Exit status: 0 it worked; 1 it did not (the demo did not reach its goal, the doctor found something wrong, an error
+that is explained); 2 the command line is wrong; 128 + n it was ended by signal n before it was done.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import memoire
+from memoire.errors import MemoireError
+
+Command = Callable[[argparse.Namespace], int]
+EXTRAS = {"gymnasium": "demo", "rich": "demo", "lz4": "lz4"}
+"""What installs a module that may be missing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
+    given = parser().parse_args(arguments)
+    command: Command = given.command
+    try:
+        return command(given)
+    except MemoireError as error:
+        print(f"memoire: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f"memoire: this needs {error.name}: pip install 'memoire-rl[{extra}]'", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="memoire", description="A distributed prioritized replay memory.")
+    top.add_argument("--version", action="version", version=f"memoire {memoire.__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_server(commands)
+    _add_proxies(commands)
+    _add_up(commands)
+    _add_demo(commands)
+    _add_doctor(commands)
+    return top
+
+
+def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    server = commands.add_parser(
+        "server",
+        help="a replay server of its own",
+        description="Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on "
+        "the one after it.",
+    )
+    server.add_argument("--endpoint", default="tcp://*:5560", help="address for requests (default: %(default)s)")
+    _add_schema(server)
+    server.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
+    server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
+    server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
+    server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
+    server.set_defaults(command=_server)
+
+
+def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    for role, default, words in (
+        ("proxy", "tcp://*:5560", "one stable address in front of several servers"),
+        ("relay", "ipc:///run/memoire/relay", "a proxy on a Unix socket, for the processes of one pod"),
+    ):
+        one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
+        one.add_argument("--endpoint", default=default, help="address that clients connect to (default: %(default)s)")
+        one.add_argument("servers", nargs="+", metavar="SERVER", help="address of a server, or of another proxy")
+        one.set_defaults(command=_proxy, role=role)
+
+
+def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    up = commands.add_parser(
+        "up",
+        help="servers and proxies on this machine",
+        description="Run servers and proxies as child processes and print the address that actors and learners connect "
+        "to. Ctrl-C or SIGTERM ends all of them.",
+    )
+    _add_schema(up)
+    _add_counts(up)
+    up.add_argument("--host", default="127.0.0.1", help='where to listen; "*" is every address (default: %(default)s)')
+    up.add_argument(
+        "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
+    )
+    up.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
+    up.set_defaults(command=_up)
+
+
+def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="a cluster that learns to balance a pole, on this machine",
+        description="Run servers, proxies, actors on a Gymnasium environment with discrete actions, and a learner with "
+        "a small NumPy network, until the last 20 episodes return more than the goal. Exit status: 0 reached, 1 not "
+        "reached within the limit.",
+    )
+    demo.add_argument("--env", default="CartPole-v1", help="Gymnasium environment (default: %(default)s)")
+    demo.add_argument("--actors", type=int, default=2, metavar="N", help="actor processes (default: %(default)s)")
+    _add_counts(demo)
+    demo.add_argument(
+        "--num-envs", type=int, default=4, metavar="N", help="environments of each actor (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of environments and networks (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--goal", type=float, help="mean return to reach (default: the environment's threshold; CartPole: 195)"
+    )
+    demo.add_argument("--seconds", type=float, default=60.0, help="give up after this time (default: %(default)s)")
+    demo.add_argument("--keep", action="store_true", help="go on beyond goal and time, until Ctrl-C")
+    demo.set_defaults(command=_demo)
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="find out why an address does not answer",
+        description="Make a round trip to a server, proxy or relay, one step after the other, and say what to do about "
+        "the first one that fails. Exit status: 0 all is well; 1 the address is none; 3 the name does not resolve; "
+        "4 nothing listens; 5 what listens is not memoire's request address; 6 it speaks another version of the "
+        "protocol; 7 it does not answer; 8 it answers but gives no schema; 9 it refuses.",
+    )
+    doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
+    doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
+    doctor.set_defaults(command=_doctor)
+
+
+def _add_schema(to: argparse.ArgumentParser) -> None:
+    source = to.add_mutually_exclusive_group(required=True)
+    source.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
+    source.add_argument("--env", help="Gymnasium environment whose observations, actions and rewards are stored")
+    to.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8; may be repeated",
+    )
+
+
+def _add_counts(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--servers", type=int, default=1, metavar="N", help="server processes (default: %(default)s)")
+    to.add_argument("--proxies", type=int, default=1, metavar="N", help="proxy processes (default: %(default)s)")
+
+
+def _server(given: argparse.Namespace) -> int:
+    from memoire.cluster import roles
+
+    return roles.serve(
+        given.endpoint,
+        roles.schema_of(given.schema, given.env),
+        given.set,
+        run=given.run,
+        name=given.name,
+        cache_limit=given.cache_limit,
+        byte_limit=given.byte_limit,
+    )
+
+
+def _proxy(given: argparse.Namespace) -> int:
+    from memoire.cluster import roles
+
+    return roles.relay(given.endpoint, given.servers, role=given.role)
+
+
+def _up(given: argparse.Namespace) -> int:
+    from memoire.cluster import local, roles
+
+    roles.read_parameters(given.set)  # a wrong one is said here, and not by a child
+    return local.up(
+        roles.schema_of(given.schema, given.env),
+        given.set,
+        servers=given.servers,
+        proxies=given.proxies,
+        host=given.host,
+        port=given.port,
+        run=given.run,
+    )
+
+
+def _demo(given: argparse.Namespace) -> int:
+    began = time.monotonic()
+    from memoire.cluster.demo import Demo, Options
+
+    options = Options(
+        env=given.env,
+        actors=given.actors,
+        servers=given.servers,
+        proxies=given.proxies,
+        num_envs=given.num_envs,
+        seed=given.seed,
+        keep=given.keep,
+        seconds=given.seconds,
+        goal=given.goal,
+    )
+    return Demo(options, began).run()
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from memoire.cluster.doctor import examine
+
+    return examine(given.endpoint, timeout=given.timeout)

@@ -1,0 +1,115 @@
+"""The demo's actor: plays a Gymnasium environment with the newest model, and records what happens.
+
+    python -m memoire.cluster.actor tcp://proxy:5560 --env CartPole-v1
+
+Written like an actor of your own would be: `connect`, a writer for the environments, a model to follow, and a loop
+that ends when the run is finished. Everything else (counting, drawing caches, pushing them) is the client's work.
+"""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memoire.client import connect
+from memoire.writer import Writer
+
+from .envs import make_envs, sizes
+from .qlearning import Network, Settings, act
+from .tether import Tether
+
+if TYPE_CHECKING:
+    import gymnasium
+
+POLICY = "policy"
+"""Topic on which the learner publishes the network's weights."""
+ANNEAL = 1000
+"""Steps of an actor over which its first, random actions give way to the network's."""
+
+
+class Player:
+    """Steps a vector environment with an epsilon-greedy policy and hands each step to a writer.
+
+    Args:
+        envs: Vector environment with discrete actions, in autoreset mode same_step.
+        writer: Of a client or a buffer; None records nothing.
+        network: Whose values the actions follow; whoever owns it may load new weights between two steps.
+        epsilon: Chance of a random action, after the first `ANNEAL` steps.
+        seed: Of the environments and of exploration.
+    """
+
+    def __init__(
+        self,
+        envs: "gymnasium.vector.VectorEnv[Any, Any, Any]",
+        writer: Writer | None,
+        network: Network,
+        *,
+        epsilon: float,
+        seed: int,
+    ) -> None:
+        self.envs, self.writer, self.network, self.epsilon = envs, writer, network, epsilon
+        self.steps = 0
+        self._random = np.random.default_rng(seed)
+        self._obs, _ = envs.reset(seed=seed)
+
+    def step(self, model_version: int = 0) -> None:
+        """Step every environment once."""
+        epsilon = max(self.epsilon, 1.0 - self.steps / ANNEAL)
+        actions = act(self.network, self._obs, epsilon, self._random)
+        next_obs, reward, terminated, truncated, info = self.envs.step(actions)
+        if self.writer is not None:
+            self.writer.step(
+                self._obs, actions, reward, terminated, truncated, next_obs, info, model_version=model_version
+            )
+        self._obs = next_obs
+        self.steps += self.envs.num_envs
+
+
+def play(endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, capacity: int) -> int:
+    """Play until the run is finished; the exit status."""
+    with Tether() as tether, connect(endpoint, seed=seed, capacity=capacity) as client:
+        envs = make_envs(env, num_envs)
+        inputs, actions = sizes(envs)
+        network = Network((inputs, *Settings().hidden, actions), seed)
+        player = Player(envs, client.writer(envs), network, epsilon=epsilon, seed=seed)
+        policy, version = client.model(POLICY), 0
+        tether.ready(client=client.client_id.hex())
+        while not (client.finished or tether.stopping):
+            newest = policy.newest()
+            if newest is not None and newest.version != version:
+                network.load(newest.body)
+                version = newest.version
+            player.step(version)
+        envs.close()
+        client.update()
+        stats = client.stats()
+        tether.report(client=stats.client, episodes=stats.episodes, steps=stats.steps, caches=stats.pushed_caches)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run an actor from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m memoire.cluster.actor", description=__doc__.partition("\n")[0])
+    parser.add_argument("endpoint", help="address of a server, proxy or relay")
+    parser.add_argument("--env", default="CartPole-v1", help="Gymnasium environment with discrete actions")
+    parser.add_argument("--num-envs", type=int, default=4, help="environments that are stepped side by side")
+    parser.add_argument("--epsilon", type=float, default=0.05, help="chance of a random action")
+    parser.add_argument("--capacity", type=int, default=20_000, help="entries that the actor's memory has room for")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nice", type=int, default=0, help="let other processes of the machine go first, 0 to 19")
+    given = parser.parse_args(arguments)
+    os.nice(given.nice)
+    return play(
+        given.endpoint,
+        given.env,
+        num_envs=given.num_envs,
+        epsilon=given.epsilon,
+        seed=given.seed,
+        capacity=given.capacity,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

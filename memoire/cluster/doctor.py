@@ -1,0 +1,325 @@
+"""Why does this address not answer? One step after the other, as a client would take them, each said and explained.
+
+    name ─▶ connection ─▶ ZeroMQ's greeting and socket type ─▶ HELLO ─▶ schema ─▶ UPDATE, clocks
+
+Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It is counted
+as a client that has left; it changes nothing else.
+"""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import memoire
+from memoire import sockets, wire
+from memoire.errors import EndpointError, MemoireError, ProtocolError
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from memoire.schema import Schema
+from memoire.worker import wall_clock
+
+WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
+OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED = 6, 7, 8, 9
+"""Exit statuses of `memoire doctor` (2 is a wrong command line)."""
+FEW_FILES = 1024
+SKEW: Final = 2.0
+"""Seconds between the clocks of two machines from which times in logs and sample ages mislead."""
+_SIGNATURE = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
+_GREETING = _SIGNATURE + b"\x03\x00NULL".ljust(22, b"\0") + b"\0" * 32
+_PORTS = {
+    "PULL": "where caches go: memoire's requests go to the port below it",
+    "PUB": "where notices of models come from: memoire's requests go two ports below it",
+    "XPUB": "where notices of models come from: memoire's requests go two ports below it",
+}
+
+
+class Sick(Exception):
+    """A step failed: the exit status, what was found, and what to do."""
+
+    def __init__(self, status: int, found: str, advice: str) -> None:
+        super().__init__(status, found, advice)
+        self.status, self.found, self.advice = status, found, advice
+
+
+def examine(endpoint: str, *, timeout: float = 5.0, say: Callable[[str], object] = print) -> int:
+    """Take every step to `endpoint`, saying what each one found; the exit status.
+
+    Args:
+        timeout: Seconds for each step.
+        say: Takes each line of the findings.
+    """
+    for line in versions():
+        say(f"     {line}")
+    try:
+        _reach(endpoint, timeout, say, kinds=("ROUTER",))
+        ports = _converse(endpoint, timeout, say)
+        for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
+            say(f"     {use}: {port}")
+            _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds)
+    except Sick as sick:
+        say(f"FAIL {sick.found}")
+        say(f"     {sick.advice}")
+        return sick.status
+    say("all is well")
+    return WELL
+
+
+def versions() -> list[str]:
+    """Of everything that has a say in what goes over the wire, and how many files may be open."""
+    installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyzmq", "msgspec"))
+    lines = [
+        f"memoire {memoire.__version__}, protocol {wire.VERSION}, Python {platform.python_version()}, {installed}, "
+        f"libzmq {sockets.library_version()}"
+    ]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < FEW_FILES
+    more = ": few for a server or proxy with many clients; raise it (ulimit -n)" if few else ""
+    return [*lines, f"open files: {_limit(soft)}, at most {_limit(hard)}{more}"]
+
+
+def _limit(number: int) -> str:
+    return "no limit" if number == resource.RLIM_INFINITY else str(number)
+
+
+# ------------------------------------------------------------------------------------------- is anything there?
+
+
+def _reach(endpoint: str, timeout: float, say: Callable[[str], object], *, kinds: tuple[str, ...]) -> None:
+    """Resolve, connect, and hear from a ZeroMQ socket which kind it is: one of `kinds`, the usual one first."""
+    scheme, _, place = endpoint.partition("://")
+    if scheme == "tcp":
+        made = _dial_tcp(endpoint, place, timeout, say)
+    elif scheme == "ipc" and place:
+        made = _dial_ipc(place, timeout, say)
+    else:
+        raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", "Give tcp://HOST:PORT or ipc://PATH.")
+    with made:
+        made.settimeout(timeout)
+        kind = _socket_type(made, endpoint, timeout)
+    if kind not in kinds:
+        what = _PORTS.get(kind, "no address of memoire's")
+        raise Sick(
+            NOT_MEMOIRE, f"a ZeroMQ {kind} socket listens there, {what}", f"Give the address of a {kinds[0]} socket."
+        )
+    say(f"ok   a ZeroMQ {kind} socket listens there")
+
+
+def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+    host, _, port = place.rpartition(":")
+    host = host.strip("[]")
+    if not host or host == "*" or not port.isdigit() or not 0 < int(port) < 65536:
+        advice = "Give tcp://HOST:PORT, such as tcp://proxy:5560; '*' is only for who listens."
+        raise Sick(NO_ADDRESS, f"{endpoint!r} names no host and port to connect to", advice)
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        advice = "Correct the name; in Kubernetes, is the service there, and in this namespace?"
+        raise Sick(NO_NAME, f"the name {host!r} does not resolve: {error.strerror or error}", advice) from error
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+    say(f"ok   {host} is {', '.join(addresses)}")
+    try:
+        made = socket.create_connection((host, int(port)), timeout)
+    except OSError as error:
+        raise _nothing_listens(endpoint, error) from error
+    say(f"ok   connected to port {port}")
+    return made
+
+
+def _dial_ipc(path: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(timeout)
+    try:
+        made.connect("\0" + path[1:] if path.startswith("@") else path)
+    except OSError as error:
+        made.close()
+        raise _nothing_listens(f"ipc://{path}", error) from error
+    say(f"ok   connected to {path}")
+    return made
+
+
+def _nothing_listens(endpoint: str, error: OSError) -> Sick:
+    if isinstance(error, ConnectionRefusedError):
+        advice = (
+            "The machine is there, but no process listens at this address: start the server or proxy, or correct it."
+        )
+    elif isinstance(error, FileNotFoundError):
+        advice = "There is no such socket file: start the relay or server, and share its folder with this container."
+    elif isinstance(error, PermissionError):
+        advice = "This user may not open the socket file: give it the group or mode that the relay's folder has."
+    elif isinstance(error, TimeoutError):
+        advice = "Nothing came back at all: a firewall or NetworkPolicy drops it, or the machine is gone."
+    else:
+        advice = "Is there a route from here to that machine?"
+    reason = error.strerror or "no answer in time"
+    return Sick(NOTHING_LISTENS, f"cannot connect to {endpoint}: {reason}", advice)
+
+
+def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
+    """ZMTP 3.0's handshake by hand, as far as the peer's READY: which socket type it has (rfc.zeromq.org/spec/23)."""
+    heard = bytearray()
+    try:
+        made.sendall(_GREETING)
+        _receive(made, 10, heard)
+        if heard[0] != 0xFF or heard[9] != 0x7F:
+            raise _not_zeromq(endpoint, heard)
+        _receive(made, 64, heard)
+        mechanism = heard[12:32].rstrip(b"\0").decode("ascii", "replace")
+        if mechanism != "NULL":
+            advice = "Connect with keys, as the cluster's other clients do."
+            raise Sick(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
+        ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+        made.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        flags, length = _receive(made, 2, bytearray())
+        body = _receive(made, length, bytearray()) if flags == 4 else bytearray()
+    except EOFError:
+        raise _not_zeromq(endpoint, heard) from None
+    except TimeoutError:
+        if heard:
+            raise _not_zeromq(endpoint, heard) from None
+        advice = "Is it another service, such as an HTTP server, or a process that hangs (or was stopped)?"
+        found = f"something accepts connections there, but says nothing for {timeout:g} s"
+        raise Sick(NOT_MEMOIRE, found, advice) from None
+    except OSError as error:
+        advice = "Is it another service, or a proxy (such as a service mesh) in front of nothing?"
+        raise Sick(NOT_MEMOIRE, f"the connection broke off: {error.strerror or error}", advice) from error
+    _, _, after = body.partition(b"Socket-Type")
+    size = int.from_bytes(after[:4], "big")
+    return after[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
+
+
+def _receive(made: socket.socket, size: int, heard: bytearray) -> bytearray:
+    """`heard`, filled up to `size` bytes; EOFError when the peer hangs up first."""
+    while len(heard) < size:
+        more = made.recv(size - len(heard))
+        if not more:
+            raise EOFError
+        heard += more
+    return heard
+
+
+def _not_zeromq(endpoint: str, heard: bytearray) -> Sick:
+    said = f"it says {bytes(heard[:32])!r}" if heard else "it hangs up at once"
+    advice = "Another service has this port: give memoire's, or find out what listens there (ss -ltnp)."
+    return Sick(NOT_MEMOIRE, f"what listens at {endpoint} does not speak ZeroMQ: {said}", advice)
+
+
+# -------------------------------------------------------------------------------------------- is it memoire?
+
+
+class _Asker:
+    """A DEALER that asks and waits; one request at a time."""
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        self.endpoint, self.timeout = endpoint, timeout
+        self.facts: dict[str, int] = {}
+        self._client, self._sequence = secrets.token_bytes(16), 0
+        self._doors = sockets.Doors()
+        self._socket = sockets.request_client(sockets.shared_context(), Limits().message_bytes)
+        self._doors.add(self._socket)
+        sockets.connect(self._socket, endpoint)
+
+    def close(self) -> None:
+        self._doors.close()
+
+    def ask(self, body: wire.Body) -> tuple[wire.Message, float]:
+        """The answer to a request, and the seconds it took. Asked again each second until the time is up."""
+        self._sequence += 1
+        request = wire.encode(body, client=self._client, sequence=self._sequence, **self.facts)
+        deadline = time.monotonic() + self.timeout
+        while (now := time.monotonic()) < deadline:
+            sent = sockets.send(self._socket, [b"", *request])
+            until = min(deadline, now + (1.0 if sent else 0.05))
+            while time.monotonic() < until:
+                self._doors.wait(until)
+                frames = sockets.receive(self._socket)
+                if frames is not None:
+                    return self._read(frames), time.monotonic() - now
+        name = type(body).__name__.upper()
+        advice = (
+            "A proxy answers only when a server behind it does: look at its servers. Else the process hangs, or it is "
+            "a ZeroMQ ROUTER of some other program."
+        )
+        raise Sick(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
+
+    def _read(self, frames: Sequence[Any]) -> wire.Message:
+        try:
+            message = wire.parse(frames[1:])
+        except ProtocolError as error:
+            if error.code == "version":
+                raise _other_version(error.detail) from error
+            advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
+            raise Sick(NOT_MEMOIRE, f"the answer is not memoire's: {error}", advice) from error
+        said = message.body
+        if isinstance(said, wire.Refused):
+            if said.code == "version":
+                raise _other_version(f"it speaks {said.versions}: {said.text}")
+            raise Sick(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
+        return message
+
+
+def _other_version(detail: str) -> Sick:
+    advice = f"Give both sides the same release of memoire-rl; here is {memoire.__version__}."
+    return Sick(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
+
+
+def _converse(endpoint: str, timeout: float, say: Callable[[str], object]) -> wire.Endpoints:
+    """HELLO and UPDATE, as a client does; the addresses that it learned."""
+    try:
+        asker = _Asker(endpoint, timeout)
+    except EndpointError as error:
+        raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
+    try:
+        welcome = _greet(asker, say)
+        answer, seconds = asker.ask(wire.Update(epoch=welcome.epoch, leaving=True))
+        say(f"ok   UPDATE is answered within {1e3 * seconds:.1f} ms")
+        _compare_clocks(answer.body, wall_clock() - seconds / 2, say)
+        return welcome.endpoints
+    finally:
+        asker.close()
+
+
+def _greet(asker: _Asker, say: Callable[[str], object]) -> wire.Welcome:
+    hello = wire.Hello(
+        role="doctor", software=f"memoire {memoire.__version__}", host=socket.gethostname()[:256], pid=os.getpid()
+    )
+    message, seconds = asker.ask(hello)
+    welcome = message.body
+    if not isinstance(welcome, wire.Welcome):
+        advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
+        raise Sick(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", advice)
+    say(
+        f"ok   HELLO is answered within {1e3 * seconds:.1f} ms: run {welcome.run_name!r}, home {welcome.home_name!r}, "
+        f"{max(1, len(welcome.servers))} server(s){', finished' if welcome.finished else ''}"
+    )
+    try:
+        schema = Schema.from_json(welcome.schema)
+        Parameters.from_wire(welcome.parameters).check_for(schema)
+    except MemoireError as error:
+        advice = "The server was started without a schema, or by another release: look at its --schema and version."
+        raise Sick(NO_SCHEMA, f"it answers, but gives no schema that can be used: {error}", advice) from error
+    say(f"ok   schema: {', '.join(f'{name} {column}' for name, column in schema.items())}")
+    header = message.header
+    asker.facts = {"run": header.run, "home": header.home, "fingerprint": header.fingerprint, "table": welcome.table}
+    return welcome
+
+
+def _compare_clocks(answer: wire.Body, here: float, say: Callable[[str], object]) -> None:
+    """Say how far the server's clock is from this one, `here` in the middle of the round trip."""
+    there = answer.time if isinstance(answer, wire.Updated) else 0.0
+    if not there:
+        return  # it does not say
+    ahead = there - here
+    if abs(ahead) < SKEW:
+        say(f"ok   its clock is {1e3 * abs(ahead):.0f} ms {'ahead' if ahead > 0 else 'behind'}, round trip included")
+    else:
+        say(
+            f"warn its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the one here: times in logs "
+            f"and ages of samples mislead. Keep both on NTP."
+        )

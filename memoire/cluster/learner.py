@@ -1,0 +1,104 @@
+"""The demo's learner: reads batches over the network, learns, tells priorities, and publishes the network.
+
+    python -m memoire.cluster.learner tcp://proxy:5560 --actions 2
+
+Written like a learner of your own would be: a `Reader`, a loop over its batches, `update_priorities`, `publish`.
+"""
+
+import argparse
+import math
+import sys
+import time
+
+import numpy as np
+
+from memoire.reader import Reader
+
+from .actor import POLICY
+from .qlearning import DoubleQ
+from .tether import Tether
+
+PUBLISH_EVERY = 0.1
+"""Seconds between two versions of the network."""
+REPORT_EVERY = 0.25
+"""Seconds between two reports to the launcher."""
+STARVED = 30.0
+"""Seconds without a batch after which the learner gives up."""
+
+
+class Meter:
+    """What a launcher shows of the learner: counts since the start, and shares of the time since the last report."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.samples = 0
+        self._age = self._error = self._waited = 0.0
+        self._since = time.monotonic()
+        self._taken = 0
+
+    def took(self, age: float, error: float, waited: float, samples: int) -> None:
+        """Count a batch: mean age of its samples in seconds, mean size of its errors, seconds waited for it."""
+        self.batches += 1
+        self.samples += samples
+        self._taken += 1
+        self._age += age
+        self._error += error
+        self._waited += waited
+
+    def reading(self) -> dict[str, float]:
+        """All figures; begins the next stretch."""
+        now = time.monotonic()
+        span, taken = now - self._since, max(1, self._taken)
+        facts = {
+            "batches": self.batches,
+            "samples": self.samples,
+            "batch_rate": self._taken / span if span else 0.0,
+            "waiting": self._waited / span if span else 0.0,
+            "age": self._age / taken,
+            "error": self._error / taken,
+        }
+        self._since, self._taken, self._age, self._error, self._waited = now, 0, 0.0, 0.0, 0.0
+        return facts
+
+
+def learn(endpoint: str, actions: int, *, seed: int) -> int:
+    """Learn until the launcher says that it is enough, then end the run for everybody; the exit status."""
+    with Tether() as tether, Reader([endpoint], seed=seed) as reader:
+        inputs = math.prod(reader.schema["obs"].shape)
+        learner, meter = DoubleQ(inputs, actions, seed=seed), Meter()
+        version = reader.publish(POLICY, learner.network.to_bytes())
+        publish_at = report_at = 0.0
+        tether.ready(reader=reader.stats().reader)
+        asked_at = time.monotonic()
+        for batch in reader.batches(learner.settings.batch_size, timeout=STARVED):
+            now = time.monotonic()
+            errors = learner.learn(batch)
+            batch.update_priorities(errors)
+            meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
+            if now >= publish_at:
+                version = reader.publish(POLICY, learner.network.to_bytes())
+                publish_at = now + PUBLISH_EVERY
+            if now >= report_at:
+                tether.report(version=version, **meter.reading())
+                report_at = now + REPORT_EVERY
+            if tether.stopping or tether.finishing:
+                break
+            asked_at = time.monotonic()
+        tether.report(version=version, **meter.reading())
+        if not tether.stopping:
+            reader.finish()
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a learner from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m memoire.cluster.learner", description=__doc__.partition("\n")[0])
+    parser.add_argument("endpoint", help="address of a server or proxy")
+    parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    return learn(given.endpoint, given.actions, seed=given.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

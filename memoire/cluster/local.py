@@ -1,0 +1,98 @@
+"""Servers and proxies on this machine: what `memoire up` runs, and what `memoire demo` plays on."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memoire.errors import ParameterError
+from memoire.schema import Schema
+
+from .launch import Child, Launcher
+
+
+@dataclass(frozen=True)
+class Local:
+    """A running cluster: its processes, and the addresses that actors and learners connect to (any of them)."""
+
+    servers: tuple[Child, ...]
+    proxies: tuple[Child, ...]
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The proxies' addresses; the server's where there is no proxy."""
+        return tuple(str((child.facts or {})["endpoint"]) for child in self.proxies or self.servers)
+
+
+def start(
+    launcher: Launcher,
+    schema: Schema,
+    settings: Sequence[str] = (),
+    *,
+    servers: int = 1,
+    proxies: int = 1,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    run: str = "default",
+    cache_limit: int = 0,
+) -> Local | None:
+    """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
+
+    Args:
+        settings: Parameters as "name=value", see `roles.read_parameters`.
+        host: Address to listen at; "*" is all of the machine's.
+        port: Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
+            (requests, caches, notices). 0 takes any free ones.
+        cache_limit: Caches that each server holds, 0 for no limit but bytes.
+
+    Raises:
+        ParameterError: counts that make no cluster.
+        ChildDied: a process could not start; why is in the message.
+    """
+    check_counts(servers, proxies)
+    fronts = [f"tcp://{host}:{port + 3 * number if port else 0}" for number in range(max(proxies, 1))]
+    local = [f"tcp://127.0.0.1:{0}"] * servers if proxies else fronts
+    made = [
+        launcher.start(
+            f"server-{number}",
+            "memoire",
+            "server",
+            *("--endpoint", endpoint),
+            *("--schema", schema.to_json()),
+            *("--name", f"server-{number}"),
+            *("--run", run),
+            *("--cache-limit", str(cache_limit)),
+            *(part for setting in settings for part in ("--set", setting)),
+        )
+        for number, endpoint in enumerate(local)
+    ]
+    if not launcher.await_ready(made):
+        return None
+    behind = [str((child.facts or {})["endpoint"]) for child in made]
+    front = [
+        launcher.start(f"proxy-{number}", "memoire", "proxy", "--endpoint", endpoint, *behind)
+        for number, endpoint in enumerate(fronts if proxies else [])
+    ]
+    return Local(tuple(made), tuple(front)) if launcher.await_ready(front) else None
+
+
+def check_counts(servers: int, proxies: int) -> None:
+    """Refuse counts that make no cluster."""
+    if servers < 1:
+        raise ParameterError("--servers", servers, "at least 1")
+    if proxies < 0 or (proxies == 0 and servers > 1):
+        raise ParameterError("--proxies", proxies, "at least 1 where there are several servers, at least 0 otherwise")
+
+
+def up(schema: Schema, settings: Sequence[str], *, servers: int, proxies: int, host: str, port: int, run: str) -> int:
+    """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
+    check_counts(servers, proxies)
+    with Launcher(on_output=lambda name, line: print(f"{name}: {line}", file=sys.stderr, flush=True)) as launcher:
+        cluster = start(launcher, schema, settings, servers=servers, proxies=proxies, host=host, port=port, run=run)
+        if cluster is None:
+            return 0
+        for endpoint in cluster.endpoints:
+            print(f"memoire: actors and learners connect to {endpoint}", flush=True)
+        print("Ctrl-C ends the cluster.", file=sys.stderr, flush=True)
+        while launcher.pump(60.0):
+            pass
+    return 0

@@ -1,0 +1,196 @@
+"""Double Q-learning with a small network in plain NumPy: what the demo's learner and actors compute.
+
+Here so that the demo needs no deep learning framework and can be read in one sitting. It opens no socket and has never
+heard of a cluster: batches come in as mappings of arrays (`Buffer.sample` and `Server.batches` give the same ones),
+weights leave as one flat float32 vector.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32Array = NDArray[np.float32]
+
+
+class Network:
+    """A multilayer perceptron with ReLU between its layers: observations [B, inputs] to one value per action [B,
+    outputs].
+
+    All weights lie in one flat vector, `vector`, of which the layers are views: an optimizer steps, a model travels
+    and a target network follows by one array operation.
+
+        sizes (4, 64, 2):   [ 4 x 64 weights | 64 biases | 64 x 2 weights | 2 biases ]
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int | None = None) -> None:
+        """Fresh weights: uniform within 1/sqrt(fan-in), biases zero. `sizes` are the widths from inputs to outputs."""
+        self.sizes = tuple(int(size) for size in sizes)
+        shapes = [(rows, columns) for rows, columns in zip(self.sizes[:-1], self.sizes[1:], strict=True)]
+        self.vector: Float32Array = np.zeros(sum((rows + 1) * columns for rows, columns in shapes), np.float32)
+        self.layers = _views(self.vector, shapes)
+        random = np.random.default_rng(seed)
+        for weights, _ in self.layers:
+            bound = weights.shape[0] ** -0.5
+            weights[...] = random.uniform(-bound, bound, weights.shape)
+
+    def __call__(self, observations: NDArray[np.generic]) -> Float32Array:
+        """Values [B, outputs] of `observations` [B, *]; anything after the first axis is flattened, any real dtype."""
+        return self.activations(observations)[-1]
+
+    def activations(self, observations: NDArray[np.generic]) -> list[Float32Array]:
+        """The input as float32 [B, inputs], then what each layer puts out; `gradient` wants them back."""
+        outputs: list[Float32Array] = [
+            np.ascontiguousarray(observations.reshape(len(observations), -1), dtype=np.float32)
+        ]
+        for depth, (weights, biases) in enumerate(self.layers, start=1):
+            output = outputs[-1] @ weights
+            output += biases
+            if depth < len(self.layers):
+                np.maximum(output, 0.0, out=output)
+            outputs.append(output)
+        return outputs
+
+    def gradient(self, activations: list[Float32Array], slope: Float32Array) -> Float32Array:
+        """Gradient of a loss with respect to `vector`, flat; `slope` [B, outputs] is the loss's with respect to the
+        output.
+        """
+        flat = np.empty_like(self.vector)
+        gradients = _views(flat, [weights.shape for weights, _ in self.layers])
+        for depth in reversed(range(len(self.layers))):
+            inputs = activations[depth]
+            np.matmul(inputs.T, slope, out=gradients[depth][0])
+            np.sum(slope, axis=0, out=gradients[depth][1])
+            if depth:  # through the ReLU: its slope is 1 where it let something through
+                slope = slope @ self.layers[depth][0].T
+                slope *= inputs > 0.0
+        return flat
+
+    def to_bytes(self) -> bytes:
+        """The weights as little-endian float32, in the order of `vector`."""
+        return self.vector.astype("<f4", copy=False).tobytes()
+
+    def load(self, weights: bytes) -> None:
+        """Take weights from `to_bytes` of a network of the same sizes; another length is a ValueError and changes
+        nothing.
+        """
+        if len(weights) != self.vector.nbytes:
+            raise ValueError(
+                f"a network of sizes {self.sizes} has {self.vector.nbytes} bytes of weights, got {len(weights)}. "
+                f"Were they published for another environment?"
+            )
+        self.vector[...] = np.frombuffer(weights, "<f4")
+
+
+def _views(vector: Float32Array, shapes: Sequence[tuple[int, int]]) -> list[tuple[Float32Array, Float32Array]]:
+    """(weights, biases) of each layer as views of the flat `vector`."""
+    layers, start = [], 0
+    for rows, columns in shapes:
+        middle, end = start + rows * columns, start + (rows + 1) * columns
+        layers.append((vector[start:middle].reshape(rows, columns), vector[middle:end]))
+        start = end
+    return layers
+
+
+class Adam:
+    """Steps a flat vector down its gradient, in place (Kingma and Ba, Adam, ICLR 2015, algorithm 1)."""
+
+    def __init__(self, vector: Float32Array, rate: float) -> None:
+        self.vector, self.rate = vector, rate
+        self.mean = np.zeros_like(vector)
+        self.square = np.zeros_like(vector)
+        self.steps = 0
+
+    def step(self, gradient: Float32Array) -> None:
+        """One step; `gradient` has the vector's shape and is left as it is."""
+        self.steps += 1
+        self.mean += 0.1 * (gradient - self.mean)
+        self.square += 0.001 * (gradient * gradient - self.square)
+        rate = self.rate * (1.0 - 0.999**self.steps) ** 0.5 / (1.0 - 0.9**self.steps)
+        self.vector -= rate * self.mean / (np.sqrt(self.square) + 1e-8)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the demo learns; chosen so that CartPole-v1 is balanced within seconds, for any seed."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    rate: float = 5e-4
+    """Adam's step size at the start; falls linearly to a tenth over `decay` batches."""
+    decay: int = 10_000
+    """Batches after which the step size no longer falls."""
+    batch_size: int = 128
+    """Samples of one gradient step."""
+    target_every: int = 50
+    """Batches between two copies of the network to the target network."""
+    reward_scale: float = 0.03
+    """What rewards are multiplied by, so that values stay near 1: far larger ones take long to reach in steps of
+    `rate`."""
+    clip: float = 10.0
+    """Largest norm of a gradient; a longer one is scaled down to it."""
+
+
+class DoubleQ:
+    """Learns action values from batches: the network chooses the next action, a slower target network judges it.
+
+    van Hasselt, Guez and Silver, Deep Reinforcement Learning with Double Q-learning, AAAI 2016; the importance
+    weights and the priorities as in Schaul et al., Prioritized Experience Replay, ICLR 2016.
+    """
+
+    def __init__(self, inputs: int, actions: int, *, settings: Settings = Settings(), seed: int | None = None) -> None:
+        self.settings = settings
+        self.network = Network((inputs, *settings.hidden, actions), seed)
+        self.target = Network(self.network.sizes, seed)
+        self.optimizer = Adam(self.network.vector, settings.rate)
+        self.batches = 0
+
+    def learn(self, batch: Mapping[str, NDArray[np.generic]]) -> Float32Array:
+        """One gradient step on `batch`; gives each sample's TD error [B], float32 and in scaled rewards, for
+        `update_priorities`.
+
+        Of the batch it reads obs and next_obs [B, *], action [B] (whole numbers), reward [B] (summed over the window),
+        discount [B] (gamma ** steps, 0 where the episode terminated) and importance [B]. Loss: Huber (slope at most
+        1) of the TD error, weighted by importance, averaged over the batch.
+        """
+        error, activations, action = self._errors(batch)
+        rows = np.arange(len(error))
+        importance = np.asarray(batch["importance"], np.float32)
+        slope = np.zeros_like(activations[-1])
+        slope[rows, action] = np.clip(error, -1.0, 1.0) * importance / np.float32(len(error))
+        gradient = self.network.gradient(activations, slope)
+        norm = float(np.sqrt(np.dot(gradient, gradient)))
+        if norm > self.settings.clip:
+            gradient *= self.settings.clip / norm
+        self.optimizer.rate = self.settings.rate * max(0.1, 1.0 - 0.9 * self.batches / self.settings.decay)
+        self.optimizer.step(gradient)
+        self.batches += 1
+        if self.batches % self.settings.target_every == 0:
+            self.target.vector[...] = self.network.vector
+        return error
+
+    def _errors(
+        self, batch: Mapping[str, NDArray[np.generic]]
+    ) -> tuple[Float32Array, list[Float32Array], NDArray[np.intp]]:
+        """TD errors Q(obs, action) - target [B], the activations that made Q, and the actions as indices."""
+        action = np.asarray(batch["action"]).reshape(-1).astype(np.intp)
+        rows = np.arange(len(action))
+        chosen = self.network(batch["next_obs"]).argmax(axis=1)
+        judged = self.target(batch["next_obs"])[rows, chosen]
+        reward = np.asarray(batch["reward"], np.float32).reshape(-1) * np.float32(self.settings.reward_scale)
+        discount = np.asarray(batch["discount"], np.float32).reshape(-1)
+        activations = self.network.activations(batch["obs"])
+        error: Float32Array = activations[-1][rows, action] - (reward + discount * judged)
+        return error, activations, action
+
+
+def act(
+    network: Network, observations: NDArray[np.generic], epsilon: float, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """An action for each of `observations` [B, *]: the best known one, or with chance `epsilon` any. int64 [B]."""
+    actions: NDArray[np.int64] = network(observations).argmax(axis=1)
+    exploring = random.random(len(actions)) < epsilon
+    if exploring.any():
+        actions[exploring] = random.integers(network.sizes[-1], size=int(exploring.sum()))
+    return actions

@@ -1,0 +1,127 @@
+"""A server, proxy or relay as a process of its own: what `memoire server`, `memoire proxy` and `memoire relay` run.
+
+Alone, such a process prints its address and works until SIGINT or SIGTERM; launched (see `launch`), it says where it is
+through its tether, and reports how it fares.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memoire.errors import ParameterError, SchemaError
+from memoire.parameters import Parameters
+from memoire.proxy import Proxy
+from memoire.schema import Schema
+from memoire.server import Server
+
+from .envs import env_schema
+from .tether import Tether
+
+REPORT_EVERY = 0.25
+"""Seconds between two reports of a launched node."""
+LOOK_EVERY = 0.02
+"""Seconds between two looks whether a launched proxy has met its servers."""
+RECENT = 100
+"""Newest closed episodes that a server reports."""
+
+
+def schema_of(given: str | None, env: str | None) -> Schema:
+    """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment."""
+    if given is None:
+        return env_schema(str(env))
+    if given.lstrip().startswith("{"):
+        return Schema.from_json(given)
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SchemaError(
+            f"cannot read the schema from {given!r}: {error.strerror}. Give a JSON file (--schema)."
+        ) from error
+    return Schema.from_json(text)
+
+
+def read_parameters(settings: Sequence[str]) -> Parameters:
+    """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount_factor=[0.99]", "start=repeat")."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, is_given, text = setting.partition("=")
+        if not is_given:
+            raise ParameterError("--set", setting, "NAME=VALUE, such as multi_step=3")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        is_vector = isinstance(getattr(Parameters(), name, None), tuple)
+        changes[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
+    return Parameters().replace(**changes)
+
+
+def serve(
+    endpoint: str,
+    schema: Schema,
+    settings: Sequence[str],
+    *,
+    run: str,
+    name: str | None,
+    cache_limit: int,
+    byte_limit: int,
+) -> int:
+    """Run a server until it is told to end; its exit status."""
+    with (
+        Tether() as tether,
+        Server(
+            endpoint,
+            schema,
+            parameters=read_parameters(settings),
+            run=run,
+            name=name,
+            cache_limit=cache_limit,
+            byte_limit=byte_limit or None,
+        ) as server,
+    ):
+        _announce(tether, "server", server.endpoint)
+        while tether.wait(REPORT_EVERY):
+            if tether.is_launched:
+                tether.report(**_server_report(server))
+        tether.report(**_server_report(server))
+    return 0
+
+
+def relay(endpoint: str, servers: Sequence[str], *, role: str = "proxy") -> int:
+    """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
+    with Tether() as tether, Proxy(endpoint, servers) as proxy:
+        while tether.is_launched and not all(back.servers for back in proxy.stats().backs) and tether.wait(LOOK_EVERY):
+            pass  # clients that came before the last server was met would all be given to the others
+        _announce(tether, role, proxy.endpoint)
+        while tether.wait(REPORT_EVERY):
+            if tether.is_launched:
+                stats = proxy.stats()
+                tether.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
+    return 0
+
+
+def _announce(tether: Tether, role: str, endpoint: str) -> None:
+    tether.ready(endpoint=endpoint)
+    if not tether.is_launched:
+        print(f"memoire {role}: {endpoint}", flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+
+def _server_report(server: Server) -> dict[str, Any]:
+    """What a launcher shows: totals, caches, and each client's counts and newest returns."""
+    stats = server.stats()
+    return {
+        "totals": dataclasses.asdict(stats.totals),
+        "held_caches": stats.held_caches,
+        "held_bytes": stats.held_bytes,
+        "overwritten_caches": stats.overwritten_caches,
+        "refused": stats.refused,
+        "clients": {
+            client.client: {"episodes": client.episodes, "steps": client.steps, "caches": client.accepted_caches}
+            for client in server.clients()
+        },
+        "recent": [[ended.time, ended.returned, ended.length] for _, ended in server.episodes(RECENT)],
+    }
