@@ -724,7 +724,7 @@ class Client:
             self._welcome = told
             self._is_dirty = True
             self._changed.notify_all()
-        if former is not None and told.epoch != former.epoch:
+        if former is not None and told.epoch != former.epoch and told.home_name == former.home_name:
             self._topics.restarted()
         self._topics.announced(told.models)
 

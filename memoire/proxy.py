@@ -189,8 +189,10 @@ class _Back:
             return
         if self.welcome is None:
             self._open(told)
-        elif told.epoch != self.welcome.epoch:
+        # Behind another proxy a different server may answer each time: only the same one can have begun anew.
+        if self.epochs.get(told.home_name, told.epoch) != told.epoch:
             self.topics.restarted()
+        self.epochs[told.home_name] = told.epoch
         self.welcome = told
         self.names = tuple(told.servers or [told.home_name])
         self._proxy._learned(self)
@@ -487,7 +489,12 @@ class Proxy:
             return
         # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
         self._homes.setdefault(message.header.home, back)
-        told = msgspec.structs.replace(message.body, endpoints=self._endpoints, servers=list(self.servers))
+        assert isinstance(message.body, wire.Welcome)
+        told = message.body
+        models = {topic: max(version, told.models.get(topic, 0)) for topic, version in self._models.versions().items()}
+        told = msgspec.structs.replace(
+            told, endpoints=self._endpoints, servers=list(self.servers), models={**told.models, **models}
+        )
         sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
 
     def _take_caches(self) -> None:
@@ -512,11 +519,12 @@ class Proxy:
             # At once: a turn may bring more than the queue holds, while the server has room for all of it.
             back.caches.send(back.push)
 
-    def _published(self, back: _Back, model: Model) -> None:
+    def _published(self, back: _Back, model: Model, is_renewed: bool, epoch: int) -> None:
         """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
-        epoch = back.welcome.epoch if back.welcome else 0
-        source, its_epoch = self._sources.get(model.topic, (back, 0))
-        if source is back and epoch > its_epoch and model.version <= self._models.version(model.topic):
+        if back.welcome is not None and len(back.names) == 1:
+            epoch = max(epoch, back.welcome.epoch)
+        source, _ = self._sources.get(model.topic, (back, 0))
+        if is_renewed and source is back:
             self._models.forget(model.topic)  # its publisher began anew and counts from 1
         if self._models.put(model):
             self._sources[model.topic] = (back, epoch)

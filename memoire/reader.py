@@ -172,6 +172,7 @@ class Reader:
         self.reader_id = secrets.token_bytes(16)
         self._limits = limits or Limits()
         self._pid = os.getpid()
+        self._started = time.monotonic()
         self._ahead = ahead
         self._rng = random.Random(seed)
         self._closing = False
@@ -523,8 +524,19 @@ class Reader:
         times += [link.look_at for link in self._links if not link.is_looking]
         times += [remote.asked_at + LEFT_OUT_AFTER for remote in self._remotes.values() if self._is_awaited(remote)]
         if self._is_hungry:
-            times += [remote.again_at for remote in self._remotes.values() if not remote.is_asked]
+            if self._is_meeting:
+                return min(*times, self._started + LEFT_OUT_AFTER)
+            # One that has said what it has waits for the others, not for a time.
+            times += [
+                remote.again_at for remote in self._remotes.values() if not remote.is_asked and remote.table is None
+            ]
         return min(times)
+
+    @property
+    def _is_meeting(self) -> bool:
+        """Whether an address has not answered yet, and still has its time: a batch without it would leave it out."""
+        waits = time.monotonic() < self._started + LEFT_OUT_AFTER
+        return waits and not all(link.names for link in self._links)
 
     @property
     def _is_hungry(self) -> bool:
@@ -622,6 +634,8 @@ class Reader:
 
     def _begin(self, now: float) -> None:
         """Plan a batch over the servers that answered; ask those first that have not said what they have."""
+        if self._is_meeting:
+            return
         there = [remote for remote in self._remotes.values() if not remote.is_away]
         for remote in self._remotes.values():
             if not remote.is_asked and (remote.table is None or now - remote.heard_at > FRESH):

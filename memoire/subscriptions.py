@@ -76,7 +76,9 @@ class Topics:
         fetch: Asks for a stretch of a body (topic, version or 0 for the newest, offset, what to do with the answer).
         hear: Subscribes the socket to a topic, or ends that; False while there is none.
         post: Has the client's thread call a function soon.
-        on_model: Told of each model that is complete, inside of the thread.
+        on_model: Told of each model that is complete, inside of the thread; whether its publisher began anew, so that
+        the
+            version may be lower than before; and the newest epoch that a notice of this topic had.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Topics:
         fetch: Fetch,
         hear: Callable[[str, bool], bool],
         post: Callable[[Callable[[], None]], None],
-        on_model: Callable[[Model], None] = lambda model: None,
+        on_model: Callable[[Model, bool, int], None] = lambda model, is_renewed, epoch: None,
     ) -> None:
         self._limits, self._fetch, self._hear, self._post, self._on_model = limits, fetch, hear, post, on_model
         self._topics: dict[str, _Topic] = {}
@@ -260,8 +262,8 @@ class Topics:
                 topic.queue.popleft()  # only the newest counts
                 continue
             item = topic.queue.popleft()
-            if item and topic.newest is not None and item == topic.newest.version and not topic.is_renewed:
-                continue  # it came as the newest
+            if topic.newest is not None and item in (0, topic.newest.version) and not topic.is_renewed:
+                continue  # it is here; what came after it is announced
             if isinstance(item, Model):
                 self._deliver(topic, item)
             else:
@@ -284,8 +286,11 @@ class Topics:
             return
         topic.is_fetching = False
         topic.assembly = None
-        if model is not None:
-            topic.heard = max(topic.heard, model.version)
+        if model is not None and model.version > topic.heard:
+            self._queue_missed(topic, model.version)  # the newest was asked for, and it is newer than expected
+            topic.heard = model.version
+            topic.queue.append(model)
+        elif model is not None:
             self._deliver(topic, model)
         self._advance(name, topic)
 
@@ -297,6 +302,9 @@ class Topics:
         if not isinstance(chunk, wire.Chunk):
             raise ProtocolError("unexpected", f"FETCH was answered by {answer.type.name}")
         if topic.assembly is None:
+            newest = topic.newest
+            if newest and not topic.is_renewed and (newest.version, newest.digest) == (chunk.version, chunk.sha256):
+                return None  # the newest was asked for, and it is here: not again, however large
             topic.assembly = Assembly(
                 chunk.topic, chunk.version, chunk.size, chunk.sha256, chunk.text, byte_limit=self._limits.model_bytes
             )
@@ -310,13 +318,13 @@ class Topics:
             newest = topic.newest
             if newest is not None and not topic.is_renewed and model.version <= newest.version:
                 return
-            topic.is_renewed = False
+            is_renewed, topic.is_renewed = topic.is_renewed, False
             topic.newest = model
             for subscription in topic.subscriptions:
                 if model.version != subscription.newest:
                     subscription.put(model)
             self._changed.notify_all()
-        self._on_model(model)
+        self._on_model(model, is_renewed, topic.epoch)
 
 
 def model_of(notice: wire.Notice, body: bytes) -> Model:

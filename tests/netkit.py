@@ -10,8 +10,12 @@ from collections import Counter
 import numpy as np
 import zmq
 
+from memoire.client import connect
 from memoire.limits import Limits
+from memoire.proxy import Proxy
+from memoire.reader import Reader
 from memoire.schema import Column, Schema
+from memoire.server import Server
 
 SCHEMA = Schema(
     {
@@ -131,3 +135,46 @@ class FaultyWay:
     def close(self):
         self.stopped.set()
         self.thread.join(10.0)
+
+
+class Cluster:
+    """Servers, proxies, clients and readers of one test; all end with it, the newest first."""
+
+    def __init__(self):
+        self.context = KeepingContext()
+        self.made = []
+
+    def _keep(self, node):
+        self.made.append(node)
+        return node
+
+    def server(self, endpoint="tcp://127.0.0.1:0", schema=SCHEMA, **options):
+        return self._keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
+
+    def proxy(self, servers, front="tcp://127.0.0.1:0", **options):
+        urls = [server if isinstance(server, str) else server.endpoint for server in servers]
+        return self._keep(Proxy(front, urls, context=self.context, **options))
+
+    def client(self, node, **options):
+        url = node if isinstance(node, str) else node.endpoint
+        return self._keep(
+            connect(url, context=self.context, **{"seed": 2, "capacity": 1000, "timeout": 20.0} | options)
+        )
+
+    def reader(self, nodes, **options):
+        urls = [node if isinstance(node, str) else node.endpoint for node in nodes]
+        return self._keep(Reader(urls, context=self.context, **{"seed": 3, "timeout": 20.0} | options))
+
+    def way(self, node, **options):
+        return self._keep(FaultyWay(self.context, node.endpoint, **options))
+
+    def restart(self, server, **options):
+        """A server at the same addresses under the same name, that has forgotten everything."""
+        server.close()
+        places = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint}
+        return self.server(server.endpoint, server.schema, name=server.name, run=server.run, **places | options)
+
+    def close(self):
+        for node in reversed(self.made):
+            node.close() if isinstance(node, FaultyWay) else node.close(0.2)
+        self.context.__exit__()

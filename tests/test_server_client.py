@@ -950,3 +950,35 @@ def test_a_server_needs_no_schema_object():
     columns = {"obs": Column(np.float32, (2,), "state")}
     with Server("inproc://plain", columns) as server:
         assert server.schema == Schema(columns) and "inproc://plain" in repr(server)
+
+
+def test_many_lines_are_acknowledged_without_pauses(serve, join):
+    server = serve()
+    client = join(server.endpoint)
+    for number in range(3000):
+        client.log(f"{number}")
+    began = time.monotonic()
+    client.update(20.0)
+    assert time.monotonic() - began < 4.0
+    assert [entry.line.text for entry in server.lines(most=5000)] == [f"{number}" for number in range(3000)][-2000:]
+
+
+def test_nothing_published_after_the_first_message_is_lost(serve, join):
+    """A subscriber has the newest before its subscription has reached the publisher; what comes in between is
+    fetched.
+    """
+    server = serve()
+    server.publish("t", "0")
+    for round_number in range(5):
+        receiver = join(server.endpoint).subscribe("t")
+        assert receiver.receive(10.0) == f"{4 * round_number}"
+        for number in range(1, 5):
+            server.publish("t", f"{4 * round_number + number}")
+        got = [receiver.receive(10.0) for _ in range(4)]
+        assert got == [f"{4 * round_number + number}" for number in range(1, 5)]
+        assert receiver.skipped == 0
+
+
+def test_only_bytes_and_text_can_be_published(serve):
+    with pytest.raises(TypeError, match="content must be bytes or str, got int"):
+        serve().publish("t", 17)

@@ -1,0 +1,405 @@
+"""Proxies and relays: every client has a home, nobody waits for a server, and what is lost is counted."""
+
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire import wire
+from memoire.errors import Closed, EndpointError, ForkedError, MemoireTimeout
+from memoire.limits import Limits
+from memoire.proxy import Lane, Proxy, rendezvous
+from netkit import QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
+
+NAMES = [f"server-{number}" for number in range(4)]
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def settled(*proxies, servers):
+    """Wait until the proxies have met that many servers."""
+    for proxy in proxies:
+        until(lambda proxy=proxy: len(proxy.servers) == servers)
+
+
+# What decides
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, unique=True))
+def test_a_name_less_moves_only_the_clients_that_it_had(clients):
+    for client in clients:
+        home = rendezvous(client, NAMES)
+        assert home == rendezvous(client, reversed(NAMES))
+        left = [name for name in NAMES if name != NAMES[0]]
+        assert home == NAMES[0] or rendezvous(client, left) == home
+
+
+def test_clients_are_shared_out_evenly():
+    rng = np.random.default_rng(0)
+    homes = [rendezvous(rng.bytes(16), NAMES) for _ in range(4000)]
+    for name in NAMES:
+        assert 850 < homes.count(name) < 1150
+
+
+@given(st.lists(st.one_of(st.integers(0, 60), st.none()), max_size=40))
+def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
+    context = KeepingContext()
+    lane, kept, lost = Lane(100), [], []
+    for number, size in enumerate(steps):
+        if size is None:
+            continue
+        lane.put([number], size)
+        kept.append((number, size))
+        while sum(size for _, size in kept) > 100 and len(kept) > 1:
+            lost.append(kept.pop(0)[1])
+        assert (lane.bytes, lane.lost, lane.lost_bytes) == (sum(s for _, s in kept), len(lost), sum(lost))
+        assert [frames[0] for _, frames in lane._messages] == [number for number, _ in kept]
+    assert lane.send(None) == (not kept)
+    context.__exit__()
+
+
+# What arrives
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_clients_work_through_any_number_of_proxies(cluster, tmp_path, depth):
+    servers = [cluster.server(name=name) for name in NAMES[:3]]
+    node = cluster.proxy(servers)
+    for level in range(1, depth):
+        node = cluster.proxy([node], front=f"ipc://{tmp_path}/relay{level}")
+    clients = [cluster.client(node) for _ in range(9)]
+    for client in clients:
+        assert client.home == rendezvous(client.client_id, NAMES[:3])
+        record(client, episodes=2)
+        assert client.push_cache(10.0)
+        client.log("through")
+        client.update(10.0)
+    for server in servers:
+        mine = [client for client in clients if client.home == server.name]
+        assert server.total_episodes == 2 * len(mine) and len(server.lines()) == len(mine)
+        until(lambda server=server, mine=mine: server.total_caches == len(mine))
+        if mine:
+            assert server.get_batch(16, 5.0)["obs"].shape == (16, 4)
+    assert node.stats().caches == 9 and not node.stats().refused
+    assert set(node.servers) == set(NAMES[:3])
+
+
+def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there(cluster):
+    context = cluster.context
+    probe = context.socket(zmq.PULL)
+    port = probe.bind_to_random_port("tcp://127.0.0.1")
+    probe.close(0)
+    place = f"tcp://127.0.0.1:{port}"
+    proxy = cluster.proxy([place])
+    thread, box = in_thread(lambda: cluster.client(proxy))
+    until(lambda: proxy._pending)
+    cluster.server(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0", name="late")
+    thread.join(20.0)
+    assert box["value"].home == "late"
+
+
+def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers, front="tcp://*:0", name="front")
+    relay = cluster.proxy([proxy.endpoint.replace("*", "127.0.0.1")], front=f"ipc://{tmp_path}/r")
+    settled(proxy, relay, servers=2)
+    for node in (proxy, relay):
+        dealer = cluster.context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.connect(node.endpoint.replace("*", "127.0.0.1"))
+        dealer.send_multipart([b"", *wire.encode(wire.Hello(), client=b"c" * 16, sequence=1)])
+        assert dealer.poll(10_000)
+        message = wire.parse(dealer.recv_multipart()[1:])
+        told = message.body.endpoints
+        assert (told.request, told.push, told.publish) == (node.endpoint, node.push_endpoint, node.pub_endpoint)
+        assert set(message.body.servers) == set(NAMES[:2])
+        assert message.header.home == wire.name_hash(rendezvous(b"c" * 16, NAMES[:2]))
+    assert relay.push_endpoint == f"ipc://{tmp_path}/r.push" and "front" in repr(proxy)
+
+
+def test_finished_and_parameters_come_through(cluster):
+    server = cluster.server()
+    client = cluster.client(cluster.proxy([server]), limits=QUICK)
+    server.configure(cache_size=16)
+    server.finish()
+    until(lambda: client.finished and client.parameters.cache_size == 16)
+
+
+# What goes wrong
+
+
+def test_a_home_that_is_down_delays_its_clients_and_loses_none(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers)
+    settled(proxy, servers=2)
+    clients = [cluster.client(proxy, limits=QUICK) for _ in range(8)]
+    for client in clients:
+        record(client)
+        client.update(10.0)
+    homes = [client.home for client in clients]
+    victim = servers[0]
+    theirs = [client for client in clients if client.home == victim.name]
+    others = [client for client in clients if client.home != victim.name]
+    assert theirs and others, homes
+    victim.close()
+    for client in clients:
+        record(client, episodes=2)
+        client.log("meanwhile")
+    for client in others:
+        client.update(10.0)
+    with pytest.raises(MemoireTimeout):
+        theirs[0].update(0.2)
+    again = cluster.restart(victim)
+    for client in theirs:
+        client.update(30.0)
+    assert [client.home for client in clients] == homes
+    assert again.total_episodes == 3 * len(theirs) and len(again.lines()) == len(theirs)
+    assert servers[1].total_episodes == 3 * len(others)
+
+
+def test_a_client_whose_server_is_no_longer_listed_moves_with_its_totals(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    first = cluster.proxy(servers)
+    settled(first, servers=2)
+    clients = [cluster.client(first, limits=QUICK) for _ in range(8)]
+    for client in clients:
+        record(client, episodes=2)
+        client.update(10.0)
+    assert {client.home for client in clients} == set(NAMES[:2])
+    places = (first.endpoint, first.push_endpoint, first.pub_endpoint)
+    first.close()
+    cluster.proxy(servers[1:], front=places[0], push_front=places[1], pub_front=places[2])
+    for client in clients:
+        client.update(30.0)
+    until(lambda: {client.home for client in clients} == {NAMES[1]})
+    for client in clients:
+        client.update(30.0)
+    assert servers[1].total_episodes == 16
+    record(clients[0])
+    assert until(lambda: clients[0].push_cache(1.0))
+    until(lambda: servers[1].total_caches == 1)
+
+
+def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers, queue_bytes=60_000)
+    settled(proxy, servers=2)
+    clients = []
+    while {client.home for client in clients} != set(NAMES[:2]):
+        clients.append(cluster.client(proxy))
+    stuck = next(client for client in clients if client.home == NAMES[0])
+    free = next(client for client in clients if client.home == NAMES[1])
+    servers[0]._pullers[0].stop(5.0)  # its caches are no longer taken, its requests are
+    for client in (stuck, free):
+        record(client)
+    for _ in range(20):
+        assert stuck.push_cache(5.0)
+        assert free.push_cache(5.0)
+    until(lambda: servers[1].total_caches == 20)
+    until(lambda: proxy.stats().caches == 40)
+    back = proxy.stats().backs[0]
+    assert back.queued_bytes <= 60_000 and back.lost_caches > 0 and back.lost_bytes > 0
+    stuck.update(10.0)
+    stats = stuck.stats()
+    assert stats.pushed_bytes == stats.received_bytes + stats.lost_bytes + stats.in_flight_bytes
+
+
+def test_a_proxy_that_begins_anew_is_used_again(cluster):
+    server = cluster.server()
+    first = cluster.proxy([server])
+    client = cluster.client(first, limits=QUICK)
+    record(client)
+    client.update(10.0)
+    places = (first.endpoint, first.push_endpoint, first.pub_endpoint)
+    first.close()
+    record(client, episodes=2)
+    cluster.proxy([server], front=places[0], push_front=places[1], pub_front=places[2])
+    client.update(30.0)
+    assert server.total_episodes == 3
+    assert until(lambda: client.push_cache(1.0))
+    until(lambda: server.total_caches == 1)
+
+
+def _proxy_process(front, push, pub, servers):
+    Proxy(front, servers, push_front=push, pub_front=pub).wait_closed()
+
+
+def test_totals_and_lines_are_exact_while_a_proxy_is_killed_again_and_again(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    template = cluster.proxy(servers)
+    places = (template.endpoint, template.push_endpoint, template.pub_endpoint)
+    template.close()
+    spawn = multiprocessing.get_context("spawn")
+
+    def start():
+        process = spawn.Process(target=_proxy_process, args=(*places, [server.endpoint for server in servers]))
+        process.start()
+        return process
+
+    process = start()
+    try:
+        clients = [cluster.client(places[0], limits=QUICK, timeout=30.0) for _ in range(4)]
+        for number in range(3):
+            for client in clients:
+                for _ in range(10):
+                    client.on_episode(0, 1, 1.0)
+                client.log(f"round {number}")
+            process.kill()
+            process.join(10.0)
+            process = start()
+        for client in clients:
+            client.update(40.0)
+        assert sum(server.total_episodes for server in servers) == 120
+        for server in servers:
+            lines = [(entry.client, entry.line.text) for entry in server.lines()]
+            assert len(lines) == len(set(lines))
+        assert sum(len(server.lines()) for server in servers) == 12
+    finally:
+        process.kill()
+        process.join(10.0)
+
+
+# Models
+
+
+@pytest.mark.parametrize("size", [100, 1_500_000])
+def test_models_are_handed_out_by_the_proxy_also_without_their_server(cluster, size):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers)
+    settled(proxy, servers=2)
+    early = cluster.client(proxy).subscribe("policy")
+    body = np.random.default_rng(1).bytes(size)
+    servers[0].publish("policy", body)
+    assert early.receive(10.0) == body
+    until(lambda: proxy.stats().models == {"policy": 1})
+    servers[0].close()
+    until(lambda: not proxy.stats().backs[1].is_away)
+    clients = []
+    while not any(client.home == NAMES[1] for client in clients):
+        try:
+            clients.append(cluster.client(proxy, timeout=0.5))
+        except MemoireTimeout:
+            continue  # given to the server that has just gone
+    late = next(client for client in clients if client.home == NAMES[1])
+    assert late.model("policy").wait(10.0).body == body
+
+
+def test_a_publisher_that_begins_anew_is_heard_through_proxies(cluster, tmp_path):
+    server = cluster.server(name="publisher")
+    other = cluster.server(name="other")
+    proxy = cluster.proxy([server, other])
+    relay = cluster.proxy([proxy], front=f"ipc://{tmp_path}/relay")
+    settled(proxy, relay, servers=2)
+    model = cluster.client(relay, limits=QUICK).model("policy")
+    for number in range(3):
+        server.publish("policy", f"old {number}")
+    assert model.wait(10.0, after=2).value == "old 2"
+    again = cluster.restart(server)
+    again.publish("policy", "new")
+    until(lambda: model.newest().value == "new", 30.0)
+
+
+def test_notices_of_several_servers_are_forwarded(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers)
+    client = cluster.client(proxy)
+    a, b = client.subscribe("a"), client.subscribe("b")
+    servers[0].publish("a", "from 0")
+    servers[1].publish("b", "from 1")
+    assert (a.receive(10.0), b.receive(10.0)) == ("from 0", "from 1")
+
+
+# Garbage and ends
+
+
+def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(cluster):
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    good = cluster.client(proxy)
+    record(good)
+    sockets = [cluster.context.socket(kind) for kind in (zmq.DEALER, zmq.PUSH, zmq.SUB)]
+    for made, place in zip(sockets, (proxy.endpoint, proxy.push_endpoint, proxy.pub_endpoint), strict=True):
+        made.linger = 0
+        made.connect(place)
+    dealer, pusher, subscriber = sockets
+    rng = np.random.default_rng(0)
+    hello = wire.encode(wire.Hello(), client=b"g" * 16, sequence=1)[0]
+    cache = [bytes(frame) for frame in wire.encode(wire.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
+    for number in range(3000):
+        flipped = bytearray(hello)
+        flipped[rng.integers(len(flipped))] ^= 1 << int(rng.integers(8))
+        dealer.send_multipart([[b"", bytes(flipped)], [rng.bytes(200)], [b"", b"x"], [b"q"] * 30, [b""]][number % 5])
+        pusher.send_multipart([cache, [rng.bytes(50)], [cache[0]], [hello], cache * 3][number % 5])
+        if number % 100 == 0:
+            subscriber.setsockopt(zmq.SUBSCRIBE, rng.bytes(20))
+    until(lambda: sum(proxy.stats().refused.values()) > 4000)
+    assert proxy.stats().homeless > 0
+    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(wire.CODES)
+    record(good)
+    good.update(20.0)
+    assert good.push_cache(5.0)
+    until(lambda: server.total_caches == 1)
+    assert server.total_episodes == 2 and not server.stats().refused
+    assert proxy.stats().faults == 0
+    thread, box = in_thread(cluster.client, proxy)
+    thread.join(20.0)
+    assert "value" in box
+
+
+def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
+    proxy = cluster.proxy(["tcp://127.0.0.1:9"])
+    with pytest.raises(EndpointError, match="in use"):
+        cluster.proxy(["tcp://127.0.0.1:9"], front=proxy.endpoint)
+    for servers in ([], "tcp://127.0.0.1:9"):
+        with pytest.raises(EndpointError, match="list of at least one server"):
+            Proxy("tcp://127.0.0.1:0", servers, context=cluster.context)
+    with pytest.raises(EndpointError, match="cannot"):
+        cluster.proxy(["nonsense"])
+    thread, box = in_thread(proxy.wait_closed, None)
+    assert not proxy.wait_closed(0.01)
+    began = time.monotonic()
+    proxy.close()
+    proxy.close()
+    thread.join(10.0)
+    assert box == {"value": True} and proxy.closed and time.monotonic() - began < 5.0
+
+
+def test_a_forked_child_leaves_the_proxy_alone(cluster):
+    proxy = cluster.proxy([cluster.server()])
+    client = cluster.client(proxy)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            proxy.close()
+            proxy.wait_closed(0.0)
+        except ForkedError:
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.update(10.0)
+    assert client.schema == SCHEMA
+    with pytest.raises(Closed):
+        client.close()
+        client.update()
+
+
+def test_limits_apply_at_the_proxy(cluster):
+    server = cluster.server()
+    proxy = cluster.proxy([server], limits=Limits(message_bytes=1000))
+    client = cluster.client(proxy)
+    record(client)
+    assert client.push_cache(5.0)  # larger than this proxy takes, which cuts the connection or refuses it
+    record(client)
+    client.update(10.0)
+    assert server.total_episodes == 2 and server.total_caches == 0

@@ -1,0 +1,340 @@
+"""Readers over any number of servers: the draw is exact, nothing is eaten by losses, and servers may come and go."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from memoire import wire
+from memoire.errors import (
+    Closed,
+    EndpointError,
+    MemoireTimeout,
+    NotEnoughSamples,
+    ParameterError,
+    Refused,
+    SchemaMismatch,
+)
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from memoire.schema import Column, Schema
+from netkit import QUICK, SCHEMA, Cluster, entry, in_thread, record, until
+
+NAMES = [f"server-{number}" for number in range(3)]
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def clients_of_each(cluster, node, names, most=60):
+    """Clients, at least one with each home."""
+    clients = []
+    while {client.home for client in clients} < set(names):
+        clients.append(cluster.client(node))
+        assert len(clients) < most
+    return clients
+
+
+def fill(client, caches=4, **options):
+    record(client, **options)
+    for _ in range(caches):
+        assert client.push_cache(10.0)
+    client.update(10.0)
+
+
+def test_batches_come_from_every_server_behind_a_proxy(cluster):
+    servers = [cluster.server(name=name, multi_step=2, discount=0.5) for name in NAMES]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 3)
+    clients = clients_of_each(cluster, proxy, NAMES)
+    for client in clients:
+        fill(client)
+    reader = cluster.reader([proxy])
+    assert reader.schema == SCHEMA and reader.parameters == servers[0].parameters
+    seen = set()
+    for _ in range(3):
+        batch = reader.get_batch(256, 10.0)
+        t = batch["obs"][:, 0].astype(int)
+        steps = np.minimum(2, 20 - t)
+        np.testing.assert_array_equal(batch["steps"], steps)
+        np.testing.assert_allclose(batch["reward"], t + np.where(steps > 1, 0.5 * (t + 1), 0.0), rtol=1e-6)
+        assert batch["importance"].max() == 1.0 and batch.left_out == pytest.approx(0.0, abs=1e-9)
+        seen |= {owner.tobytes() for owner in np.unique(batch["ids"]["client"], axis=0)}
+    assert seen == {client.client_id for client in clients}
+    stats = reader.stats()
+    assert (stats.batches, stats.short, stats.refused, stats.faults) == (3, 0, {}, 0)
+    assert set(stats.servers) == set(NAMES)
+
+
+def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
+    """Clients of different size and weight; at beta 1 the weighted mean of a quantity is its mean over all entries."""
+    parameters = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512, reuse_cache=True)
+    servers = [cluster.server(name=name, parameters=parameters, seed=index) for index, name in enumerate(NAMES)]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 3)
+    clients = clients_of_each(cluster, proxy, NAMES)
+    entries, total = 0, 0.0
+    for index, client in enumerate(clients):
+        length = 50 * (1 + index % 3)
+        memory = client.memory
+        memory.open()
+        for _ in range(length):
+            memory.add(0, entry(SCHEMA, float(index)), 0.1 + index)  # the weight grows with the value
+        memory.close(terminated=True)
+        client.on_entries(length)
+        entries += length
+        total += length * index
+        for _ in range(3):
+            assert client.push_cache(10.0)
+        client.update(10.0)
+    until(lambda: sum(server.total_caches for server in servers) == 3 * len(clients))
+    readers = [cluster.reader([proxy], seed=seed) for seed in (1, 2)]
+    means = []
+    for _ in range(40):
+        for reader in readers:
+            batch = reader.get_batch(256, 10.0)
+            undivided = batch["importance"].astype(np.float64) * batch.divisor
+            means.append((undivided.mean(), (undivided * batch["obs"][:, 0]).mean()))
+    one, value = np.transpose(means)
+    for found, expected in ((one, 1.0), (value, total / entries)):
+        assert abs(found.mean() - expected) < 4.0 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-3 * abs(expected)
+
+
+def drawn(server):
+    return server.stats().samples
+
+
+def test_a_lossy_way_eats_no_samples(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=512))
+    fill(cluster.client(server), caches=8)
+    way = cluster.way(server, drop=0.25, double=0.25, seed=3)
+    reader = cluster.reader([way], limits=QUICK, ahead=2, timeout=40.0)
+    for _ in range(20):
+        assert len(reader.get_batch(64, 30.0)["ids"]) == 64
+    until(lambda: reader.stats().prefetched == 2)
+    assert drawn(server) == 22 * 64
+    assert reader.stats().resends > 0 and reader.stats().short == 0 and way.done["dropped"] > 0
+
+
+def test_two_readers_share_the_samples_and_none_is_drawn_twice(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    clients = clients_of_each(cluster, proxy, NAMES[:2])
+    for client in clients:
+        fill(client, caches=4)
+    pushed = 4 * 256 * len(clients)
+    until(lambda: sum(server.total_caches for server in servers) == 4 * len(clients))
+    readers = [cluster.reader([proxy], ahead=1) for _ in range(2)]
+
+    def draw(reader):
+        count = 0
+        try:
+            while True:
+                count += len(reader.get_batch(50, 0.5)["ids"])
+        except NotEnoughSamples:
+            return count
+
+    threads = [in_thread(draw, reader) for reader in readers]
+    for thread, _ in threads:
+        thread.join(40.0)
+    counts = [box["value"] for _, box in threads]
+    unused = sum(server.stats().unused_samples for server in servers)
+    assert min(counts) > 0 and sum(counts) + unused == pushed
+    assert sum(map(drawn, servers)) == sum(counts)
+    assert unused < 200
+
+
+def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
+    servers = [cluster.server(name=name, parameters=Parameters(reuse_cache=True)) for name in NAMES[:2]]
+    clients = [cluster.client(server, limits=QUICK) for server in servers]
+    for client in clients:
+        fill(client)
+    reader = cluster.reader(servers, ahead=1)
+    assert len(np.unique(reader.get_batch(128, 10.0)["ids"]["client"], axis=0)) == 2
+    servers[0].close()
+    left = np.frombuffer(clients[1].client_id, "<u8")
+
+    def is_left_out():
+        batch = reader.get_batch(128, 10.0)
+        return (batch["ids"]["client"] == left).all() and reader.stats().away == (NAMES[0],)
+
+    until(is_left_out, 20.0)
+    cluster.restart(servers[0], parameters=Parameters(reuse_cache=True))
+    clients[0].update(20.0)
+    until(lambda: clients[0].push_cache(1.0))
+    until(lambda: len(np.unique(reader.get_batch(128, 10.0)["ids"]["client"], axis=0)) == 2, 20.0)
+    assert reader.stats().away == ()
+
+
+def test_the_same_server_by_two_ways_is_asked_once(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=100))
+    fill(cluster.client(server), caches=1)
+    proxy = cluster.proxy([server])
+    reader = cluster.reader([server, proxy], ahead=1)
+    assert len(reader.get_batch(60, 10.0)["ids"]) == 60
+    assert reader.servers == (server.name,)
+    with pytest.raises(NotEnoughSamples, match="a batch of 60 needs 60"):
+        reader.get_batch(60, 0.3)
+    assert drawn(server) == 60
+
+
+def test_priorities_find_their_owners_at_every_server(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    clients = [cluster.client(server) for server in servers]
+    for client in clients:
+        fill(client)
+    reader = cluster.reader(servers)
+    batch = reader.get_batch(128, 10.0)
+    assert batch.update_priorities(np.full(128, 2.0)) == 128
+    until(lambda: sum(server.stats().feedback_given for server in servers) == 128)
+    for client, server in zip(clients, servers, strict=True):
+        client.update(10.0)
+        mine = batch["ids"]["client"] == np.frombuffer(client.client_id, "<u8")
+        numbers = np.unique(batch["ids"]["number"][mine.all(axis=1)])
+        np.testing.assert_allclose(client.memory.weights(numbers), (2.0 + 1e-6) ** 0.6, rtol=1e-5)
+        assert server.stats().feedback_lost == 0
+    strangers = batch["ids"].copy()
+    strangers["client"] ^= np.uint64(1)
+    reader.update_priorities(strangers, np.ones(128))
+    until(lambda: reader.stats().feedback_lost == 128)
+    with pytest.raises(ValueError, match="not finite"):
+        reader.update_priorities(batch["ids"], np.full(128, np.inf))
+    with pytest.raises(ValueError, match="as many TD errors"):
+        reader.update_priorities(batch["ids"], np.ones(3))
+
+
+@pytest.mark.parametrize("size", [0, 10, 1_200_000])
+def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
+    servers = [cluster.server(name=name) for name in NAMES]
+    servers[1].publish("policy", b"earlier")
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 3)
+    reader = cluster.reader([proxy])
+    models = [cluster.client(server).model("policy") for server in servers]
+    body = np.random.default_rng(0).bytes(size)
+    until(lambda: proxy.stats().models == {"policy": 1})
+    until(lambda: reader._versions.get("policy") == 1)
+    assert reader.publish("policy", body, 20.0) == 2
+    assert [model.wait(10.0, after=1).body for model in models] == [body] * 3
+    assert reader.publish("policy", "text", 20.0) == 3
+    assert [model.wait(10.0, after=2).value for model in models] == ["text"] * 3
+    servers[0].publish("policy", b"somebody else")
+    with pytest.raises(Refused, match="versions never go back"):
+        reader.publish("policy", b"x", 20.0)
+
+
+def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    client = cluster.client(servers[0])
+    fill(client)
+    reader = cluster.reader(servers)
+    reader.configure(frame_stack=2, discount_factor=(0.5,))
+    assert [server.parameters.frame_stack for server in servers] == [2, 2]
+    client.update(10.0)
+    assert client.parameters.frame_stack == 2
+    assert client.push_cache(10.0)
+    assert until(lambda: reader.get_batch(64, 10.0)["obs"].shape == (64, 2, 4))
+    with pytest.raises(Refused, match="multi_step"):
+        reader.configure(multi_step=0)
+    reader.finish()
+    assert all(server.finished for server in servers) and reader.finished
+    assert list(reader.batches(64)) == []
+    client.update(10.0)
+    assert client.finished
+
+
+def test_a_client_reads_batches_too(cluster):
+    server = cluster.server()
+    actor = cluster.client(server)
+    fill(actor)
+    learner = cluster.client(cluster.proxy([server]))
+    batches = learner.batches(100, timeout=20.0)
+    assert [len(next(batches)["ids"]) for _ in range(5)] == [100] * 5
+    server.finish()
+    assert len(list(batches)) < 10
+
+
+def test_new_caches_are_drawn_as_they_come(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=64))
+    client = cluster.client(server)
+    record(client)
+    reader = cluster.reader([server], ahead=1)
+    with pytest.raises(NotEnoughSamples):
+        reader.get_batch(64, 0.2)
+    with pytest.raises(MemoireTimeout, match="Are actors running"):
+        next(reader.batches(64, 0.2))
+    stopped = threading.Event()
+
+    def act():
+        while not stopped.is_set():
+            client.push_cache(1.0)
+            time.sleep(0.01)
+
+    thread, _ = in_thread(act)
+    try:
+        for batch, _ in zip(reader.batches(64, 20.0), range(20), strict=False):
+            assert len(batch["ids"]) == 64
+    finally:
+        stopped.set()
+        thread.join(10.0)
+
+
+def test_waiting_ends_with_closed_and_closing_is_bounded(cluster):
+    reader = cluster.reader([cluster.server()])
+    thread, box = in_thread(reader.get_batch, 10, 50.0)
+    loop, ended = in_thread(lambda: list(reader.batches(10, 50.0)))
+    thread.join(0.1)
+    assert thread.is_alive() and loop.is_alive()
+    began = time.monotonic()
+    reader.close()
+    reader.close()
+    thread.join(10.0)
+    loop.join(10.0)
+    assert isinstance(box["error"], Closed) and ended == {"value": []} and time.monotonic() - began < 5.0
+    for call in (lambda: reader.get_batch(1), lambda: reader.publish("t", b""), lambda: reader.finish()):
+        with pytest.raises(Closed, match="this reader is closed"):
+            call()
+
+
+def test_wrong_arguments_and_addresses_are_refused(cluster):
+    server = cluster.server()
+    with pytest.raises(EndpointError, match="at least one address"):
+        cluster.reader([])
+    with pytest.raises(EndpointError, match="cannot"):
+        cluster.reader(["nonsense"])
+    with pytest.raises(ParameterError, match="ahead"):
+        cluster.reader([server], ahead=0)
+    with pytest.raises(MemoireTimeout, match="no welcome from"):
+        cluster.reader(["tcp://127.0.0.1:9"], timeout=0.2)
+    reader = cluster.reader([server])
+    with pytest.raises(ValueError, match="at least 1"):
+        reader.get_batch(0)
+    with pytest.raises(TypeError, match="serialize"):
+        reader.publish("t", 17)
+
+
+def test_servers_of_different_schemas_cannot_be_read_together(cluster):
+    other = Schema({"obs": Column(np.float32, (2,), "state")})
+    servers = [cluster.server(), cluster.server(schema=other)]
+
+    def read():
+        cluster.reader(servers, timeout=5.0).get_batch(1, 10.0)
+
+    with pytest.raises(SchemaMismatch):
+        read()
+
+
+def test_a_reader_far_too_greedy_is_bounded_by_what_is_there(cluster):
+    server = cluster.server(limits=Limits(held_bytes=100_000))
+    fill(cluster.client(server), caches=3)
+    reader = cluster.reader([server])
+    with pytest.raises(NotEnoughSamples):
+        reader.get_batch(100_000, 0.3)
+    assert len(reader.get_batch(100, 10.0)["ids"]) == 100
+    assert set(server.stats().refused) <= set(wire.CODES)
