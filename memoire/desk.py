@@ -98,6 +98,7 @@ class Desk:
         self.parameters, self.parameters_version = parameters, 1
         self.ledger, self.logbook, self.models = Ledger(), Logbook(), ModelStore(limits.model_bytes)
         self.finished = False
+        self._told: set[bytes] = set()  # clients that a reply told so
         self.facts: dict[bytes, ClientFacts] = {}
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
@@ -173,6 +174,7 @@ class Desk:
             if body.role == "actor":
                 self.ledger.account(header.client, self._clock())
                 self.facts[header.client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
+                self._tell(header.client)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
                 schema=self.schema.to_json(),
@@ -214,7 +216,21 @@ class Desk:
             return Reply(reply)
         return Reply(msgspec.structs.replace(reply, feedback_through=feedback[0]), feedback[1])
 
+    def _tell(self, client: bytes) -> None:
+        """Remember who hears in this reply that the run is over. Under the lock."""
+        if self.finished:
+            self._told.add(client)
+
+    def untold(self, within: float) -> int:
+        """Clients heard from in the last `within` seconds that do not know yet that the run is over."""
+        since = self._clock() - within
+        with self.lock:
+            if not self.finished:
+                return 0
+            return sum(account.last_seen >= since and account.client not in self._told for account in self.ledger)
+
     def _updated(self, account: Account, body: wire.Update) -> wire.Updated:
+        self._tell(account.client)
         is_older = body.parameters_version != self.parameters_version
         return wire.Updated(
             epoch=self.epoch,

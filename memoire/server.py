@@ -49,6 +49,8 @@ ENVELOPE = 10
 REQUESTS_PER_TURN = 100
 FINISHED_WITHIN = 0.25
 """Seconds after which `batches` notices that the run is over."""
+UNTOLD = 2.0
+"""Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
 LOG_FLUSH = 1.0
 """Seconds after which lines are in the log file at the latest."""
 
@@ -623,6 +625,9 @@ class Server:
     def close(self, timeout: float | None = None) -> None:
         """End all threads and loops, and close every socket within `timeout` seconds. Waiting calls raise `Closed`.
 
+        After `finish` it waits, within that time, until clients that were heard from lately know of it: an actor that
+        loops until `client.finished` would otherwise never end.
+
         May be called again, and from any thread. Batches stay valid.
         """
         if self._pid != os.getpid():
@@ -631,15 +636,27 @@ class Server:
         self._closing.set()
         self._pool.close()
         with self._close_lock:
-            for worker in [*self._pullers, self._requests]:
-                if not worker.stop(deadline - time.monotonic(), linger=0.2):
-                    _log.warning("%s: a thread did not end in time", self.name)
+            self._stop(self._pullers, deadline)
+            self._tell_finished(deadline - 0.3)
+            self._stop([self._requests], deadline)
             with self._counting:
                 while self._loops and time.monotonic() < deadline:
                     self._counting.wait(max(0.0, deadline - time.monotonic()))
             if self._logfile is not None:
                 self._logfile.close()
             sockets.wait_unbound(self._bound, deadline - time.monotonic())
+
+    def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
+        for worker in workers:
+            if not worker.stop(deadline - time.monotonic(), linger=0.2):
+                _log.warning("%s: a thread did not end in time", self.name)
+
+    def _tell_finished(self, deadline: float) -> None:
+        """Go on answering until the clients know that the run is over: each asks every `update_every` seconds."""
+        while self._requests.is_alive and not self._requests.is_here and time.monotonic() < deadline:
+            if not self._desk.untold(UNTOLD):
+                break
+            time.sleep(0.01)
 
     def __enter__(self) -> Self:
         return self

@@ -982,3 +982,39 @@ def test_nothing_published_after_the_first_message_is_lost(serve, join):
 def test_only_bytes_and_text_can_be_published(serve):
     with pytest.raises(TypeError, match="content must be bytes or str, got int"):
         serve().publish("t", 17)
+
+
+def test_a_finished_server_tells_its_clients_before_it_closes(serve, join):
+    """The way that every learner ends: finish(), then out of the `with`; actors loop until client.finished."""
+    server = serve()
+    client = join(server.endpoint)
+    stop = threading.Event()
+
+    def act():
+        while not client.finished and not stop.is_set():
+            record(client)
+            stop.wait(0.01)
+
+    actor, box = in_thread(act)
+    until(lambda: server.total_episodes)
+    server.finish()
+    server.close()
+    try:
+        actor.join(5.0)
+        assert not box.get("error")
+        assert client.finished
+    finally:
+        stop.set()
+        actor.join(5.0)
+
+
+def test_a_finished_server_waits_for_nobody_who_is_not_there(serve, join):
+    server = serve()
+    client = join(server.endpoint)
+    record(client)
+    server.finish()
+    client.update(timeout=10.0)
+    client.close()
+    begin = time.monotonic()
+    server.close()
+    assert time.monotonic() - begin < 1.5
