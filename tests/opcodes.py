@@ -11,14 +11,15 @@ class Opcodes:
     """Counts in the calling thread, or in every thread that starts while this is entered.
 
     A thread traces the frames that it enters after it was started; `only` leaves out all frames but those named and what
-    they call, so that the waiting loop around them, which turns as often as the clock wants, does not count.
+    they call, so that the waiting loop around them, which turns as often as the clock wants, does not count. `without`
+    leaves out one function and what it calls.
     """
 
-    def __init__(self, only: str | None = None) -> None:
-        self.only = only
+    def __init__(self, only: str | None = None, without: str | None = None) -> None:
+        self.only, self.without = only, without
         self.executed = 0
-        self.calls = 0
-        """How often the function named `only` was entered."""
+        self.each: list[int] = []
+        """What each call of the function named `only` executed."""
 
     def __enter__(self) -> "Opcodes":
         threading.settrace(self._enter)
@@ -41,8 +42,8 @@ class Opcodes:
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         if not self._counts(frame):
             return None
-        if frame.f_code.co_name == self.only:
-            self.calls += 1
+        if frame.f_code.co_qualname == self.only:
+            self.each.append(0)
         frame.f_trace_lines = False
         frame.f_trace_opcodes = True
         return self._step
@@ -50,10 +51,14 @@ class Opcodes:
     def _step(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "opcode":
             self.executed += 1
+            if self.each:
+                self.each[-1] += 1
         return self._step
 
     def _counts(self, frame: FrameType) -> bool:
+        names = set()
         at: FrameType | None = frame
-        while self.only is not None and at is not None and at.f_code.co_name != self.only:
+        while at is not None:
+            names.add(at.f_code.co_qualname)
             at = at.f_back
-        return at is not None
+        return (self.only is None or self.only in names) and self.without not in names

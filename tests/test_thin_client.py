@@ -78,3 +78,37 @@ def test_the_library_imports_there(thin_python: str) -> None:
     assert Path(place).resolve().parent == PACKAGE
     assert checked == str(sys.modules["memoire._core"].CHECKED)
     assert set(memoire.__all__) == set(names)
+
+
+PUSH_A_CACHE = """
+import sys
+import numpy as np
+import memoire
+
+with memoire.connect(sys.argv[1], seed=1, timeout=20) as client:
+    writer = client.writer(num_envs=1, autoreset="disabled")
+    for step in range(40):
+        obs, following = np.full((1, 4), step, np.float32), np.full((1, 4), step + 1, np.float32)
+        ends = np.array([step == 39])
+        writer.step(obs, np.array([step]), np.ones(1), ends, np.array([False]), following, {})
+    assert client.push_cache(timeout=20), client.push_reason
+    client.update(timeout=20)
+foreign = {"gymnasium", "lz4", "rich", "scipy", "hypothesis", "pytest"} & set(sys.modules)
+print("pushed; foreign modules:", sorted(foreign))
+"""
+
+
+def test_a_client_pushes_a_cache_from_there(thin_python: str) -> None:
+    schema = memoire.Schema(
+        {
+            "obs": memoire.Column("float32", (4,), "state"),
+            "action": memoire.Column("int64"),
+            "reward": memoire.Column("float32", (), "reward"),
+        }
+    )
+    with memoire.Server("tcp://127.0.0.1:0", schema, seed=0) as server:
+        printed = run(thin_python, "-c", PUSH_A_CACHE, server.endpoint)
+        batch = server.get_batch(32, timeout=10)
+        assert (server.total_episodes, server.total_steps) == (1, 40)
+    assert printed.split("\n")[0] == "pushed; foreign modules: []"
+    assert (batch.next_obs == batch.obs + 1).all()
