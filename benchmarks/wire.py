@@ -1,0 +1,288 @@
+"""Does a server take in caches over TCP as fast as plain ZeroMQ moves as many bytes between two processes?"""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import numpy as np
+import zmq
+from measure import Report, Result, Spread, arguments, distinct
+from workloads import BATCH, EPISODE, Workload, w1, w2
+
+import memoire
+from memoire import _core, cache, wire
+from memoire.memory import Memory
+
+HIGH_WATER = 2
+"""Messages in flight on each side, as on the sockets that carry caches."""
+HELD_BYTES = 256 << 20
+"""Bytes of caches that a server holds before it overwrites the oldest."""
+UNDRAWN_BYTES = 2 << 30
+"""Room for all that one turn pushes: a cache that is overwritten would be waited for in vain."""
+DISTINCT_BYTES = 256 << 20
+"""Bytes that a sender cycles through: more than the processor's caches hold."""
+
+
+class Child:
+    """A process that does one thing each time it is told how often; it ends with this one."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.first_answer = self.answer()
+
+    def answer(self, timeout: float = 120.0) -> Any:
+        if not self.pipe.poll(timeout):
+            raise TimeoutError(f"no answer from {self.process.name} within {timeout} s")
+        return self.pipe.recv()
+
+    def tell(self, count: int) -> None:
+        self.pipe.send(count)
+
+    def close(self) -> None:
+        self.pipe.send(None)
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
+    """PUSH distinct messages of `size` bytes, without copying them."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.set(zmq.SNDHWM, HIGH_WATER)
+        push.connect(endpoint)
+        random = np.random.default_rng(0)
+        messages = [distinct(random, (size,), "uint8") for _ in range(max(2, DISTINCT_BYTES // size))]
+        pipe.send("ready")
+        while (count := pipe.recv()) is not None:
+            for turn in range(count):
+                push.send(messages[turn % len(messages)], copy=False)
+        push.close(0)
+
+
+class Receiver(Protocol):
+    """One side of a comparison: it has senders, which are other processes."""
+
+    def take(self, count: int) -> float:
+        """Seconds from the first message that came to `count` further ones."""
+
+    def close(self) -> None:
+        """End the senders too."""
+
+
+class Raw:
+    """Plain ZeroMQ: a PULL socket that takes messages and looks at none."""
+
+    def __init__(self, size: int, senders: int = 1) -> None:
+        self.context = zmq.Context()
+        self.pull = self.context.socket(zmq.PULL)
+        self.pull.set(zmq.RCVHWM, HIGH_WATER)
+        endpoint = f"tcp://127.0.0.1:{self.pull.bind_to_random_port('tcp://127.0.0.1')}"
+        self.children = [Child(raw_sender, endpoint, size) for _ in range(senders)]
+
+    def take(self, count: int) -> float:
+        each = count // len(self.children)
+        for child in self.children:
+            child.tell(each)
+        self.pull.recv(copy=False)
+        began = time.perf_counter()
+        for _ in range(each * len(self.children) - 1):
+            self.pull.recv(copy=False)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.pull.close(0)
+        self.context.term()
+
+
+def filled(workload: Workload, rank: int) -> Memory:
+    memory = Memory(workload.schema, workload.ring, workload.parameters, seed=rank)
+    fill(memory, workload, rank)
+    return memory
+
+
+def fill(memory: Memory, workload: Workload, rank: int) -> None:
+    """Closed episodes with varied priorities, until the memory is full."""
+    random = np.random.default_rng(rank)
+    values = workload.episode(random)
+    for _ in range(workload.ring // EPISODE):
+        memory.open(0)
+        memory.extend(0, values, random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
+        memory.close(0)
+
+
+def cache_sender(pipe: Connection, endpoint: str, workload: Workload) -> None:
+    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed."""
+    memory = filled(workload, 0)
+    first = cache.build(memory, BATCH, now=time.time())
+    copies = max(2, DISTINCT_BYTES // first.nbytes)
+    payloads = [first, *(cache.build(memory, BATCH, now=time.time()) for _ in range(copies - 1))]
+    checksums = [_core.checksum(payload) for payload in payloads]
+    facts: dict[str, Any] = {
+        "client": b"benchmark sender", "run": wire.name_hash("default"), "fingerprint": workload.schema.fingerprint,
+    }  # fmt: skip
+    sequence = pushed = 0
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.set(zmq.SNDHWM, HIGH_WATER)
+        push.connect(endpoint)
+        pipe.send(first.nbytes)
+        while (count := pipe.recv()) is not None:
+            messages = []
+            for turn in range(count):
+                payload, known = payloads[turn % copies], checksums[turn % copies]
+                sequence += 1
+                pushed += payload.nbytes
+                body = wire.Cache(number=sequence, pushed_bytes=pushed)
+                messages.append(wire.encode(body, sequence=sequence, payload=payload, payload_checksum=known, **facts))
+            for message in messages:
+                push.send_multipart(message, copy=False)
+        push.close(0)
+
+
+class Ingest:
+    """A server that takes caches in: parses, checks, sums up, holds them; nobody draws."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.server = memoire.Server(
+            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES
+        )
+        self.child = Child(cache_sender, self.server.push_endpoint, workload)
+        self.cache_bytes = int(self.child.first_answer)
+
+    def wait_for(self, caches: int) -> float:
+        while self.server.total_caches < caches:
+            time.sleep(0.002)
+        return time.perf_counter()
+
+    def take(self, count: int) -> float:
+        begin = self.server.total_caches
+        self.child.tell(count)
+        while (came := self.server.total_caches) == begin:
+            time.sleep(0.0001)
+        began = time.perf_counter()
+        seconds = self.wait_for(begin + count) - began
+        return seconds * (count - 1) / (begin + count - came)
+
+    def close(self) -> None:
+        self.child.close()
+        self.server.close()
+
+
+def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
+    """A client that draws caches from its memory and pushes them, as fast as it may."""
+    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, when_full="block", timeout=30) as client:
+        fill(client.memory, workload, rank)
+        client.update(timeout=30)
+        pipe.send("ready")
+        while (count := pipe.recv()) is not None:
+            for _ in range(count):
+                while not client.push_cache(timeout=10):
+                    pass
+
+
+class EndToEnd:
+    """Actors draw and push caches, a learner draws batches of as many samples; all that happens in between counts."""
+
+    def __init__(self, workload: Workload, actors: int) -> None:
+        self.server = memoire.Server(
+            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=UNDRAWN_BYTES, seed=0
+        )
+        self.children = [Child(actor, self.server.endpoint, workload, rank) for rank in range(actors)]
+
+    def take(self, count: int) -> float:
+        each = count // len(self.children)
+        for child in self.children:
+            child.tell(each)
+        self.server.get_batch(BATCH, timeout=60)
+        began = time.perf_counter()
+        for _ in range(each * len(self.children) - 1):
+            self.server.get_batch(BATCH, timeout=60)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.server.close()
+
+
+def compare(
+    what: str, ours: Receiver, theirs: Receiver, *, count: int, rounds: int, per_message: float, **settings: Any
+) -> Result:
+    """Let both sides take turns; one turn of each that is not counted comes first."""
+    rates: tuple[list[float], list[float]] = ([], [])
+    sides = (ours, theirs)
+    for turn in range(rounds + 1):
+        for index in (0, 1) if turn % 2 else (1, 0):
+            seconds = sides[index].take(count)
+            if turn:
+                rates[index].append((count - 1) * per_message / seconds)
+    ratios = [a / b for a, b in zip(*rates, strict=True)]
+    return Result(
+        what,
+        settings["unit"],
+        Spread.of(rates[0]),
+        Spread.of(rates[1]),
+        Spread.of(ratios),
+        settings["baseline"],
+        settings.get("floor"),
+        settings.get("aim"),
+    )
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
+    report = Report(__doc__)
+    report.heading()
+    rounds = 2 if chosen.quick else 7
+    for workload, count in ((w1(), 4000), (w2(), 60)):
+        ours = Ingest(workload)
+        size = ours.cache_bytes
+        theirs = Raw(size)
+        if chosen.only in f"ingest {workload.name}":
+            report.add(
+                compare(
+                    f"ingest of {size} byte caches, {workload.name}",
+                    ours,
+                    theirs,
+                    count=count // (10 if chosen.quick else 1),
+                    rounds=rounds,
+                    per_message=size,
+                    unit="B/s",
+                    baseline="PULL socket, 1 sender",
+                    floor=0.5,
+                    aim=0.8,
+                )
+            )
+        ours.close()
+        for actors in (1, 4):
+            if chosen.only not in f"end to end {workload.name}":
+                continue
+            ends = EndToEnd(workload, actors)
+            raw = Raw(size, actors)
+            report.add(
+                compare(
+                    f"end to end, {actors} actors, {workload.name}",
+                    ends,
+                    raw,
+                    count=count // (10 if chosen.quick else 2),
+                    rounds=rounds,
+                    per_message=BATCH,
+                    unit=" samples/s",
+                    baseline=f"PULL socket, {actors} senders, as many bytes",
+                )
+            )
+            raw.close()
+            ends.close()
+        theirs.close()
+    report.finish(chosen.write, "wire")
+
+
+if __name__ == "__main__":
+    main()
