@@ -31,6 +31,10 @@ from .schema import Schema
 MOST_UPLOADS = 16
 MOST_READERS = 64
 KEPT_REPLIES = 64
+DRAWS_IN_FLIGHT = 2
+"""Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
+nothing.
+"""
 FEEDBACK_SAMPLES = 1 << 16
 """Samples of feedback that wait for one client; the oldest are lost (and counted) beyond."""
 FEEDBACK_PER_REPLY = 1 << 14
@@ -118,7 +122,7 @@ class Desk:
             wire.Fetch: self._fetch,
             wire.Publish: self._once(self._publish, KEPT_REPLIES),
             wire.Sums: self._sums,
-            wire.Draw: self._once(self._draw, 1),  # a batch: only the newest is kept
+            wire.Draw: self._once(self._draw, DRAWS_IN_FLIGHT),  # batches: only as many as can be on their way
             wire.Feedback: self._once(self._feedback, KEPT_REPLIES),
             wire.Control: self._control,
         }

@@ -37,6 +37,7 @@ from . import cache, pool, sockets, wire
 from .batch import Batch
 from .calls import Answer
 from .channel import Channel
+from .desk import DRAWS_IN_FLIGHT
 from .errors import (
     Closed,
     EndpointError,
@@ -67,7 +68,7 @@ FRESH = 1.0
 LEFT_OUT_AFTER = 3.0
 """Seconds that a batch waits for a server before it is left out."""
 BATCHES_AHEAD = 3
-CLIENT = np.dtype([("low", "<u8"), ("high", "<u8")])
+NOTHING: NDArray[np.void] = np.empty(0, wire.CLIENT_COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,35 @@ class _Remote:
         self.name, self.home, self.link = name, wire.name_hash(name), link
         self.table: NDArray[np.void] | None = None  # what it said last; None where that does not hold any more
         self.heard_at = 0.0  # when it said that
-        self.clients: NDArray[np.void] = np.empty(0, CLIENT)  # who was in its newest tables
+        self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # who was in its newest table
         self.epoch = 0
-        self.is_asked = False  # SUMS or DRAW is on its way
+        self.open: dict[int, NDArray[np.void]] = {}  # SUMS and DRAWs on their way: number -> what was asked for
         self.asked_at = 0.0
         self.again_at = 0.0  # when to ask an idle server again
         self.is_away = False
         self.is_finished = False
-        self.number = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self.open)
+
+    def said(self, table: NDArray[np.void], now: float) -> None:
+        """What it has; draws that it had not seen when it said so are taken off."""
+        self.table, self.heard_at, self.clients = table.copy(), now, _clients(table)
+        for counts in self.open.values():
+            self.take(counts)
+
+    def take(self, counts: NDArray[np.void]) -> None:
+        """Take samples that are asked for off what is there for the next draw; with reuse_cache they stay."""
+        if self.table is None or not len(counts):
+            return
+        names = _clients(counts)
+        order = np.argsort(names)
+        place = order[np.minimum(np.searchsorted(names, self.clients, sorter=order), len(counts) - 1)]
+        asked = np.where(names[place] == self.clients, counts["count"][place], 0)
+        limited = self.table["flags"] & 1 == 0
+        self.table["reserved"] -= np.where(limited, np.minimum(asked, self.table["reserved"]), 0).astype(np.uint32)
 
 
 class _Link:
@@ -130,7 +152,6 @@ class _Round:
     plan: pool.Plan
     open: set[int]
     parts: list[Any]
-    began: float
     wanted: int
     layout: cache.Layout
     parameters: Parameters
@@ -194,7 +215,7 @@ class Reader:
         self._worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
         self._links: list[_Link] = []
         self._remotes: dict[str, _Remote] = {}
-        self._round: _Round | None = None
+        self._rounds: list[_Round] = []  # on their way, oldest first; their batches come in this order
         self._wrong: dict[str, int] = {}
         self._versions: dict[str, int] = {}  # newest version of each topic at any server
         try:
@@ -205,7 +226,7 @@ class Reader:
         self._worker.start()
         close_at_exit(self)
         try:
-            self._await(lambda: self._schema is not None, timeout, "welcome")
+            self._await(lambda: self._schema is not None and not self._is_meeting, timeout, "welcome")
         except BaseException:
             self.close(0.0)
             raise
@@ -514,7 +535,7 @@ class Reader:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(min(left, 0.1))
         raise MemoireTimeout(what, ", ".join(self.urls), seconds, sockets.why_unreachable(self.urls[0]))
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
@@ -541,7 +562,9 @@ class Reader:
     @property
     def _is_hungry(self) -> bool:
         """Whether another batch is to be drawn, and none is on its way."""
-        return self._round is None and self._batch_size > 0 and len(self._ready) < self._ahead and not self._closing
+        drawing = len(self._rounds)
+        wanted = self._batch_size > 0 and len(self._ready) + drawing < self._ahead and not self._closing
+        return wanted and drawing < DRAWS_IN_FLIGHT
 
     def _is_awaited(self, remote: _Remote) -> bool:
         return remote.is_asked and not remote.is_away
@@ -612,7 +635,7 @@ class Reader:
         with self._changed:
             if parameters != self._parameters and self._schema is not None:
                 self._ready.clear()
-                self._round = None
+                self._rounds.clear()
             self._schema, self._parameters = schema, parameters
             self._parameters_version = told.parameters_version
             self._finished = self._finished or told.finished
@@ -626,9 +649,9 @@ class Reader:
         """It did not answer in time: batches go on without it, while the question stays open."""
         remote.is_away = True
         remote.table = None
-        if self._round is not None and remote.number in self._round.open:
-            self._round.open.discard(remote.number)
-            self._finish_round()
+        for made in self._rounds:
+            made.open.difference_update(remote.open)
+        self._finish_rounds()
 
     # Drawing
 
@@ -639,6 +662,7 @@ class Reader:
         there = [remote for remote in self._remotes.values() if not remote.is_away]
         for remote in self._remotes.values():
             if not remote.is_asked and (remote.table is None or now - remote.heard_at > FRESH):
+                remote.table = None
                 self._ask(remote, wire.Sums(reserve=self._reserve), now)
         if any(remote.table is None for remote in there) or not there:
             return
@@ -649,15 +673,17 @@ class Reader:
             self._wait_for_more(there, tables, now)
             return
         layout = cache.layout_of(self.schema, self._parameters, cache.Kind.DRAWN)
-        self._round = _Round(plan, set(), [], now, size, layout, self._parameters)
+        made = _Round(plan, set(), [], size, layout, self._parameters)
+        self._rounds.append(made)
         for remote, counts in zip(there, plan.counts, strict=True):
-            # The table is used up by this draw; the reply brings the next one, also from those that give nothing.
             remote.again_at = 0.0
+            remote.take(counts)
             if len(counts):
-                self._ask(remote, wire.Draw(counts=counts.tobytes(), reserve=self._reserve), now)
-                self._round.open.add(remote.number)
-            else:
+                made.open.add(self._ask(remote, wire.Draw(counts=counts.tobytes(), reserve=self._reserve), now, counts))
+            elif not remote.is_asked:  # it gives nothing, and is to say what it has by the next draw but one
                 self._ask(remote, wire.Sums(reserve=self._reserve), now)
+        if self._is_hungry:
+            self._begin(now)
 
     @property
     def _reserve(self) -> int:
@@ -675,21 +701,25 @@ class Reader:
             remote.table = None
             remote.again_at = now + ASK_AGAIN
 
-    def _ask(self, remote: _Remote, body: wire.Sums | wire.Draw, now: float) -> None:
+    def _ask(self, remote: _Remote, body: wire.Sums | wire.Draw, now: float, counts: NDArray[np.void] = NOTHING) -> int:
         if now < remote.again_at:
-            return
-        remote.is_asked, remote.asked_at, remote.table = True, now, None
-        remote.number = remote.link.channel.ask(body, lambda answer: self._answered(remote, answer), home=remote.home)
+            return 0
+        if not remote.open:
+            remote.asked_at = now
+        number = next(self._numbers)
+        remote.open[number] = counts
+        answered = functools.partial(self._answered, remote, number)
+        return remote.link.channel.ask(body, answered, home=remote.home, sequence=number)
 
-    def _answered(self, remote: _Remote, answer: Answer) -> None:
-        number, remote.is_asked = remote.number, False
+    def _answered(self, remote: _Remote, number: int, answer: Answer) -> None:
+        remote.open.pop(number, None)
+        remote.asked_at = time.monotonic()
         if isinstance(answer, Closed):
             return
         was_away, remote.is_away = remote.is_away, False
         said = answer.body if isinstance(answer, wire.Message) else None
         if isinstance(said, (wire.Summed, wire.Drawn)):
-            remote.table, remote.heard_at = wire.unpack_sums(said.clients), time.monotonic()
-            remote.clients = _clients(remote.table)
+            remote.said(wire.unpack_sums(said.clients), time.monotonic())
             remote.epoch = said.epoch
             remote.is_finished = said.finished
             self._finished = all(other.is_finished for other in self._remotes.values()) or self._finished
@@ -699,22 +729,23 @@ class Reader:
             self._look_soon()
         if was_away:
             _log.info("reader %s: server %s is back", self.reader_id.hex()[:8], remote.name)
-        if self._round is not None and number in self._round.open:
-            self._round.open.discard(number)
-            if isinstance(said, wire.Drawn) and isinstance(answer, wire.Message) and answer.payload is not None:
-                self._round.parts.append((answer.payload, answer.header.payload_checksum))
-            self._finish_round()
+        for made in self._rounds:
+            if number in made.open:
+                made.open.discard(number)
+                if isinstance(said, wire.Drawn) and isinstance(answer, wire.Message) and answer.payload is not None:
+                    made.parts.append(answer.payload)
+        self._finish_rounds()
         if self._is_hungry:
             self._begin(time.monotonic())
 
-    def _finish_round(self) -> None:
-        """Weigh and shuffle what came, when all of it is there."""
-        made = self._round
-        if made is None or made.open:
-            return
-        self._round = None
+    def _finish_rounds(self) -> None:
+        while self._rounds and not self._rounds[0].open:
+            self._finish_round(self._rounds.pop(0))
+
+    def _finish_round(self, made: _Round) -> None:
+        """Weigh and shuffle what came: all of it is there."""
         try:
-            held = [cache.check(payload, made.layout, self._limits) for payload, _ in made.parts]
+            held = [cache.check(payload, made.layout, self._limits) for payload in made.parts]
             samples = sum(part.samples for part in held)
             self._short += max(0, made.wanted - samples)
             if samples < made.wanted:
@@ -754,9 +785,9 @@ class Reader:
             link.channel.close(Closed("this reader"))
 
 
-def _clients(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Client ids of rows as values that compare."""
-    return np.ascontiguousarray(rows["client"]).view(CLIENT).reshape(-1)
+def _clients(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Client ids of rows as numbers that compare: half of their random bits, which is enough to tell clients apart."""
+    return np.ascontiguousarray(rows["client"][:, 0], np.uint64)
 
 
 def _publish_body(model: Model, version: int) -> wire.Publish:

@@ -262,12 +262,13 @@ class Server:
         Raises:
             EndpointError: the address is taken, or none.
         """
-        self._check_open()
-        made = sockets.request_server(self._context, self._limits.request_bytes)
-        bound = self._attach(made, endpoint, bind)
-        # Handed over, not shared: the worker's thread is the only one to use it from here on.
-        self._requests.post(lambda: self._request_sockets.add(self._requests.doors.add(made)))
-        return bound
+        with self._close_lock:
+            self._check_open()
+            made = sockets.request_server(self._context, self._limits.request_bytes)
+            bound = self._attach(made, endpoint, bind)
+            # Handed over, not shared: the worker's thread is the only one to use it from here on.
+            self._requests.post(lambda: self._request_sockets.add(self._requests.doors.add(made)))
+            return bound
 
     def add_pull_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Take caches at one more address, on a thread of its own; returns the address as it is bound.
@@ -275,14 +276,15 @@ class Server:
         Raises:
             EndpointError: the address is taken, or none.
         """
-        self._check_open()
-        made = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-        bound = self._attach(made, endpoint, bind)
-        worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
-        worker.doors.add(made)
-        self._pullers.append(worker)
-        worker.start()
-        return bound
+        with self._close_lock:
+            self._check_open()
+            made = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
+            bound = self._attach(made, endpoint, bind)
+            worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
+            worker.doors.add(made)
+            self._pullers.append(worker)
+            worker.start()
+            return bound
 
     def _attach(self, made: Socket, endpoint: str, bind: bool) -> str:
         if not bind:

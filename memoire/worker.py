@@ -156,6 +156,8 @@ class Worker:
 
     def _finish(self) -> None:
         try:
+            while self._posted:  # sockets that were handed over have to be closed too
+                self._posted.popleft()()
             self._at_end()
         except Exception:
             _log.exception("%s: did not end cleanly", self._thread.name)

@@ -17,11 +17,18 @@ PROMISES = {
     "dict_observation.py": "(64, 4, 16, 16) float32",
     "classic_single_process.py": "the way right is known",
     "client_mt.py": "100 episodes, 4000 steps",
+    "publish_subscribe.py": "late: version 2",
+    "logs.py": "6 lines",
+    "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
 TOGETHER = {
+    "actor and learner": (
+        3,
+        [("learner.py", [], "learned ["), ("actor.py", [], "the run is over after")],
+    ),
     "classic actor and learner": (
         3,
         [
