@@ -87,8 +87,12 @@ def publisher(context: Context) -> Socket:
 
 
 def subscriber(context: Context, message_bytes: int) -> Socket:
-    """SUB for notices; topics are subscribed to afterwards."""
-    return _make(context, zmq.SUB, message_bytes, receive=NOTICE_MESSAGES)
+    """SUB for notices; topics are subscribed to afterwards, as many as `models.MOST_TOPICS`.
+
+    A subscription is a message of its own: without room for it ZeroMQ drops it, and the topic stays silent. So there is
+    no high-water mark for sending.
+    """
+    return _make(context, zmq.SUB, message_bytes, send=0, receive=NOTICE_MESSAGES)
 
 
 def plain_dealer(context: Context, message_bytes: int) -> Socket:

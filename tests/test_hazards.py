@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
 from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer, wire
-from memoire.errors import MemoireTimeout, NotEnoughSamples
+from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
 
 
 def local(max_step, **parameters):
@@ -225,6 +225,24 @@ def test_a_client_whose_server_is_gone_closes_in_time():
         started = time.monotonic()
         client.close(timeout=0.5)
         assert time.monotonic() - started < 5.0
+
+
+def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
+    server, address, gate = ReplayMemoryServer(*templates(), 10, tcp(), 1), tcp(), threading.Event()
+    server.server._requests.post(gate.wait)  # its thread is busy, and will end before it looks at the new socket
+    server.server.add_request_worker(address)
+    with in_thread(server.close):
+        assert server.server.wait_closed(DEADLINE)
+        gate.set()
+
+    def is_free():
+        try:
+            ReplayMemoryServer(*templates(), 10, address, 1).close()
+        except EndpointError:
+            return False
+        return True
+
+    wait_until(is_free, "the release of the address")
 
 
 def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():

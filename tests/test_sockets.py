@@ -118,6 +118,23 @@ def test_a_sender_without_a_peer_refuses_at_once(context):
     assert not sockets.send(sender, [b"x"])
 
 
+def test_no_subscription_is_lost_however_many_are_made_at_once(context):
+    publisher, subscriber = sockets.publisher(context), sockets.subscriber(context, 1 << 20)
+    address = sockets.bind(publisher, "tcp://127.0.0.1:0")
+    sockets.connect(subscriber, address)
+    wanted = {b"topic %d" % number for number in range(1000)}
+    for topic in wanted:
+        subscriber.setsockopt(zmq.SUBSCRIBE, topic)
+    heard = set()
+    deadline = time.monotonic() + 10.0
+    while heard != wanted and time.monotonic() < deadline:
+        publisher.poll(100)
+        heard.update(sockets.subscribed(publisher))
+    assert heard == wanted
+    publisher.close()
+    subscriber.close()
+
+
 def test_frames_beyond_the_bound_are_not_kept(context):
     receiver, sender = sockets.data_receiver(context, 100), sockets.data_sender(context)
     sockets.bind(receiver, "inproc://many")
