@@ -102,15 +102,15 @@ import threading
 #
 # A value is recomputed from its eight children whenever one changed, so sums do not drift. Writing a leaf only marks its
 # parent; `tree_settle` then recomputes each marked node once, level by level. Beside each sum of level 1 and above lies
-# the least positive leaf under it (infinity where there is none).
+# the least positive leaf under it (infinity where there is none), brought up to date only when somebody asks for it.
 
 cdef extern from *:
     """
     #include <math.h>
     #include <time.h>
 
-    /* Sums in pairs: the compiler adds two lanes at once. Draws go by running sums, which may differ in the last bit;
-       memoire_pick catches what falls off the end. */
+    /* Sums in pairs, so that additions need not wait for each other. Draws go by running sums, which may differ in
+       the last bit; memoire_pick catches what falls off the end. */
     static inline double memoire_sum8(const double *c) {
         return ((c[0] + c[2]) + (c[4] + c[6])) + ((c[1] + c[3]) + (c[5] + c[7]));
     }
@@ -131,7 +131,8 @@ cdef extern from *:
     }
 
     /* The child whose stretch of running sums holds *mass, which becomes what is left inside it. Where rounding put
-       the mass beyond all children, the last positive one: a child of sum 0 is never picked. */
+       the mass beyond all children, the last positive one: a child of sum 0 is never picked. (By halves, with three
+       comparisons, is no faster: measured.) */
     static inline int64_t memoire_pick(const double *c, double *mass) {
         double before[9], m = *mass;
         int64_t k = 0, i;
@@ -169,15 +170,22 @@ cdef enum:
     CHUNK = 256
 
 
+cdef enum:
+    DIRTY = 1
+    STALE = 2
+
+
 cdef struct Tree:
     int64_t size
     int levels
     int64_t positive  # leaves above 0
     int64_t dirties
+    int64_t stales
     double* sums[MOST_LEVELS]
     double* least[MOST_LEVELS]  # from level 1 up
-    uint8_t* marks[MOST_LEVELS]  # from level 1 up: waits in `dirty`
-    int64_t* dirty
+    uint8_t* marks[MOST_LEVELS]  # from level 1 up: DIRTY and STALE nodes wait in the lists of these names
+    int64_t* dirty  # sums to be recomputed
+    int64_t* stale  # least leaves to be recomputed
 
 
 cdef cnp.ndarray _aligned(int64_t count, object dtype):
@@ -195,7 +203,7 @@ cdef list _make_tree(Tree* tree, int64_t size):
     cdef int64_t count = size, padded
     cdef int level = 0
     tree.size = size
-    tree.positive = tree.dirties = 0
+    tree.positive = tree.dirties = tree.stales = 0
     while True:
         padded = (count + 7) // 8 * 8
         room = _aligned(padded, np.float64)
@@ -217,6 +225,9 @@ cdef list _make_tree(Tree* tree, int64_t size):
     room = _aligned((size + 7) // 8, np.int64)
     rooms.append(room)
     tree.dirty = <int64_t*>cnp.PyArray_DATA(room)
+    room = _aligned((size + 7) // 8, np.int64)
+    rooms.append(room)
+    tree.stale = <int64_t*>cnp.PyArray_DATA(room)
     return rooms
 
 
@@ -228,14 +239,17 @@ cdef inline void tree_put(Tree* tree, int64_t leaf, double weight) noexcept nogi
         return
     tree.positive += <int>(weight > 0.0) - <int>(place[0] > 0.0)
     place[0] = weight
-    if not tree.marks[1][parent]:
-        tree.marks[1][parent] = 1
+    if not tree.marks[1][parent] & DIRTY:
         tree.dirty[tree.dirties] = parent
         tree.dirties += 1
+        if not tree.marks[1][parent] & STALE:
+            tree.stale[tree.stales] = parent
+            tree.stales += 1
+        tree.marks[1][parent] = DIRTY | STALE
 
 
 cdef void tree_settle(Tree* tree) noexcept nogil:
-    """Recompute every node above a changed leaf, each once."""
+    """Recompute every sum above a changed leaf, each once."""
     cdef int64_t i, node, parent, kept, count = tree.dirties
     cdef int level
     if count == 0:
@@ -244,27 +258,44 @@ cdef void tree_settle(Tree* tree) noexcept nogil:
         kept = 0
         for i in range(count):
             node = tree.dirty[i]
-            tree.marks[level][node] = 0
+            tree.marks[level][node] &= ~DIRTY
             tree.sums[level][node] = sum8(tree.sums[level - 1] + 8 * node)
-            if level == 1:
-                tree.least[1][node] = least_positive8(tree.sums[0] + 8 * node)
-            else:
-                tree.least[level][node] = least8(tree.least[level - 1] + 8 * node)
             parent = node >> 3
-            if level + 1 < tree.levels and not tree.marks[level + 1][parent]:
-                tree.marks[level + 1][parent] = 1
+            if level + 1 < tree.levels and not tree.marks[level + 1][parent] & DIRTY:
+                tree.marks[level + 1][parent] |= DIRTY
                 tree.dirty[kept] = parent
                 kept += 1
         count = kept
     tree.dirties = 0
 
 
+cdef double tree_least(Tree* tree) noexcept nogil:
+    """Least leaf above 0, or infinity: recomputes every node above a leaf that has changed since this was last asked."""
+    cdef int64_t i, node, parent, kept, count
+    cdef int level
+    tree_settle(tree)  # so that no node is dirty without being stale
+    count = tree.stales
+    for level in range(1, tree.levels):
+        kept = 0
+        for i in range(count):
+            node = tree.stale[i]
+            tree.marks[level][node] &= ~STALE
+            if level == 1:
+                tree.least[1][node] = least_positive8(tree.sums[0] + 8 * node)
+            else:
+                tree.least[level][node] = least8(tree.least[level - 1] + 8 * node)
+            parent = node >> 3
+            if level + 1 < tree.levels and not tree.marks[level + 1][parent] & STALE:
+                tree.marks[level + 1][parent] |= STALE
+                tree.stale[kept] = parent
+                kept += 1
+        count = kept
+    tree.stales = 0
+    return tree.least[tree.levels - 1][0]
+
+
 cdef inline double tree_total(const Tree* tree) noexcept nogil:
     return tree.sums[tree.levels - 1][0]
-
-
-cdef inline double tree_least(const Tree* tree) noexcept nogil:
-    return tree.least[tree.levels - 1][0]
 
 
 cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64_t* leaves) noexcept nogil:
@@ -288,7 +319,11 @@ cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64
 
 cdef cnp.ndarray _vector(object values, int kind, str name):
     """`values` as a contiguous one-dimensional array of a NumPy type, without a copy where it is one. Floats are no integers."""
-    cdef cnp.ndarray array = np.asarray(values)
+    cdef cnp.ndarray array
+    if type(values) is cnp.ndarray and cnp.PyArray_TYPE(values) == kind and cnp.PyArray_NDIM(values) == 1 \
+            and cnp.PyArray_ISCARRAY_RO(values):
+        return values
+    array = np.asarray(values)
     if cnp.PyArray_SIZE(array) == 0:
         array = array.astype(np.int8)  # an empty list says nothing of its kind
     array = cnp.PyArray_FROMANY(array, kind, 0, 0, cnp.NPY_ARRAY_CARRAY_RO)
@@ -349,8 +384,12 @@ cdef class PriorityTree:
 
     @property
     def minimum(self):
-        """Least weight above 0; infinity where there is none."""
-        return tree_least(&self.tree)
+        """Least weight above 0; infinity where there is none. Cost: as much as has changed since it was last asked."""
+        cdef double least
+        with self.lock:
+            with nogil:
+                least = tree_least(&self.tree)
+        return least
 
     def set(self, indices, weights):
         """Give leaves new weights: int64 [B] and float64 [B] (or one number), finite and not negative. Of duplicates the last counts.
@@ -359,7 +398,7 @@ cdef class PriorityTree:
         recomputed once.
         """
         cdef cnp.ndarray at = _vector(indices, cnp.NPY_INT64, "indices")
-        if np.ndim(weights) == 0:
+        if type(weights) is not cnp.ndarray and np.ndim(weights) == 0:
             weights = np.full(cnp.PyArray_SIZE(at), weights, np.float64)
         cdef cnp.ndarray what = _vector(weights, cnp.NPY_FLOAT64, "weights")
         cdef int64_t i, bad, worse, count = cnp.PyArray_SIZE(at)
@@ -1428,13 +1467,18 @@ cdef class EntryStore:
         """Largest priority so far, 1 at first."""
         return self.max_priority_
 
-    def _sums(self):
-        """(total weight, entries with positive weight, least positive weight or infinity), of one moment."""
+    def _sums(self, bint with_least=True):
+        """(total weight, entries with positive weight, least positive weight or infinity), of one moment.
+
+        The least costs as much as has changed since it was last asked; without it 0 is returned.
+        """
+        cdef double least
         self._hold()
         try:
             with nogil:
                 tree_settle(&self.tree)
-            return tree_total(&self.tree), self.tree.positive, tree_least(&self.tree)
+                least = tree_least(&self.tree) if with_least else 0.0
+            return tree_total(&self.tree), self.tree.positive, least
         finally:
             self._release()
 

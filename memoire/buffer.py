@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .batch import Batch
@@ -158,10 +157,9 @@ class Buffer:
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
         with self._memory.held():
-            gathered, total, population, smallest = self._memory.sample(batch_size)
+            gathered, weights, total, population, smallest = self._memory.sample(batch_size)
             parameters = self._memory.parameters
-        # float32 may have rounded a tiny weight to 0; none is below the smallest
-        chances = np.maximum(gathered.weight, smallest, dtype=np.float64) / total
+        chances = weights / total
         beta, normalize = parameters.importance_exponent, parameters.normalize
         corrections, divisor = importance(chances, population, beta, normalize, smallest / total)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)

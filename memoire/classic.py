@@ -444,7 +444,7 @@ class ReplayMemory:
         with memory.held():
             parameters = memory.parameters
             sample = memory.sample(whole("batch_size", batch_size, 1))
-            chance = memory.weights(sample.gathered.ids) / sample.total_weight
+            chance = sample.weights / sample.total_weight
         factor, _ = importance(chance, sample.num_positive, parameters.importance_exponent)
         return batch_of(self._schema, parameters, sample.gathered, factor, out)
 

@@ -44,9 +44,12 @@ class Sample(NamedTuple):
     """Drawn samples and the sums that their chances come from, all of one moment."""
 
     gathered: Gathered
+    weights: Float64s
+    """[B] what sampling was proportional to, not rounded: over `total_weight` these are the chances."""
     total_weight: float
     num_positive: int
     min_weight: float
+    """Least weight above 0, which costs a little; 0 unless `Parameters.normalize` is "global" and needs it."""
 
 
 class Windows(NamedTuple):
@@ -390,7 +393,9 @@ class Memory(_core.EntryStore):
     def sample(self, count: int) -> Sample:
         """Draw and gather as one moment: nothing leaves in between. Raises EmptyMemory."""
         with self.held():
-            return Sample(self.gather(self.draw(count)), *self.sums())
+            gathered = self.gather(self.draw(count))
+            weights = self.weights(gathered.ids)
+            return Sample(gathered, weights, *self._sums(self._parameters.normalize == "global"))
 
     def update_priorities(self, numbers: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
         """Give entries the priority |td error| + 1e-6, and weights by it; of duplicates the last counts.

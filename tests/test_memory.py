@@ -812,6 +812,18 @@ def test_python_does_the_same_work_for_one_sample_as_for_a_thousand():
     assert calls(2) == calls(1000)
 
 
+def test_a_sample_has_the_least_weight_only_where_importance_needs_it():
+    memory = filled(parameters=Parameters(normalize="global"))
+    sample = memory.sample(4)
+    assert sample[2:] == memory.sums()
+    np.testing.assert_array_equal(sample.weights, memory.weights(sample.gathered.ids))
+    assert memory.sums()[2] == memory.weights(np.arange(19)).min() > 0
+    memory.update_priorities([3], [0.0])
+    assert memory.sums()[2] == memory.weights([3])[0] == memory.min_weight
+    memory.configure(normalize="batch")
+    assert memory.sample(4)[2:] == (*memory.sums()[:2], 0.0)
+
+
 def test_info_and_repr_say_what_there_is():
     memory = filled()
     info = memory.info()
