@@ -583,6 +583,19 @@ def test_push_cache_returns_0_or_minus_1_with_the_reason_beside_it():
         assert "closed" in client.push_failure
 
 
+def test_an_episode_is_drawn_from_when_it_is_closed_and_not_before():
+    with Cluster(cache_size=8) as cluster:
+        client = cluster.client()
+        client.rem.new_episode()
+        for t in range(5):
+            state = np.array([1, t, 2 * t, 1], np.float32)
+            client.rem.add_entry(state, 1000 + t, t % 3, 0.5, 0.25, np.array([1, t], np.int32), 1.0)
+        assert client.push_cache() == -1
+        client.rem.close_episode()
+        assert client.push_cache() == 0
+        check_content(cluster.server.get_batch(8, timeout=DEADLINE))
+
+
 def test_a_full_window_ends_in_minus_1_after_its_timeout():
     with Cluster(cache_size=1000) as cluster:
         client = cluster.client()
