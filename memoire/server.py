@@ -394,9 +394,9 @@ class Server:
     # -------------------------------------------------------------------------------------------------- caches
 
     def _pull(self, made: Socket, ready: dict[object, int]) -> None:
-        # Drained without polling in between: at small messages the poll would be most of the work.
+        # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
         while not self._closing.is_set():
-            frames = sockets.receive(made, most=2)
+            frames = sockets.receive(made, most=2, wait=True)
             if frames is None:
                 return
             try:
