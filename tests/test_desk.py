@@ -1,0 +1,217 @@
+"""What a server answers, without a socket: each request may come any number of times."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from memoire import cache, wire
+from memoire.batch import ID
+from memoire.desk import FEEDBACK_SAMPLES, Desk
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from netkit import SCHEMA
+
+ME, YOU = b"m" * 16, b"y" * 16
+
+
+class Asker:
+    """Asks a desk as a client would: through the wire's own frames, and again where it is told to."""
+
+    def __init__(self, desk, client=ME):
+        self.desk, self.client, self.number = desk, client, 0
+
+    def ask(self, body, *, again=False, run=0, payload=None):
+        self.number += not again
+        frames = wire.encode(body, client=self.client, sequence=self.number, run=run, payload=payload)
+        return self.desk.answer(wire.parse(frames))
+
+
+@pytest.fixture
+def told():
+    return {"lines": [], "models": []}
+
+
+@pytest.fixture
+def desk(told):
+    parameters = Parameters(cache_size=64)
+    return Desk(
+        schema=SCHEMA,
+        parameters=parameters,
+        pool=Pool(SCHEMA, parameters, seed=0),
+        run="run",
+        name="home",
+        limits=Limits(model_chunk=10, model_bytes=1000),
+        on_lines=told["lines"].extend,
+        on_model=told["models"].append,
+        clock=lambda: 1000.0,
+    )
+
+
+def cache_of(entries=20):
+    memory = Memory(SCHEMA, 100, Parameters(cache_size=64), seed=0)
+    memory.open()
+    for step in range(entries):
+        memory.add(0, (np.full(4, step, np.float32), np.int32(0), np.float32(1)))
+    memory.close(terminated=True)
+    return cache.build(memory, now=0.0)
+
+
+def arrive(desk, payload, **changed):
+    facts = {"client": ME, "fingerprint": SCHEMA.fingerprint, "sequence": 1} | changed
+    message = wire.parse(wire.encode(wire.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
+    return desk.arrived(message.header, message.body, message.payload)
+
+
+def test_hello_says_all_that_a_client_needs(desk):
+    reply = Asker(desk).ask(wire.Hello(label=7, codecs=["zlib", "unheard of"]))
+    told = reply.body
+    assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
+    assert Parameters.from_wire(told.parameters).cache_size == 64 and told.credit == Limits().credit
+    assert reply.changed == {
+        "run": wire.name_hash("run"),
+        "home": wire.name_hash("home"),
+        "fingerprint": SCHEMA.fingerprint,
+    }
+
+
+def test_an_update_that_comes_again_changes_nothing(desk, told):
+    me = Asker(desk)
+    line = wire.Line(number=1, time=0.0, label=7, text="x")
+    update = wire.Update(episodes=3, steps=30, lines=[line])
+    first, again = me.ask(update), me.ask(update, again=True)
+    assert first == again and (first.body.episodes, first.body.lines_through) == (3, 1)
+    assert len(told["lines"]) == 1 and desk.ledger.episodes == 3
+    desk.ledger.check_invariants()
+
+
+def test_parameters_are_sent_to_those_that_have_others(desk):
+    me = Asker(desk)
+    assert me.ask(wire.Update(parameters_version=1)).body.parameters is None
+    desk.configure({"cache_size": 32})
+    assert me.ask(wire.Update(parameters_version=1)).body.parameters["cache_size"] == 32
+    assert me.ask(wire.Update(parameters_version=2)).body.parameters is None
+
+
+def test_a_draw_that_is_asked_for_again_takes_no_samples(desk):
+    arrive(desk, cache_of())
+    reader = Asker(desk, YOU)
+    rows = wire.unpack_sums(reader.ask(wire.Sums(reserve=64)).body.clients)
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = rows["client"], 10
+    first = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
+    again = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64), again=True)
+    assert again.payload is first.payload and desk.pool.stats().drawn == 10
+    for _ in range(2):
+        reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
+    reader.number -= 3
+    overtaken = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
+    assert overtaken.body.code == "missing" and desk.pool.stats().drawn == 30
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"twenty-five bytes of model"])
+def test_a_model_is_published_once_however_often_its_stretches_come(desk, told, body):
+    me = Asker(desk)
+    digest = hashlib.sha256(body).digest()
+    for offset in range(0, max(1, len(body)), 10):
+        publish = wire.Publish(topic="t", size=len(body), sha256=digest, offset=offset)
+        chunk = body[offset : offset + 10] or None
+        first = me.ask(publish, payload=chunk)
+        assert me.ask(publish, payload=chunk, again=True) == first
+    assert first.body.version == 1 and [model.body for model in told["models"]] == [body]
+    publish = wire.Publish(topic="t", size=1, sha256=hashlib.sha256(b"n").digest(), version=1)
+    assert me.ask(publish, payload=b"n").body.code == "topic"
+    late = wire.Publish(topic="t", size=30, sha256=digest, offset=10)
+    assert me.ask(late, payload=b"0123456789").body.code == "missing"
+    huge = wire.Publish(topic="t", size=1001, sha256=digest)
+    assert me.ask(huge, payload=b"0").body.code == "too_large"
+
+
+def test_a_model_is_fetched_in_stretches(desk):
+    desk.publish("t", b"fifteen bytes..")
+    me = Asker(desk)
+    first = me.ask(wire.Fetch(topic="t"))
+    assert (first.body.version, first.body.size, bytes(first.payload)) == (1, 15, b"fifteen by")
+    assert bytes(me.ask(wire.Fetch(topic="t", version=1, offset=10)).payload) == b"tes.."
+    assert bytes(me.ask(wire.Fetch(topic="t", version=1, offset=2, size=3)).payload) == b"fte"
+    for wrong in (wire.Fetch(topic="t", version=2), wire.Fetch(topic="u"), wire.Fetch(topic="t", offset=16)):
+        assert me.ask(wrong).body.code == "missing"
+
+
+def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(desk):
+    me = Asker(desk)
+    me.ask(wire.Hello())
+    ids = np.zeros(5, ID)
+    ids["client"], ids["number"] = np.frombuffer(ME, "<u8"), np.arange(5)
+    assert desk.hand_on(ids, np.arange(5.0)) == 0
+    for _ in range(2):
+        reply = me.ask(wire.Update())
+        numbers, errors = cache.read_feedback(reply.payload, SCHEMA)[ME]
+        assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
+    assert me.ask(wire.Update(feedback_through=reply.body.feedback_through)).payload is None
+
+
+def test_feedback_that_nobody_fetches_is_bounded_and_counted(desk):
+    Asker(desk).ask(wire.Hello())
+    ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
+    ids["client"] = np.frombuffer(ME, "<u8")
+    lost = [desk.hand_on(ids, np.ones(len(ids))) for _ in range(6)]
+    assert lost == [0, 0, 0, 0, len(ids), len(ids)] and desk.feedback_lost == 2 * len(ids)
+    ids["client"] = np.frombuffer(YOU, "<u8")
+    assert desk.hand_on(ids, np.ones(len(ids))) == len(ids)
+
+
+def test_feedback_over_the_wire_is_taken_once(desk):
+    Asker(desk).ask(wire.Hello())
+    ids = np.zeros(3, ID)
+    ids["client"] = np.frombuffer(ME, "<u8")
+    reader = Asker(desk, YOU)
+    payload = cache.pack_feedback(SCHEMA, ids, np.ones(3, np.float32))
+    for again in (False, True):
+        reply = reader.ask(wire.Feedback(), payload=payload, again=again)
+        assert (reply.body.samples, reply.body.lost) == (3, 0)
+    assert desk.feedback_given == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [({"fingerprint": 1}, "schema"), ({"run": 1}, "run"), ({"client": bytes(16)}, "client")],
+)
+def test_a_cache_from_elsewhere_is_refused_by_code(desk, changed, code):
+    with pytest.raises(ProtocolError) as caught:
+        arrive(desk, cache_of(), **changed)
+    assert caught.value.code == code and desk.refused == {code: 1}
+    assert desk.ledger.accepted_caches == 0 and desk.pool.stats().caches == 0
+
+
+def test_a_cache_is_accounted_whether_it_is_taken_or_not(desk):
+    good = cache_of()
+    assert arrive(desk, good) == 64
+    broken = good.copy()
+    broken[100] ^= 1
+    with pytest.raises(ProtocolError):
+        arrive(desk, broken, sequence=2)
+    account = desk.ledger.find(ME)
+    assert (account.accepted_caches, sum(account.rejected.values())) == (1, 1)
+    assert account.received_bytes == 2 * good.nbytes
+    desk.ledger.check_invariants()
+
+
+def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
+    me = Asker(desk)
+    assert me.ask(wire.Control(parameters={"cache_size": 8})).body.parameters_version == 2
+    for wrong in ({"cache_size": 0}, {"no such parameter": 1}):
+        assert me.ask(wire.Control(parameters=wrong, finish=True)).body.code == "parameters"
+    assert not desk.finished and desk.parameters.cache_size == 8
+    assert me.ask(wire.Control(finish=True)).body.finished
+    assert me.ask(wire.Update()).body.finished
+
+
+def test_credit_is_shared_when_many_ask(desk):
+    desk.limits = Limits(credit=1000, held_bytes=5000)
+    for number in range(10):
+        credit = Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello()).body.credit
+    assert credit == 500
