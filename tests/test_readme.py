@@ -62,6 +62,6 @@ def test_the_examples_of_a_cluster_run_together(tmp_path: Path) -> None:
             child.communicate()
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
+@pytest.mark.parametrize("target", re.findall(r"(?:\]\(|`)((?:docs|examples|tests|[A-Z]+\.md)[^)`#: ]*)[)`]", README))
 def test_what_is_linked_to_is_there(target: str) -> None:
     assert (ROOT / target).exists()
