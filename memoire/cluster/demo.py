@@ -307,6 +307,8 @@ class Demo:
         learner, *actors = workers
         learner.order("finish")
         if not launcher.wait_for(workers, FINISH_TIMEOUT):
+            late = ", ".join(child.name for child in workers if child.status is None)
+            print(f"the run did not end within {FINISH_TIMEOUT:g} s: {late} still at work; counts are not final")
             return False
         launcher.stop(cluster.proxies)
         launcher.stop(cluster.servers)  # which report once more at their end

@@ -6,12 +6,15 @@ Written like a learner of your own would be: a `Reader`, a loop over its batches
 """
 
 import argparse
+import contextlib
 import math
 import sys
+import threading
 import time
 
 import numpy as np
 
+from memoire.errors import Closed, MemoireError
 from memoire.reader import Reader
 
 from .actor import POLICY
@@ -69,25 +72,37 @@ def learn(endpoint: str, actions: int, *, seed: int) -> int:
         version = reader.publish(POLICY, learner.network.to_bytes())
         publish_at = report_at = 0.0
         tether.ready(reader=reader.stats().reader)
+        threading.Thread(target=_end, args=(tether, reader), name="memoire-end", daemon=True).start()
         asked_at = time.monotonic()
-        for batch in reader.batches(learner.settings.batch_size, timeout=STARVED):
-            now = time.monotonic()
-            errors = learner.learn(batch)
-            batch.update_priorities(errors)
-            meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
-            if now >= publish_at:
-                version = reader.publish(POLICY, learner.network.to_bytes())
-                publish_at = now + PUBLISH_EVERY
-            if now >= report_at:
-                tether.report(version=version, **meter.reading())
-                report_at = now + REPORT_EVERY
-            if tether.stopping or tether.finishing:
-                break
-            asked_at = time.monotonic()
+        with contextlib.suppress(Closed):  # the launcher may be gone at any moment
+            for batch in reader.batches(learner.settings.batch_size, timeout=STARVED):
+                now = time.monotonic()
+                errors = learner.learn(batch)
+                batch.update_priorities(errors)
+                meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
+                if now >= publish_at:
+                    version = reader.publish(POLICY, learner.network.to_bytes())
+                    publish_at = now + PUBLISH_EVERY
+                if now >= report_at:
+                    tether.report(version=version, **meter.reading())
+                    report_at = now + REPORT_EVERY
+                asked_at = time.monotonic()
         tether.report(version=version, **meter.reading())
-        if not tether.stopping:
-            reader.finish()
     return 0
+
+
+def _end(tether: Tether, reader: Reader) -> None:
+    """Thread: once the launcher says so, end the run, or at least this reader; either ends the loop over batches."""
+    while tether.wait(60.0):
+        pass
+    try:
+        if tether.finishing:
+            reader.finish()
+        else:
+            reader.close()
+    except MemoireError as error:
+        print(f"the run could not be ended: {error}", file=sys.stderr)
+        reader.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

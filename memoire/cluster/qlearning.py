@@ -7,11 +7,15 @@ weights leave as one flat float32 vector.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Float32Array = NDArray[np.float32]
+Float32Array: TypeAlias = NDArray[np.float32]
+Batch: TypeAlias = Mapping[str, NDArray[np.generic]]
+USED = ("obs", "next_obs", "action", "reward", "discount", "importance")
+"""What a batch has to have."""
 
 
 class Network:
@@ -118,13 +122,15 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers."""
     rate: float = 5e-4
-    """Adam's step size at the start; falls linearly to a tenth over `decay` batches."""
+    """Adam's step size at the start; falls linearly to a tenth over `decay` steps."""
     decay: int = 10_000
-    """Batches after which the step size no longer falls."""
-    batch_size: int = 128
+    """Gradient steps after which the step size no longer falls."""
+    batch_size: int = 512
+    """Samples that are drawn at once."""
+    minibatch_size: int = 128
     """Samples of one gradient step."""
     target_every: int = 50
-    """Batches between two copies of the network to the target network."""
+    """Gradient steps between two copies of the network to the target network."""
     reward_scale: float = 0.03
     """What rewards are multiplied by, so that values stay near 1: far larger ones take long to reach in steps of
     `rate`."""
@@ -144,35 +150,41 @@ class DoubleQ:
         self.network = Network((inputs, *settings.hidden, actions), seed)
         self.target = Network(self.network.sizes, seed)
         self.optimizer = Adam(self.network.vector, settings.rate)
-        self.batches = 0
+        self.steps = 0
 
-    def learn(self, batch: Mapping[str, NDArray[np.generic]]) -> Float32Array:
-        """One gradient step on `batch`; gives each sample's TD error [B], float32 and in scaled rewards, for
-        `update_priorities`.
+    def learn(self, batch: Batch) -> Float32Array:
+        """One gradient step on each minibatch of `batch`; gives each sample's TD error [B], for `update_priorities`.
 
         Of the batch it reads obs and next_obs [B, *], action [B] (whole numbers), reward [B] (summed over the window),
         discount [B] (gamma ** steps, 0 where the episode terminated) and importance [B]. Loss: Huber (slope at most
-        1) of the TD error, weighted by importance, averaged over the batch.
+        1) of the TD error, weighted by importance, averaged over the minibatch. Errors come back in the rewards' own
+        scale: new entries enter with priority 1, and should not outweigh all others for long.
         """
+        size = self.settings.minibatch_size
+        parts = [
+            self._step({name: np.asarray(batch[name])[start : start + size] for name in USED})
+            for start in range(0, len(batch["reward"]), size)
+        ]
+        return np.concatenate(parts) / np.float32(self.settings.reward_scale)
+
+    def _step(self, batch: Batch) -> Float32Array:
+        """One gradient step; TD errors [B] in scaled rewards."""
         error, activations, action = self._errors(batch)
-        rows = np.arange(len(error))
         importance = np.asarray(batch["importance"], np.float32)
         slope = np.zeros_like(activations[-1])
-        slope[rows, action] = np.clip(error, -1.0, 1.0) * importance / np.float32(len(error))
+        slope[np.arange(len(error)), action] = np.clip(error, -1.0, 1.0) * importance / np.float32(len(error))
         gradient = self.network.gradient(activations, slope)
         norm = float(np.sqrt(np.dot(gradient, gradient)))
         if norm > self.settings.clip:
             gradient *= self.settings.clip / norm
-        self.optimizer.rate = self.settings.rate * max(0.1, 1.0 - 0.9 * self.batches / self.settings.decay)
+        self.optimizer.rate = self.settings.rate * max(0.1, 1.0 - 0.9 * self.steps / self.settings.decay)
         self.optimizer.step(gradient)
-        self.batches += 1
-        if self.batches % self.settings.target_every == 0:
+        self.steps += 1
+        if self.steps % self.settings.target_every == 0:
             self.target.vector[...] = self.network.vector
         return error
 
-    def _errors(
-        self, batch: Mapping[str, NDArray[np.generic]]
-    ) -> tuple[Float32Array, list[Float32Array], NDArray[np.intp]]:
+    def _errors(self, batch: Batch) -> tuple[Float32Array, list[Float32Array], NDArray[np.intp]]:
         """TD errors Q(obs, action) - target [B], the activations that made Q, and the actions as indices."""
         action = np.asarray(batch["action"]).reshape(-1).astype(np.intp)
         rows = np.arange(len(action))

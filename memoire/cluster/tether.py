@@ -62,7 +62,10 @@ class Tether:
         self._tell({"report": facts})
 
     def wait(self, timeout: float) -> bool:
-        """Wait until something is heard, at most `timeout` seconds; whether the process should go on."""
+        """Wait until something is heard, at most `timeout` seconds; whether the process should go on.
+
+        In any thread, but in one at a time.
+        """
         if not (self.stopping or self.finishing):
             select.select([self._woken], [], [], timeout)
         try:
@@ -89,7 +92,10 @@ class Tether:
         self.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stopping = True  # only a flag: a handler that takes a lock could wait for the thread that it interrupts
+        # Only a flag: a handler that takes a lock could wait for the thread that it interrupts. And a byte of its own,
+        # since another thread's `wait` may have taken the interpreter's before the flag was set.
+        self.stopping = True
+        self._rouse()
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._line is None:
