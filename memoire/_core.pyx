@@ -2833,7 +2833,7 @@ cdef class HeldClient:
     cdef list queue               # HeldCache, oldest first
     cdef uint32_t most            # samples of the largest cache ever
     cdef uint64_t low, high
-    cdef uint64_t mark            # HeldPool.drawn when its newest cache came
+    cdef uint64_t mark            # what HeldPool had seen drawn, here and elsewhere, when its newest cache came
     cdef double mass, population  # S_c, N_c
     cdef dict reserved_for        # reader -> unused samples kept for it
     cdef Py_ssize_t slot          # in HeldPool.clients, -1: none
@@ -3244,7 +3244,8 @@ cdef class HeldPool:
     cdef Py_ssize_t room
     cdef uint64_t random
     cdef readonly Py_ssize_t nbytes, caches, unused, held
-    cdef readonly uint64_t drawn  # samples that anyone ever drew
+    cdef readonly uint64_t drawn  # samples that anyone ever drew here
+    cdef uint64_t elsewhere       # and that readers of this pool drew from other ones
 
     def __cinit__(self, uint64_t seed):
         self.clients, self.random = [], seed
@@ -3262,7 +3263,7 @@ cdef class HeldPool:
         """Count a client in."""
         if client.slot >= 0:
             raise ValueError("the client is in a pool already")
-        client.slot, client.mark = len(self.clients), self.drawn
+        client.slot, client.mark = len(self.clients), self.drawn + self.elsewhere
         self.clients.append(client)
 
     def leave(self, HeldClient client not None):
@@ -3285,14 +3286,14 @@ cdef class HeldPool:
 
     def push(self, HeldClient client not None, HeldCache cache not None):
         """Append a cache to its client's queue."""
-        cdef double between = <double>(self.drawn - client.mark)
+        cdef double between = <double>(self.drawn + self.elsewhere - client.mark)
         self._own(client)
         # D_c: a quarter of the news each time, so that pushes in bursts do not make it jump
         if client.pushed == 1:
             client.between = between
         elif client.pushed > 1:
             client.between += 0.25 * (between - client.between)
-        client.mark = self.drawn
+        client.mark = self.drawn + self.elsewhere
         client.pushed += 1
         client._append(cache)
         self.nbytes += cache.nbytes
@@ -3426,20 +3427,31 @@ cdef class HeldPool:
 
     # Readers: each has samples kept for it at each client, and takes them by name.
 
+    def draw_elsewhere(self, uint64_t samples):
+        """Count samples that a reader of this pool drew from other ones: the shares of clients here are shares of those too."""
+        self.elsewhere += samples
+
     def reserve(self, bytes reader not None, Py_ssize_t total):
-        """Keep about `total` unused samples for a reader, from each client in proportion to what nobody else has; 0 gives back."""
+        """Keep unused samples for a reader: of each client its part of `total` by weight or by what it has, whichever is more; 0 gives back.
+
+        By weight, so that a client's share is not held down by how much the others have in store; by what it has, so that
+        there is enough where the heaviest have little.
+        """
         cdef HeldClient client
-        cdef double together = 0.0
+        cdef double together = 0.0, mass = 0.0, part
         cdef Py_ssize_t mine, others, wanted
         for client in self.clients:
-            together += max(0, client.unused - client.reserved + <Py_ssize_t>client.reserved_for.get(reader, 0))
+            others = max(0, client.unused - client.reserved + <Py_ssize_t>client.reserved_for.get(reader, 0))
+            together += others
+            mass += client.mass if others else 0.0
         for client in self.clients:
             mine = client.reserved_for.pop(reader, 0)
             client.reserved -= mine
             others = max(0, client.unused - client.reserved)
             wanted = 0
             if total > 0 and others > 0:
-                wanted = min(others, <Py_ssize_t>floor(total * (others / together)) + 1)
+                part = max(others / together, client.mass / mass if mass > 0.0 else 0.0)
+                wanted = min(others, <Py_ssize_t>floor(total * part) + 1)
             if wanted:
                 client.reserved_for[reader] = wanted
                 client.reserved += wanted

@@ -113,6 +113,7 @@ class Pool:
         self._held = _core.HeldPool(random.SystemRandom().getrandbits(64) if seed is None else seed & (2**64 - 1))
         self._clients: dict[bytes, _core.HeldClient] = {}
         self._readers: dict[bytes, float] = {}  # when each was last heard
+        self._elsewhere: dict[bytes, int] = {}  # what each said of its draws from other pools
         self._looked = clock()
         self._closed = False
         self._waiting = 0
@@ -226,6 +227,7 @@ class Pool:
         for reader in [reader for reader, heard in self._readers.items() if heard < now - self.client_timeout]:
             self._held.reserve(reader, 0)
             del self._readers[reader]
+            self._elsewhere.pop(reader, None)
         silent = self._held.silent(now - self.client_timeout, self._parameters.reuse_cache)
         for client in silent:
             self._held.leave(client)
@@ -312,16 +314,25 @@ class Pool:
 
     # Readers: learners that draw from several pools, over the network
 
-    def reserve(self, reader: bytes, samples: int) -> NDArray[np.void]:
+    def reserve(self, reader: bytes, samples: int, elsewhere: int = 0) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader, and tell it what it may draw: rows of `wire.CLIENT_SUMS`.
 
         A reader is named by its client id. What it asks for replaces what it had; when it is silent for
         `client_timeout`, all of it is free again. One row for each client with a weight; `reserved` 0 says that it
         cannot serve.
+
+        Args:
+            samples: How many; of each client its part by weight or by unused samples, whichever is more.
+            elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all of
+                them, so these count between two caches of a client as well.
         """
         if samples < 0:
             raise ValueError(f"samples to keep must be at least 0, got {samples}")
         with self._lock:
+            before = self._elsewhere.setdefault(reader, elsewhere)
+            if elsewhere > before:
+                self._held.draw_elsewhere(elsewhere - before)
+                self._elsewhere[reader] = elsewhere
             self._held.reserve(reader, samples)
             self._readers[reader] = self._clock()
             return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache), CLIENT_SUMS)

@@ -111,6 +111,7 @@ class _Remote:
         self.again_at = 0.0  # when to ask an idle server again
         self.is_away = False
         self.is_finished = False
+        self.drawn = 0  # samples that it was asked for
 
     @property
     def is_asked(self) -> bool:
@@ -216,6 +217,7 @@ class Reader:
         self._links: list[_Link] = []
         self._remotes: dict[str, _Remote] = {}
         self._rounds: list[_Round] = []  # on their way, oldest first; their batches come in this order
+        self._drawn = 0  # samples that all servers were asked for
         self._wrong: dict[str, int] = {}
         self._versions: dict[str, int] = {}  # newest version of each topic at any server
         try:
@@ -663,7 +665,7 @@ class Reader:
         for remote in self._remotes.values():
             if not remote.is_asked and (remote.table is None or now - remote.heard_at > FRESH):
                 remote.table = None
-                self._ask(remote, wire.Sums(reserve=self._reserve), now)
+                self._ask(remote, self._sums_of(remote), now)
         if any(remote.table is None for remote in there) or not there:
             return
         tables = [remote.table for remote in there if remote.table is not None]
@@ -679,11 +681,18 @@ class Reader:
             remote.again_at = 0.0
             remote.take(counts)
             if len(counts):
-                made.open.add(self._ask(remote, wire.Draw(counts=counts.tobytes(), reserve=self._reserve), now, counts))
+                drawn = int(counts["count"].sum())
+                self._drawn += drawn
+                remote.drawn += drawn
+                asked = wire.Draw(counts=counts.tobytes(), reserve=self._reserve, elsewhere=self._drawn - remote.drawn)
+                made.open.add(self._ask(remote, asked, now, counts))
             elif not remote.is_asked:  # it gives nothing, and is to say what it has by the next draw but one
-                self._ask(remote, wire.Sums(reserve=self._reserve), now)
+                self._ask(remote, self._sums_of(remote), now)
         if self._is_hungry:
             self._begin(now)
+
+    def _sums_of(self, remote: _Remote) -> wire.Sums:
+        return wire.Sums(reserve=self._reserve, elsewhere=self._drawn - remote.drawn)
 
     @property
     def _reserve(self) -> int:

@@ -365,6 +365,8 @@ class Server:
     def _answer(self, message: wire.Message) -> Reply:
         try:
             return self._desk.answer(message)
+        except Closed:
+            return self._desk.refuse(ProtocolError("busy", "the server is closing"))
         except Exception:
             self._requests.errors += 1
             _log.exception("%s: a %s could not be answered", self.name, message.type.name)

@@ -340,6 +340,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     type: ClassVar = Type.SUMS
     reserve: Small = 0  # unused samples to hold back for this reader, over all clients
+    elsewhere: Count = 0  # samples that it has drawn from other servers so far
 
 
 class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -360,6 +361,7 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     type: ClassVar = Type.DRAW
     counts: Annotated[bytes, Meta(max_length=2**27)] = b""
     reserve: Small = 0
+    elsewhere: Count = 0
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)

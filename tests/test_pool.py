@@ -592,6 +592,31 @@ def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
     assert pool.stats().unused == 0
 
 
+def test_a_reader_is_kept_samples_by_weight_however_much_others_have_in_store() -> None:
+    pool = Pool(SCHEMA, PLAIN, seed=0)
+    for turn in range(40):
+        pool.add(name(0), turn, made(50, first=50 * turn, total=10.0))
+    pool.add(name(1), 1, made(50, total=30.0))
+    kept = dict(
+        zip(*[pool.reserve(b"r" * 16, 40)[field].tolist() for field in ("total_weight", "reserved")], strict=True)
+    )
+    assert kept[30.0] == 31  # three quarters of the weight
+    assert kept[10.0] == 40  # nearly all of the samples
+
+
+def test_what_a_reader_draws_elsewhere_counts_between_two_caches() -> None:
+    pool, reader = Pool(SCHEMA, PLAIN, seed=0), b"r" * 16
+    pool.add(name(0), 1, made(50))
+    pool.reserve(reader, 10, 5000)  # of the time before it came here
+    pool.reserve(reader, 10, 5300)
+    pool.get(20)
+    pool.reserve(reader, 10, 5300)
+    pool.reserve(reader, 10, 5100)  # an old request that comes again
+    pool.add(name(0), 2, made(50))
+    (client,) = pool._held
+    assert client.between == 320.0
+
+
 def test_a_reader_that_falls_silent_gives_back_what_was_kept() -> None:
     clock = Clock()
     pool = pool_of([20], client_timeout=10.0, clock=clock)
