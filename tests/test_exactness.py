@@ -1,0 +1,423 @@
+"""The claim of docs/sampling.md from one end to the other: at beta = 1 the importance-weighted mean of any quantity is
+what DESIGN 4 promises, each client by its newest N_c, represented by what it held when the drawn cache was made.
+
+A batch's error is its weighted mean minus the mean that was promised for it. Samples of a cache are independent draws,
+no sample is handed out twice, and shares and counts depend on the past only: so the errors of successive batches are
+uncorrelated with mean 0 (a martingale's differences), and their standard error follows from them as they are. Each test
+says how small it must be: a mean that is 3 % off does not pass.
+"""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from memoire import cache
+from memoire.buffer import Buffer
+from memoire.client import Client
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.proxy import Proxy
+from memoire.reader import Reader
+from memoire.sampling import Prioritized, importance
+from memoire.schema import Column, Schema
+from memoire.server import Server
+from netkit import KeepingContext, in_thread, until
+
+SCHEMA = Schema(
+    {
+        "obs": Column(np.float32, (2,), "state"),
+        "reward": Column(np.float32, (), "reward"),
+        "quantity": Column(np.float32),
+    }
+)
+EXACT = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512)
+QUICK = Limits(resend_after=0.1, resend_most=0.3, update_every=0.05)
+
+
+def errors_are_none(errors, truth, most=0.005):
+    """The mean of uncorrelated errors is 0 within 4 standard errors, which are small enough to show 3 %."""
+    errors = np.asarray(errors) / np.mean(truth)
+    standard = errors.std(ddof=1) / np.sqrt(len(errors))
+    print(f"{len(errors)} batches: {errors.mean():+.4f} +- {standard:.4f}")  # pytest -s shows how close it is
+    assert standard < most
+    assert abs(errors.mean()) < 4.0 * standard
+
+
+def follows(counts, chances):
+    """A chi-square test: counts of independent draws follow their chances, within 4 standard deviations."""
+    counts, chances = np.asarray(counts, float), np.asarray(chances, float)
+    assert not counts[chances == 0.0].any()
+    counts, chances = counts[chances > 0.0], chances[chances > 0.0]
+    expected = counts.sum() * chances / chances.sum()
+    assert expected.min() > 5.0
+    free = len(counts) - 1
+    square = ((counts - expected) ** 2 / expected).sum()
+    # The cube root is normal: Wilson and Hilferty, The Distribution of Chi-Square, PNAS 1931.
+    score = ((square / free) ** (1 / 3) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free))
+    print(f"chi-square of {free}: {square:.1f}, {score:+.2f} standard deviations")
+    assert abs(score) < 4.0
+
+
+# One memory
+
+
+def weights_of(memory, numbers):
+    """Weights of an episode's entries; None where it has made room."""
+    try:
+        return memory.weights(numbers)
+    except LookupError:
+        return None
+
+
+class Entries:
+    """What a memory holds, beside it: numbers, quantities and weights of whole episodes."""
+
+    def __init__(self, memory, rng):
+        self.memory, self.rng, self.episodes = memory, rng, []
+
+    def make(self, length, level=1.0, scale=1.0, none=0.15):
+        """Values of an episode and the weights of its entries: the quantity goes with the weight, and some weigh 0."""
+        weights = np.exp(self.rng.normal(0.0, 0.6, length)).astype(np.float32)
+        weights[self.rng.random(length) < none] = 0.0
+        quantity = (level * (0.5 + weights + self.rng.random(length))).astype(np.float32)
+        obs, reward = np.zeros((length, 2), np.float32), np.zeros(length, np.float32)
+        return (obs, reward, quantity), weights * np.float32(scale)
+
+    def record(self, length, lane=0, **form):
+        values, weights = self.make(length, **form)
+        self.memory.open(lane)
+        numbers = self.memory.extend(lane, values, weights)
+        self.memory.close(lane, terminated=True)
+        self.episodes.append((numbers, values[2].astype(float), weights.astype(float)))
+
+    def forget(self):
+        """Drop episodes that have made room."""
+        self.episodes = [episode for episode in self.episodes if weights_of(self.memory, episode[0]) is not None]
+
+    def columns(self):
+        self.forget()
+        return tuple(np.concatenate(column) for column in zip(*self.episodes, strict=True))
+
+    def mean(self):
+        """Mean quantity of the entries that can be drawn."""
+        _, quantity, weight = self.columns()
+        assert (weight > 0.0).sum() == self.memory.num_positive
+        return quantity[weight > 0.0].mean()
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global"])
+def test_the_weighted_mean_of_a_memory_is_its_mean_while_it_moves_on(normalize):
+    buffer = Buffer(SCHEMA, 900, sampler=Prioritized(1.0, beta=1.0, normalize=normalize), seed=5)
+    entries = Entries(buffer.memory, np.random.default_rng(6))
+    errors, truth, longest = [], [], 0
+    for turn in range(400):
+        entries.record(20 + turn % 30, lane=turn % 3, level=1.0 + turn % 7 / 7, scale=1.02**turn)
+        longest = max(longest, len(entries.episodes))
+        batch = buffer.sample(100)
+        truth.append(entries.mean())
+        errors.append(np.mean(batch.importance.astype(float) * batch.divisor * batch.quantity) - truth[-1])
+    assert len(entries.episodes) < longest <= 60  # and most of the 400 have made room
+    errors_are_none(errors, truth)
+
+
+def test_the_weighted_mean_follows_priorities_that_a_learner_reports():
+    """Windows, lanes that are open, returns, zeros: weights as the memory has them, the population by its own numbers."""
+    schema = Schema({**dict(SCHEMA.items()), "value": Column(np.float32, (), "value")})
+    parameters = EXACT.replace(frame_stack=2, multi_step=3, mix_lambda=0.5, priority_exponent=0.7)
+    memory = Memory(schema, 2000, parameters, live=True, seed=7)
+    rng = np.random.default_rng(8)
+    stored = []
+    errors, truth = [], []
+    for lane in range(4):
+        memory.open(lane)
+    for turn in range(400):
+        lane = turn % 4
+        length = int(rng.integers(5, 15))
+        quantity = rng.random(length) + 0.5
+        values = (np.zeros((length, 2)), quantity, quantity, rng.random(length))
+        values = tuple(np.asarray(value, np.float32) for value in values)
+        stored.append((memory.extend(lane, values), quantity))
+        if turn % 12 < 4:
+            memory.close(lane, terminated=bool(turn % 8 < 4), final_state=np.zeros(2, np.float32))
+            memory.open(lane)
+        drawn = memory.sample(100)
+        gathered, total, population = drawn.gathered, drawn.total_weight, drawn.num_positive
+        corrections, divisor = importance(drawn.weights / total, population, 1.0)
+        weighed = [(numbers, quantity, weights_of(memory, numbers)) for numbers, quantity in stored]
+        stored = [(numbers, quantity) for numbers, quantity, weights in weighed if weights is not None]
+        weights = np.concatenate([weights for _, _, weights in weighed if weights is not None])
+        assert (weights > 0.0).sum() == population
+        assert weights.sum() == pytest.approx(total)
+        truth.append(np.concatenate([quantity for _, quantity in stored])[weights > 0.0].mean())
+        errors.append(np.mean(corrections.astype(float) * divisor * gathered.prev["quantity"]) - truth[-1])
+        memory.update_priorities(gathered.ids, gathered.prev["quantity"] ** 2 + rng.random(100))
+    errors_are_none(errors, truth)
+
+
+def test_draws_of_caches_follow_the_weights():
+    memory = Memory(SCHEMA, 300, EXACT, seed=1)
+    entries = Entries(memory, np.random.default_rng(2))
+    for _ in range(6):
+        entries.record(40)
+    layout = cache.layout_of(SCHEMA, EXACT)
+    counts = Counter()
+    for _ in range(300):
+        held = cache.check(cache.build(memory, 128, now=0.0), layout)
+        counts.update(np.frombuffer(held.part(cache.Part.NUMBER), "<i8").tolist())
+    numbers, _, weights = entries.columns()
+    follows([counts[number] for number in numbers.tolist()], weights)
+    assert held.total_weight == pytest.approx(weights.sum())
+    assert held.positives == (weights > 0).sum()
+
+
+# Many memories
+
+
+class Actor:
+    """A client whose memory changes all the time, and what is promised of it."""
+
+    def __init__(self, client, seed, *, level, scale, length, every):
+        self.client, self.level, self.scale, self.length, self.every = client, level, scale, length, every
+        self.entries = Entries(client.memory, np.random.default_rng(seed))
+        self.turn = self.newest = 0
+        self.caches = []  # the mean of what was held when each was made
+        for _ in range(12):
+            self.live()
+
+    @property
+    def id(self):
+        return self.client.client_id
+
+    def live(self, none=0.05):
+        """Record an episode; weights and quantities drift, and the number of entries goes up and down."""
+        self.turn += 1
+        level = self.level * (1.0 + 0.5 * np.sin(self.turn / 9.0))
+        scale = self.scale * np.exp(0.6 * np.sin(self.turn / 4.0 + self.level))
+        length = int(self.length * (1.0 + 0.8 * np.sin(self.turn / 5.0)))
+        self.entries.record(length, level=level, scale=scale, none=none)
+        self.client.on_entries(length)
+
+    def push(self):
+        self.caches.append(self.entries.mean())
+        assert self.client.push_cache(20.0), self.client.push_reason
+
+    def tell(self):
+        self.client.update(20.0)
+        self.newest = self.client.memory.num_positive
+
+
+class Tap:
+    """Knows of each pushed sample which cache it came from: the same entry is older in a later cache."""
+
+    def __init__(self, monkeypatch):
+        self.pushed = Counter()
+        self.origin = {}
+        self.made = defaultdict(int)
+        build = cache.build
+
+        def tapped(memory, *arguments, **options):
+            payload = build(memory, *arguments, **options)
+            held = cache.check(payload, cache.layout_of(memory.schema, memory.parameters))
+            numbers, ages = (
+                np.frombuffer(held.part(p), d) for p, d in ((cache.Part.NUMBER, "<i8"), (cache.Part.AGE, "<f4"))
+            )
+            client = self.clients[id(memory)]
+            for key in zip(numbers.tolist(), ages.tolist(), strict=True):
+                self.pushed[(client, *key)] += 1
+                self.origin[(client, *key)] = self.made[client]
+            self.made[client] += 1
+            return payload
+
+        self.clients = {}
+        monkeypatch.setattr(cache, "build", tapped)
+
+    def watch(self, client):
+        self.clients[id(client.memory)] = client.client_id
+
+    def keys(self, batch):
+        ids = batch["ids"]
+        owners = (client.tobytes() for client in ids["client"])
+        return list(zip(owners, ids["number"].tolist(), batch["age"].tolist(), strict=True))
+
+
+class Promise:
+    """The mean that is promised for each batch, the error of each, and that no sample is handed out twice."""
+
+    def __init__(self, tap, actors):
+        self.tap, self.actors = tap, {actor.id: actor for actor in actors}
+        self.given = Counter()
+        self.left_out = []
+        self.errors, self.truth = [], []
+
+    def take(self, batch, newest=None):
+        """Count a batch; `newest` are the N_c of the clients that it is drawn from (None: it is not measured)."""
+        keys = self.tap.keys(batch)
+        self.given.update(keys)
+        self.left_out.append(batch.left_out)
+        if newest is None or batch.left_out > 1e-9:
+            return
+        held = defaultdict(list)
+        for key in keys:
+            held[key[0]].append(self.actors[key[0]].caches[self.tap.origin[key]])
+        assert held.keys() <= newest.keys()
+        weighed = batch["importance"].astype(float) * batch.divisor * batch["quantity"]
+        population = sum(newest.values())
+        # A client whose share is less than a sample is not in every batch; its next one would come from its last cache.
+        means = {name: np.mean(held[name]) if name in held else self.actors[name].caches[-1] for name in newest}
+        self.truth.append(sum(newest[name] / population * means[name] for name in newest))
+        self.errors.append(weighed.mean() - self.truth[-1])
+
+    def holds(self, most=0.005):
+        assert not self.given - self.tap.pushed  # each sample at most as often as it was pushed
+        errors_are_none(self.errors, self.truth, most)
+
+
+@pytest.fixture
+def context():
+    with KeepingContext() as made:
+        yield made
+
+
+@pytest.fixture
+def tap(monkeypatch):
+    return Tap(monkeypatch)
+
+
+@pytest.fixture
+def start(context):
+    """Make servers, proxies, clients and readers that end with the test, clients before their servers."""
+    made = []
+
+    def begin(make, *arguments, **options):
+        made.append(make(*arguments, context=context, **options))
+        return made[-1]
+
+    yield begin
+    for node in sorted(made, key=lambda node: [Reader, Client, Proxy, Server].index(type(node))):
+        node.close()
+
+
+FORMS = [
+    {"level": 1.0, "scale": 1.0, "length": 30, "every": 1},
+    {"level": 3.0, "scale": 2.0, "length": 15, "every": 1},
+    {"level": 0.3, "scale": 0.3, "length": 50, "every": 2},
+    {"level": 2.5, "scale": 3.0, "length": 30, "every": 5},
+]
+"""Of four unequal clients; the last one pushes far less than its weight asks to be drawn."""
+
+
+def join(start, tap, endpoint, number, home=None, **options):
+    """An actor of that form, at that home: which one it is follows from a client's random id."""
+    while True:
+        client = start(Client, endpoint, seed=number, capacity=700, limits=QUICK, **options)
+        if home in (None, client.home):
+            break
+        client.close(0.0)
+    tap.watch(client)
+    return Actor(client, number, **FORMS[number % len(FORMS)])
+
+
+def everybody(actors, turn, servers):
+    """All live on, some push, all tell their newest sums; returns the N_c that their servers know then."""
+    homes = {server.name: server for server in servers}
+    before = {name: server.total_caches for name, server in homes.items()}
+    for actor in actors:
+        if turn % actor.every == 0 or turn < 3:
+            actor.live(none=0.7)
+            actor.push()
+            before[actor.client.home] += 1
+        actor.live()  # fewer entries could be drawn when the cache was made than when it is drawn from
+    until(lambda: all(server.total_caches == before[name] for name, server in homes.items()))
+    for actor in actors:
+        actor.tell()
+    return {actor.id: actor.newest for actor in actors}
+
+
+def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, tap):
+    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, seed=3, limits=QUICK)
+    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
+    promise = Promise(tap, actors)
+    for turn in range(150):
+        newest = everybody(actors, turn, [server])
+        for _ in range(4):
+            promise.take(server.get_batch(256), newest if turn > 20 else None)
+    promise.holds()
+    assert np.mean(promise.left_out[80:]) < 0.02
+
+
+AHEAD = 1
+STALE = AHEAD + 2
+"""Batches after a change of the sums that may have been planned before it: those ahead, one on its way, one by the last
+table."""
+
+
+def draw(reader, count, size):
+    return [reader.get_batch(size, 20.0) for _ in range(count)]
+
+
+def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
+    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, seed=4, limits=QUICK)
+    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
+    readers = [start(Reader, [server.endpoint], seed=number, ahead=AHEAD, limits=QUICK) for number in range(2)]
+    promises = [Promise(tap, actors) for _ in readers]
+    both = Promise(tap, actors)
+    for turn in range(90):
+        newest = everybody(actors, turn, [server])
+        drawing = [in_thread(draw, reader, STALE + 4, 90) for reader in readers]
+        for (thread, box), promise in zip(drawing, promises, strict=True):
+            thread.join(30.0)
+            for number, batch in enumerate(box["value"]):
+                counts = number >= STALE and turn > 20
+                promise.take(batch, newest if counts else None)
+                both.take(batch, newest if counts else None)
+    for promise in promises:
+        promise.holds(0.009)
+    both.holds()
+    assert np.mean(both.left_out[80:]) < 0.02
+    assert all(reader.stats().faults == 0 and not reader.stats().refused for reader in readers)
+
+
+def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, tap):
+    servers = [
+        start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK)
+        for i in range(3)
+    ]
+    proxies = [start(Proxy, "tcp://127.0.0.1:0", [each.endpoint for each in servers], limits=QUICK) for _ in range(2)]
+    # A plain proxy in front of two more workers: the first client pushes there, to its home directly.
+    more = f"inproc://more-{id(servers)}"
+    front = more + "-front"
+    loop, _ = in_thread(servers[0].run_pull_proxy, front, more)
+    for _ in range(2):
+        servers[0].add_pull_worker(more, bind=False)
+    actors = [join(start, tap, servers[0].endpoint, 0, push=front)]
+    actors += [join(start, tap, proxies[i % 2].endpoint, i, servers[i % 3].name) for i in range(1, 6)]
+    reader = start(Reader, [proxy.endpoint for proxy in proxies], seed=1, ahead=AHEAD, limits=QUICK)
+    promise, phases = Promise(tap, actors), []
+
+    def turns(count, there, up, first):
+        begin = len(promise.errors)
+        for turn in range(first, first + count):
+            newest = everybody(there, turn, up)
+            for number, batch in enumerate(draw(reader, STALE + 5, 200)):
+                promise.take(batch, newest if number >= STALE and turn >= first + 5 else None)
+        phases.append((promise.errors[begin:], promise.truth[begin:]))
+
+    turns(32, actors, servers, 0)
+    gone = servers[1]
+    gone.close()
+    here = [actor for actor in actors if actor.client.home != "s1"]
+    reader.get_batch(200, 20.0)
+    until(lambda: draw(reader, 1, 200) and reader.stats().away == ("s1",))
+    turns(20, here, [servers[0], servers[2]], 32)
+    servers[1] = start(
+        Server, gone.endpoint, SCHEMA, parameters=EXACT, name="s1", seed=1, limits=QUICK,
+        push_endpoint=gone.push_endpoint, pub_endpoint=gone.pub_endpoint,
+    )  # fmt: skip
+    until(lambda: draw(reader, 1, 10) and not reader.stats().away)
+    turns(32, actors, servers, 52)
+    for errors, truth in phases:
+        errors_are_none(errors, truth, 0.015)
+    promise.holds()
+    assert reader.stats().faults == 0
