@@ -27,7 +27,7 @@ def main() -> None:
     # What an entry is follows from the environment: obs int64, action int64, reward float32.
     schema = memoire.Schema.from_env(env)
     sampler = memoire.Prioritized(0.6, beta=0.4)
-    buffer = memoire.Buffer(schema, capacity=10_000, sampler=sampler, multi_step=3, discount=0.95, seed=0)
+    buffer = memoire.Buffer(schema, capacity=10_000, sampler=sampler, discount=0.95, seed=0)
     writer = buffer.writer(env)
 
     obs, _ = env.reset(seed=0)
@@ -39,7 +39,7 @@ def main() -> None:
 
         if step >= 500 and step % 4 == 0:
             batch = buffer.sample(32)
-            # reward is the sum over three steps, discount is 0 where the episode terminated: this is the whole target.
+            # discount is 0 where the episode terminated: this is the whole target, also with multi_step above 1.
             target = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
             error = target - table[batch.obs, batch.action]
             np.add.at(table, (batch.obs, batch.action), 0.2 * batch.importance * error)
