@@ -715,7 +715,6 @@ cdef class EntryStore:
             self.data_arrays.append(data)
             self.final_arrays.append(None)
         self.entry_columns = self.column_count - (self.return_column >= 0)
-        self.rooms = _make_tree(&self.tree, capacity)
         self._keep("meta", _aligned(capacity, META))
         self.arrays["meta"]["number"] = np.arange(-capacity, 0)
         self.arrays["meta"]["episode"] = -1
@@ -732,6 +731,7 @@ cdef class EntryStore:
         self._keep("final_values", _aligned(0, np.float32))
         for i in range(4):
             self.random[i] = seeds[i]
+        self.rooms = _make_tree(&self.tree, capacity)  # last: `_hold` sees by it that all is there
 
     cdef _keep(self, str name, cnp.ndarray array):
         """Hold one of the arrays that the loops work on."""
@@ -762,6 +762,8 @@ cdef class EntryStore:
 
     def _hold(self):
         """Begin a moment in which nothing else changes: waits for other threads. Re-entrant."""
+        if self.tree.levels == 0:
+            raise RuntimeError("this memory was never set up: call Memory.__init__ first")
         self.lock.acquire()
         self.busy += 1
 
@@ -1022,7 +1024,8 @@ cdef class EntryStore:
                     self.lanes[slot].episode = self.lanes[slot].page = -1
                 self.lane_count = self.arrays["lanes"].shape[0]
             if self.lanes[index].episode >= 0:
-                self._discard(<int32_t>index)
+                with nogil:
+                    self._discard(<int32_t>index)
                 return
             if self.free_episode < 0:
                 self._grow_episodes()

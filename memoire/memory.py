@@ -236,7 +236,8 @@ class Memory(_core.EntryStore):
         """
         if len(values) == 0:
             raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
-        count = len(values[0])
+        shape = np.shape(values[0])
+        count = shape[0] if shape else 0
         arrays = self._exact_columns(values, (count,))
         numbers = np.empty(count, np.int64)
         status = self._extend(lane, arrays, _init_weights(init_w, count), numbers, model_version)

@@ -295,6 +295,20 @@ def test_the_number_of_values_must_be_right():
         memory.add(0, {})
     with pytest.raises(ParameterError, match="values"):
         memory.extend(0, ())
+    with pytest.raises(EntryError, match="column 'state'"):
+        memory.extend(0, entry())
+    with pytest.raises(EntryError, match="column 'action'"):
+        memory.extend(0, (np.zeros((2, 3)), 1, 2, 3, 4, 5))
+
+
+def test_a_subclass_that_forgets_to_set_up_is_told_so():
+    class Forgetful(Memory):
+        def __init__(self):
+            pass
+
+    for use in (lambda m: m.open(), lambda m: m.add(0, ()), lambda m: m.total_weight, lambda m: m._draw(1, None)):
+        with pytest.raises(RuntimeError, match="never set up"):
+            use(Forgetful())
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"])
