@@ -28,8 +28,7 @@ def main(port: int = 5570) -> None:
         for each in threads:
             each.start()
 
-        table = np.full((CELLS, 2), 0.5)
-        table[[0, -1]] = 0.0  # nothing more to earn at the ends
+        table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # nothing more to earn at the ends
         server.pub_bytes("table", table.tobytes())
         for step in range(3000):
             batch = server.get_batch(64, timeout=30.0)
@@ -39,8 +38,7 @@ def main(port: int = 5570) -> None:
             np.add.at(table, (cells, prev.action), 0.1 * batch.importance * errors)
             if step % 8 == 7:
                 server.pub_bytes("table", table.tobytes())
-            learned = step >= 300 and bool(table[1:-1].argmax(axis=1).all())
-            if learned:
+            if learned := step >= 300 and bool(table[1:-1].argmax(axis=1).all()):
                 break
         server.pub_bytes("table", "goodbye")
         print(f"{server.total_episodes} episodes, {server.total_steps} steps, {server.total_caches} caches")
