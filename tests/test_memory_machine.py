@@ -35,6 +35,7 @@ for _name in sorted(set(Walk.STEPS)):
     setattr(MemoryMachine, f"do_{_name}", _rule(_name))
 
 TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine.pytestmark = [pytest.mark.timeout(300)]  # for shrinking, where something is wrong
 TestMemoryMachine.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
