@@ -324,9 +324,11 @@ class Reader:
         while not self._is_over():
             try:
                 yield self._next_batch(batch_size, timeout)
-            except NotEnoughSamples as error:
+            except (NotEnoughSamples, MemoireTimeout) as error:
                 if self._is_over():
                     return
+                if isinstance(error, MemoireTimeout):
+                    raise
                 advice = f"{error} Are actors running?"
                 raise MemoireTimeout(f"batch of {batch_size}", ", ".join(self.urls), timeout, advice) from error
             except Closed:
@@ -339,8 +341,10 @@ class Reader:
             try:
                 return self.get_batch(batch_size, max(0.0, min(0.25, deadline - time.monotonic())))
             except (NotEnoughSamples, MemoireTimeout):
-                if self._is_over() or time.monotonic() >= deadline:
+                if self._is_over():
                     raise
+                if time.monotonic() >= deadline:
+                    raise self._shortage(batch_size, timeout) from None
 
     def _is_over(self) -> bool:
         return self._closing or self._finished
@@ -423,14 +427,24 @@ class Reader:
         remote.link.channel.ask(placed, answered, deadline, payload=chunk if len(chunk) else None, home=remote.home)
 
     def configure(self, timeout: float | None = None, **changes: Any) -> None:
-        """Change parameters at every server that answers, and so at all clients; returns when they have them."""
-        self._control(wire.Control(parameters=_plain(changes)), timeout)
+        """Change parameters at every known server, and so at all clients; returns when the servers have them.
+
+        Raises:
+            MemoireTimeout: a server did not answer in time; names it. The others have the change: servers that are read
+                together need the same parameters, so call again when it is back.
+            Refused: a server does not take them.
+        """
+        self._control(wire.Control(parameters=_plain(changes)), timeout, needs_all=True)
 
     def finish(self, timeout: float | None = None) -> None:
-        """Declare the run over at every server that answers."""
-        self._control(wire.Control(finish=True), timeout)
+        """Declare the run over at every server; returns when those that are there know it.
 
-    def _control(self, body: wire.Control, timeout: float | None) -> None:
+        Raises:
+            MemoireTimeout: none of them answered in time.
+        """
+        self._control(wire.Control(finish=True), timeout, needs_all=False)
+
+    def _control(self, body: wire.Control, timeout: float | None, *, needs_all: bool) -> None:
         self._check_open()
         seconds = self._limits.request_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -438,26 +452,33 @@ class Reader:
         started: list[bool] = []
 
         def start() -> None:
-            there = [remote for remote in self._remotes.values() if not remote.is_away]
+            known = list(self._remotes.values())
             with self._changed:
-                box.update({remote.name: None for remote in there})
+                box.update({remote.name: None for remote in known if needs_all or not remote.is_away})
                 started.append(True)
                 self._changed.notify_all()
-            for remote in there:
+            for remote in known:
                 taken = functools.partial(settle, remote.name)
                 remote.link.channel.ask(body, taken, deadline, home=remote.home)
 
         def settle(name: str, answer: Answer) -> None:
             self._look_soon()  # see what came of it
             with self._changed:
-                box[name] = answer
+                if name in box:
+                    box[name] = answer
                 if isinstance(answer, wire.Message) and isinstance(answer.body, wire.Taken):
                     self._finished = self._finished or answer.body.finished
                 self._changed.notify_all()
 
         self._worker.post(start)
         self._await(lambda: bool(started) and None not in box.values(), seconds + 1.0, "answer")
-        for answer in box.values():
+        silent = [name for name, answer in box.items() if isinstance(answer, MemoireTimeout)]
+        for name, answer in box.items():
+            if isinstance(answer, MemoireTimeout):
+                if not needs_all and len(silent) < len(box):
+                    continue
+                advice = f"{answer.advice} The other servers have the change; call again when {name!r} is back."
+                raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, advice)
             if isinstance(answer, MemoireError):
                 raise answer
 

@@ -243,10 +243,38 @@ def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     with pytest.raises(Refused, match="multi_step"):
         reader.configure(multi_step=0)
     reader.finish()
-    assert all(server.finished for server in servers) and reader.finished
+    assert until(lambda: all(server.finished for server in servers)) and reader.finished
     assert list(reader.batches(64)) == []
     client.update(10.0)
     assert client.finished
+
+
+def test_a_change_of_parameters_that_a_server_missed_is_said(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    reader = cluster.reader(servers)
+    servers[1].close()
+    with pytest.raises(MemoireTimeout, match=f"server '{NAMES[1]}'.*call again when '{NAMES[1]}' is back"):
+        reader.configure(1.0, multi_step=2)
+    assert servers[0].parameters.multi_step == 2
+    reader.finish(1.0)
+    assert until(lambda: servers[0].finished)
+
+
+def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
+    server = cluster.server()
+    reader = cluster.reader([server])
+    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*Are actors running"):
+        next(reader.batches(32, timeout=0.6))
+    server.close()
+
+    def is_alone():
+        with pytest.raises((MemoireTimeout, NotEnoughSamples)):
+            reader.get_batch(32, 0.1)
+        return not reader.stats().servers
+
+    assert until(is_alone)
+    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*memoire doctor"):
+        next(reader.batches(32, timeout=0.6))
 
 
 def test_a_client_reads_batches_too(cluster):
