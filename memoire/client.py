@@ -614,7 +614,12 @@ class Client:
         return self._limits.request_timeout if timeout is None else timeout
 
     def _advice(self) -> str:
-        return sockets.why_unreachable(self.endpoint)
+        """What a person can look at; a proxy may be there while the client's home behind it is not."""
+        where = sockets.why_unreachable(self.endpoint)
+        if self._welcome is None:
+            return where
+        silent = time.monotonic() - self._channel.heard_at
+        return f"The home of this client, server {self.home!r}, was last heard {silent:.1f} s ago. {where}"
 
     def _await(self, is_done: Callable[[], bool], seconds: float, what: str, advice: Callable[[], str]) -> None:
         deadline = time.monotonic() + seconds
