@@ -595,7 +595,7 @@ def test_close_delivers_what_the_server_does_not_know_yet(serve, context):
 
 def test_a_timeout_names_the_home_that_is_silent(serve, join):
     server = serve(name="ant")
-    client = join(server)
+    client = join(server.endpoint)
     server.close()
     with pytest.raises(MemoireTimeout, match=r"home of this client, server 'ant', was last heard \d+\.\d s ago"):
         client.update(0.3)
