@@ -2174,6 +2174,7 @@ def is_plain_msgpack(data):
 #
 #     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...
 
+from libc.float cimport DBL_MIN
 from libc.math cimport INFINITY, floor, isfinite, pow
 from libc.stdlib cimport calloc, free, malloc, realloc
 
@@ -2327,6 +2328,70 @@ cdef class Layout:
     def __dealloc__(self):
         free(self.block)
         free(self.field)
+
+
+def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, dict packed):
+    """A payload, uint8 [n] that begins with a cache line, with its block table and paddings; head and blocks are for the caller.
+
+    packed: block -> (codec, bytes) of those that are stored compressed; these are written. Others are filled by `fill`.
+    """
+    cdef uint64_t rows, raw, stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, end = at
+    cdef uint64_t of_extent[4]
+    cdef cnp.ndarray payload
+    cdef uint8_t* begin
+    cdef uint8_t* row
+    cdef const Block* block
+    cdef bytes data
+    cdef int i, codec
+    of_extent[PER_SAMPLE], of_extent[PER_FRAME], of_extent[PER_OWNER], of_extent[SINGLE] = samples, frames, owners, 1
+    if max(samples, frames, owners) > ZERO_FRAME:
+        raise ValueError(f"{max(samples, frames, owners)} rows are more than an index of 32 bits can tell apart")
+    for i in range(layout.blocks):
+        stored = of_extent[layout.block[i].extent] * layout.block[i].row_bytes
+        at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
+        if at >> 40:
+            raise MemoryError(f"a container of {at} bytes")
+    payload = np.empty(at + ALIGNMENT, np.uint8)
+    payload = payload[-<size_t>cnp.PyArray_DATA(payload) & (ALIGNMENT - 1):][:at]
+    begin = <uint8_t*>cnp.PyArray_DATA(payload)
+    for i in range(layout.blocks):
+        block = &layout.block[i]
+        at, rows = _block_begin(end), of_extent[block.extent]
+        raw, codec = rows * block.row_bytes, 0
+        stored = raw
+        memset(begin + end, 0, at - end)
+        if i in packed:
+            codec, data = packed[i]
+            stored = len(data)
+            memcpy(begin + at, <const char*>data, stored)
+        row = begin + HEAD_BYTES + ROW_BYTES * i
+        memcpy(row, &block.column, 2)
+        row[2], row[3] = block.part, <uint8_t>codec
+        memcpy(row + 4, &rows, 4)
+        memcpy(row + 8, &at, 8)
+        memcpy(row + 16, &stored, 8)
+        memcpy(row + 24, &raw, 8)
+        end = at + stored
+    return payload
+
+
+def fill(Layout layout not None, cnp.ndarray payload not None, dict arrays):
+    """Copy contiguous arrays into blocks of a payload that `container` made: block -> array of just its bytes."""
+    cdef cnp.ndarray array
+    cdef uint8_t* begin = <uint8_t*>_target(payload, payload.size)
+    cdef const uint8_t* row
+    cdef uint64_t at, stored
+    cdef int i
+    for i, array in arrays.items():
+        if not 0 <= i < layout.blocks:
+            raise IndexError(i)
+        row = begin + HEAD_BYTES + ROW_BYTES * i
+        at, stored = _read64(row + 8), _read64(row + 16)
+        if <uint64_t>cnp.PyArray_NBYTES(array) != stored or not cnp.PyArray_IS_C_CONTIGUOUS(array):
+            raise ValueError(f"block {i} takes {stored} contiguous bytes, got {cnp.PyArray_NBYTES(array)}")
+        if at > <uint64_t>payload.size or stored > payload.size - at:
+            raise ValueError(f"block {i} is outside of its payload")
+        memcpy(begin + at, cnp.PyArray_DATA(array), stored)
 
 
 cdef inline bint _is_frames(int part) noexcept nogil:
@@ -2724,12 +2789,11 @@ cdef int _shares(
     const double* weight, const double* unused, const double* between, Py_ssize_t clients, double batch, double* cap, double* share
 ) noexcept nogil:
     """pi_c of each client. `unused` is infinite for one that can serve any number; 0 for one that cannot serve. `cap` is scratch."""
-    cdef double together = 0.0, total = 0.0, largest = 0.0
+    cdef double together = 0.0, total = 0.0
     cdef Py_ssize_t i
     for i in range(clients):
         cap[i] = unused[i] / max(between[i], batch) if unused[i] > 0.0 and weight[i] > 0.0 else 0.0
         together += cap[i]
-        largest = max(largest, weight[i])
     if together <= 1.0:
         _rise_together(unused, share, cap, clients, batch)
     else:
@@ -2810,6 +2874,9 @@ def systematic_counts(share, unused, Py_ssize_t batch, double start):
     return count
 
 
+cdef enum:
+    MOST_PICKS = 0x7FFFFFFF  # positions are 32 bits wide
+
 cdef struct Pick:
     const View* view
     uint32_t sample      # in its cache
@@ -2834,7 +2901,7 @@ cdef class HeldClient:
     """The held caches of one client, oldest first, and its newest sums. Every attribute belongs to the pool's lock."""
 
     cdef list queue               # HeldCache, oldest first
-    cdef uint32_t most            # samples of the largest cache ever
+    cdef uint32_t most            # samples of the largest cache held
     cdef uint64_t low, high
     cdef uint64_t mark            # what HeldPool had seen drawn, here and elsewhere, when its newest cache came
     cdef double mass, population  # S_c, N_c
@@ -2843,7 +2910,8 @@ cdef class HeldClient:
     cdef readonly bytes id
     cdef readonly Py_ssize_t pushed, caches, nbytes, unused, held, reserved
     cdef readonly double minimum, between
-    cdef readonly int64_t sequence
+    cdef readonly uint64_t sequence  # of the message that its sums came with
+    cdef bint has_sums
     cdef public double heard
 
     def __cinit__(self, bytes id not None):
@@ -2852,7 +2920,7 @@ cdef class HeldClient:
         cdef const uint8_t* word = <const uint8_t*><const char*>id
         self.id, self.low, self.high = id, _read64(word), _read64(word + 8)
         self.queue, self.reserved_for = [], {}
-        self.sequence = self.slot = -1
+        self.slot = -1
 
     @property
     def total_weight(self):
@@ -2864,10 +2932,11 @@ cdef class HeldClient:
         """N_c: its newest number of entries with positive weight."""
         return self.population
 
-    def hear(self, int64_t sequence, double total_weight, double positives, double minimum):
+    def hear(self, uint64_t sequence, double total_weight, double positives, double minimum):
         """Take newer sums; older ones (a message that was overtaken) change nothing. Returns whether they were newer."""
-        if sequence <= self.sequence:
+        if self.has_sums and sequence <= self.sequence:
             return False
+        self.has_sums = True
         self.sequence, self.mass, self.population, self.minimum = sequence, total_weight, positives, minimum
         if not (isfinite(total_weight) and total_weight > 0.0 and positives >= 1.0):
             self.mass = self.population = self.minimum = 0.0
@@ -2883,14 +2952,16 @@ cdef class HeldClient:
 
     cdef HeldCache _pop(self):
         """Take the oldest cache off; the caller sees to its samples and bytes."""
-        cdef HeldCache cache = self.queue[0]
+        cdef HeldCache cache = self.queue[0], other
         del self.queue[0]
         self.caches -= 1
         self.nbytes -= cache.nbytes
         self.unused -= cache.view.samples - cache.used
         self.held -= cache.view.samples
-        if self.caches == 0:
+        if cache.view.samples == self.most:
             self.most = 0
+            for other in self.queue:
+                self.most = max(self.most, other.view.samples)
         return cache
 
 
@@ -2907,6 +2978,8 @@ cdef class Picks:
     def __cinit__(self, Layout layout not None, Py_ssize_t size):
         self.layout, self.size, self.caches = layout, 0, []
         self.rarest = INFINITY
+        if not 0 <= size <= MOST_PICKS:
+            raise ValueError(f"a draw has at most {MOST_PICKS} samples, got {size}")
         self.pick = <Pick*>malloc(max(1, size) * sizeof(Pick))
         if self.pick == NULL:
             raise MemoryError()
@@ -3201,19 +3274,53 @@ cdef void _gather(Layout layout, const Pick* pick, Py_ssize_t size, char** targe
     _gather_carried(layout, pick, size, to)
 
 
+cdef double _weigh(double* value, Py_ssize_t size, double exponent, double rarest, float* importance) noexcept nogil:
+    """value ** -exponent over a divisor, which is returned: the largest of them, or rarest ** -exponent where that is larger still.
+
+    `value`, N P(i) of each sample, is overwritten: before the division, results may be too large for float32. A chance that has
+    underflowed to 0 counts as the smallest normal number. `rarest`: smallest N P(i) there could be; inf is none.
+    """
+    cdef double largest = 0.0
+    cdef Py_ssize_t i
+    if isfinite(rarest):
+        largest = pow(max(rarest, DBL_MIN), -exponent)
+    for i in range(size):
+        value[i] = pow(max(value[i], DBL_MIN), -exponent)
+        largest = max(largest, value[i])
+    for i in range(size):
+        importance[i] = <float>(value[i] / largest)
+    return largest
+
+
+def importance(weight, double total, double population, double smallest, double exponent, bint by_largest):
+    """(population * P) ** -exponent over a divisor, P = weight / total: float64 [B] -> (float32 [B], divisor).
+
+    The divisor is the batch's largest, or with `by_largest` that of an entry of weight `smallest`, the least that there is.
+    """
+    cdef Py_ssize_t i, size = len(weight)
+    cdef const double* weights = _doubles(weight, size)
+    cdef cnp.ndarray result = np.empty(size, np.float32)
+    cdef float* importance = <float*>cnp.PyArray_DATA(result)
+    cdef double* value = <double*>malloc(max(1, size) * sizeof(double))
+    cdef double divisor
+    if value == NULL:
+        raise MemoryError()
+    with nogil:
+        for i in range(size):
+            value[i] = population * (weights[i] / total)
+        divisor = _weigh(value, size, exponent, population * (smallest / total) if by_largest else INFINITY, importance)
+        free(value)
+    return result, divisor
+
+
 cdef double _importance(
     Layout layout, const Pick* pick, Py_ssize_t size, double population, double exponent, double rarest, double* value, float* importance
 ) noexcept nogil:
-    """(N pi_c chance N_k / N_c) ** -exponent over the divisor, which is returned. `rarest`: smallest N P(i) there could be, or inf.
-
-    `value` is scratch: before the division, values may be too large for float32.
-    """
+    """(N pi_c chance N_k / N_c) ** -exponent over the divisor, which is returned; see `_weigh`."""
     cdef bint drawn = layout.kind == KIND_DRAWN
-    cdef double chance, positives, largest = 0.0
+    cdef double chance, positives
     cdef Py_ssize_t i
     cdef const Pick* one
-    if isfinite(rarest) and rarest > 0.0:
-        largest = pow(rarest, -exponent)
     for i in range(size):
         one = &pick[i]
         if drawn:
@@ -3222,11 +3329,8 @@ cdef double _importance(
         else:
             chance = _read_double(one.view.block[layout.of_part[PART_WEIGHT]] + 8 * <size_t>one.sample) / one.view.total_weight
             positives = one.view.positives
-        value[i] = pow(population * one.share * chance * positives / one.newest, -exponent)
-        largest = max(largest, value[i])
-    for i in range(size):
-        importance[pick[i].position] = <float>(value[i] / largest)
-    return largest
+        value[one.position] = population * one.share * chance * positives / one.newest
+    return _weigh(value, size, exponent, rarest, importance)
 
 
 cdef struct SumsRow:
@@ -3362,21 +3466,24 @@ cdef class HeldPool:
         cdef int64_t *count
         cdef HeldClient client
         cdef Picks picks
-        cdef double together = 0.0, mass = 0.0, mass_serving = 0.0, population = 0.0, rarest = INFINITY
+        cdef double together = 0.0, mass = 0.0, mass_serving = 0.0, population = 0.0, rarest = INFINITY, largest = 0.0
         self._make_room()
         weight = self.scratch
         unused, between, cap, share = weight + self.room, weight + 2 * self.room, weight + 3 * self.room, weight + 4 * self.room
         count = <int64_t*>(weight + 5 * self.room)
         for i in range(clients):
+            largest = max(largest, (<HeldClient>self.clients[i]).mass)
+        for i in range(clients):
             client = <HeldClient>self.clients[i]
-            weight[i], between[i] = client.mass, client.between
-            mass += client.mass
+            # Only proportions count; sums of what clients say could overflow.
+            weight[i], between[i] = client.mass / largest if largest > 0.0 else 0.0, client.between
+            mass += weight[i]
             unused[i] = 0.0
             if client.mass > 0.0 and client.held > 0:
                 unused[i] = INFINITY if reuse else <double>max(0, client.unused - client.reserved)
             if unused[i] > 0.0:
                 together += unused[i]
-                mass_serving += client.mass
+                mass_serving += weight[i]
                 population += client.population
         if together < size:
             return None
@@ -3470,7 +3577,7 @@ cdef class HeldPool:
                 continue
             mine = client.reserved_for.get(reader, 0)
             mine = min(mine, client.unused)
-            row.low, row.high, row.sequence = client.low, client.high, <uint64_t>client.sequence
+            row.low, row.high, row.sequence = client.low, client.high, client.sequence
             row.mass, row.population, row.minimum = client.mass, <uint64_t>client.population, client.minimum
             row.between, row.reserved, row.flags = 0.0, <uint32_t>mine, 0
             if client.between > 0.0 and client.unused > 0:
@@ -3484,29 +3591,26 @@ cdef class HeldPool:
         """A reader's draw: (client, count) pairs, as many of each as there are for it. Picks in that order, not shuffled."""
         cdef HeldClient client
         cdef Picks picks
-        cdef int64_t count, mine, total = 0
-        cdef list counts = []
-        for client, asked in wanted:
+        cdef int64_t count, mine, most = 0
+        for client, count in wanted:
             self._own(client)
-            count, mine = asked, client.reserved_for.get(reader, 0)
-            if client.held == 0:
-                count = 0
-            elif not reuse:
-                count = min(count, <int64_t>client.unused, mine + <int64_t>max(0, client.unused - client.reserved))
-            counts.append(count)
-            total += count
-        picks = Picks(layout, total)
-        for (client, asked), count in zip(wanted, counts):
-            mine = client.reserved_for.get(reader, 0)
+            if count < 0:
+                raise ValueError(f"a count of {count}")
+            most += min(count, <int64_t>client.unused) if not reuse else count if client.held else 0
+        picks = Picks(layout, most)
+        for client, count in wanted:
             if reuse:
-                if count:
+                if client.held:
                     self._take_again(client, count, 1.0, picks)
-            else:
-                self._take(client, count, 1.0, picks)
-                if mine:
-                    client.reserved_for[reader] = max(0, mine - count)
-                    client.reserved -= min(mine, count)
-        self.drawn += total
+                continue
+            # Looked at only now: the same client may have been named before.
+            mine = client.reserved_for.get(reader, 0)
+            count = min(count, <int64_t>client.unused, mine + <int64_t>max(0, client.unused - client.reserved))
+            self._take(client, count, 1.0, picks)
+            if mine:
+                client.reserved_for[reader] = max(0, mine - count)
+                client.reserved -= min(mine, count)
+        self.drawn += picks.size
         return picks
 
 

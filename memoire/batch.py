@@ -45,6 +45,37 @@ class Gathered:
     """[B] the version of the model that acted, as the writer was told; 0 where it was not."""
 
 
+_FACTS = ("reward", "discount", "ids", "steps", "age", "model_version")
+
+
+def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -> None:
+    """Put the caller's arrays into `gathered` under their names in a batch, so that rows are copied straight into them.
+
+    One that is not C-contiguous is left to `Batch.copy_into`, which makes them the batch's in any case.
+
+    Raises:
+        ParameterError: an array of `out` is called like none of a batch, or has another shape or dtype; nothing was
+            changed.
+    """
+    found = {name: _place_of(schema, gathered, name) for name in out}
+    for name, (side, key) in found.items():
+        array = gathered.weight if key == "importance" else side.get(key)
+        if array is not None and key in schema.states and array.shape[1] == 1:
+            array = array[:, 0]
+        _check_out(name, array, out[name])
+    for name, (side, key) in found.items():
+        if out[name].flags.carray and key in side:
+            side[key] = out[name].reshape(side[key].shape)
+
+
+def _place_of(schema: Schema, gathered: Gathered, name: str) -> tuple[dict[str, Any], str]:
+    """Where an array of a batch stands among the gathered ones, or would if there were one."""
+    if name == "importance" or (name in _FACTS and (name != "reward" or schema.reward is not None)):
+        return vars(gathered), name
+    side, key = (gathered.next, name[5:]) if name.startswith("next_") else (gathered.prev, name)
+    return ({}, name) if key == schema.reward else (side, key)
+
+
 class Batch(Mapping[str, NDArray[Any]]):
     """Samples to learn from: a mapping from names to arrays, also as attributes. The arrays belong to the caller.
 
@@ -121,7 +152,8 @@ class Batch(Mapping[str, NDArray[Any]]):
         for name in out:
             _check_out(name, self._arrays.get(name), out[name])
         for name in out:
-            np.copyto(out[name], self._arrays[name])
+            if not np.may_share_memory(out[name], self._arrays[name]):  # not gathered there in the first place
+                np.copyto(out[name], self._arrays[name])
             self._arrays[name] = out[name]
         return self
 
@@ -171,12 +203,14 @@ def _side(
     }
 
 
-def _check_out(name: str, array: NDArray[Any] | None, place: Any) -> None:
-    found = _form(place) if isinstance(place, np.ndarray) else type(place).__name__
+def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:
+    is_array = isinstance(given, np.ndarray)
+    if array is not None and is_array and given.shape == array.shape and given.dtype == array.dtype:
+        return
+    found = _form(given) if is_array else type(given).__name__
     if array is None:
         raise ParameterError(f"out[{name!r}]", found, "absent: the batch has no array of this name")
-    if found != _form(array):
-        raise ParameterError(f"out[{name!r}]", found, f"an array {_form(array)}")
+    raise ParameterError(f"out[{name!r}]", found, f"an array {_form(array)}")
 
 
 def _form(array: NDArray[Any]) -> str:

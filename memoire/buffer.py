@@ -8,11 +8,12 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
+from . import _core
 from .batch import Batch
 from .errors import ParameterError
 from .memory import Memory
 from .parameters import Parameters, Start
-from .sampling import Sampler, importance
+from .sampling import Sampler
 from .schema import Schema
 from .writer import Observer, Writer, layout
 
@@ -157,11 +158,10 @@ class Buffer:
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
         with self._memory.held():
-            gathered, weights, total, population, smallest = self._memory.sample(batch_size)
+            gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
-        chances = weights / total
-        beta, normalize = parameters.importance_exponent, parameters.normalize
-        corrections, divisor = importance(chances, population, beta, normalize, smallest / total)
+        beta, by_largest = parameters.importance_exponent, parameters.normalize == "global"
+        corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
         return batch if out is None else batch.copy_into(out)
 

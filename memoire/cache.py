@@ -7,7 +7,7 @@ the schema and the parameters, so a `Layout` of them decides what is made here, 
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from . import _core
 from .batch import ID, Gathered
@@ -110,6 +110,10 @@ _BOOKKEEPING: Final = {
     Part.CHANCE: Extent.PER_SAMPLE, Part.POPULATION: Extent.PER_SAMPLE, Part.OWNER: Extent.PER_SAMPLE,
     Part.OWNERS: Extent.PER_OWNER, Part.INIT_WEIGHT: Extent.PER_SAMPLE, Part.TD_ERROR: Extent.PER_SAMPLE,
 }  # fmt: skip
+_OF_WINDOWS: Final = {
+    Part.NUMBER: "numbers", Part.WEIGHT: "weights", Part.REWARD_SUM: "reward", Part.DISCOUNT: "discount",
+    Part.STEPS: "steps", Part.AGE: "ages", Part.MODEL: "model_versions",
+}  # fmt: skip
 _WIDTHS: Final = {
     Part.NUMBER: 8, Part.WEIGHT: 8, Part.STEPS: 4, Part.AGE: 4, Part.MODEL: 8, Part.CHANCE: 8, Part.POPULATION: 8,
     Part.OWNER: 4, Part.OWNERS: 16, Part.INIT_WEIGHT: 4, Part.TD_ERROR: 4,
@@ -145,6 +149,11 @@ class Layout:
         self.blocks: tuple[BlockForm, ...] = (*self._bookkeeping(), *self._columns(final))
         self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
         self._outputs, fields = self._fields()
+        forms = list(enumerate(self.blocks))
+        self.facts = [(i, _OF_WINDOWS[form.part]) for i, form in forms if form.part in _OF_WINDOWS]
+        """Blocks that hold what a memory says of each sample, with its name in `Windows`."""
+        self.columns = [(i, form.part, schema.names[form.column]) for i, form in forms if form.column != BOOKKEEPING]
+        """Blocks that hold a column's values: (block, part, column)."""
         self.core = _core.Layout(kind, frame_stack, prod(self.reward_shape), list(self.blocks), fields)
 
     def place(self, part: Part, name: str | None = None) -> int | None:
@@ -152,15 +161,13 @@ class Layout:
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
 
-    def allocate(self, samples: int) -> tuple[Gathered, list[NDArray[Any]]]:
-        """Arrays for a batch of `samples`, and those of both sides as a list in the order of the kernel's fields."""
+    def allocate(self, samples: int) -> Gathered:
+        """Arrays for a batch of `samples`."""
         sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
-        arrays = []
         for side, name, shape, dtype in self._outputs:
-            array = sides[side][name] = np.empty((samples, *shape), dtype)
-            arrays.append(array)
+            sides[side][name] = np.empty((samples, *shape), dtype)
         reward = np.empty if self.schema.reward is not None else np.zeros
-        gathered = Gathered(
+        return Gathered(
             prev=sides["prev"],
             next=sides["next"],
             reward=reward((samples, *self.reward_shape), np.float32),
@@ -171,31 +178,28 @@ class Layout:
             age=np.empty(samples, np.float32),
             model_version=np.empty(samples, np.int64),
         )
-        return gathered, arrays
 
-    def gather(self, picks: "_core.Picks", out: Gathered | None = None) -> Gathered:
-        """The picked samples as arrays: new ones, or those of `out` (C-contiguous, exact dtypes and shapes)."""
-        if out is None:
-            gathered, arrays = self.allocate(picks.size)
-        else:
-            gathered, arrays = out, self._arrays(out, picks.size)
+    def gather(self, picks: "_core.Picks", out: Gathered) -> None:
+        """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
         picks.gather(
-            arrays,
-            gathered.reward if self.schema.reward is not None else None,
-            gathered.discount, gathered.steps, gathered.weight, gathered.ids, gathered.age, gathered.model_version,
+            [(out.prev if side == "prev" else out.next)[name] for side, name, _, _ in self._outputs],
+            out.reward if self.schema.reward is not None else None,
+            out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
         )  # fmt: skip
-        return gathered
 
-    def _arrays(self, out: Gathered, samples: int) -> list[NDArray[Any]]:
-        """The caller's arrays in the order of fields, each compared with what it must be."""
-        arrays = []
+    def check_out(self, out: Gathered, samples: int) -> None:
+        """Raise ValueError unless every array is what `allocate` would make."""
         for side, name, shape, dtype in self._outputs:
             array = (out.prev if side == "prev" else out.next).get(name)
-            if array is None or array.shape != (samples, *shape) or array.dtype != dtype:
-                found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-                raise ValueError(f"out.{side}[{name!r}] is {found}, expected {dtype}{[samples, *shape]}")
-            arrays.append(array)
-        return arrays
+            _check_out(f"out.{side}[{name!r}]", array, (samples, *shape), dtype)
+        per_reward = (samples, *self.reward_shape)
+        _check_out("out.reward", out.reward, per_reward, np.float32)
+        _check_out("out.discount", out.discount, per_reward, np.float32)
+        _check_out("out.steps", out.steps, (samples,), np.int32)
+        _check_out("out.weight", out.weight, (samples,), np.float32)
+        _check_out("out.ids", out.ids, (samples,), ID)
+        _check_out("out.age", out.age, (samples,), np.float32)
+        _check_out("out.model_version", out.model_version, (samples,), np.int64)
 
     def _bookkeeping(self) -> list[BlockForm]:
         per_reward = 4 * prod(self.reward_shape)
@@ -269,6 +273,12 @@ class Layout:
         return next(place for part in candidates if (place := self.place(part, name)) is not None)
 
 
+def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    if array is None or array.shape != shape or array.dtype != dtype:
+        found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"{name} is {found}, expected {np.dtype(dtype)}{list(shape)}")
+
+
 @lru_cache(maxsize=64)
 def _layout(
     schema: Schema, stack: int, prev: tuple[str, ...], next: tuple[str, ...], kind: Kind, final: bool
@@ -313,27 +323,21 @@ class Container:
         samples: int,
         frames: int = 0,
         owners: int = 0,
-        packed: Mapping[int, tuple[int, bytes]] = {},
+        packed: dict[int, tuple[int, bytes]] | None = None,
     ) -> None:
-        rows = {
-            Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1,
-        }  # fmt: skip
-        table, size = [], HEAD.size + ROW.size * len(layout.blocks)
-        for i, form in enumerate(layout.blocks):
-            raw = rows[form.extent] * form.row_bytes
-            codec, stored = (packed[i][0], len(packed[i][1])) if i in packed else (0, raw)
-            begin = -(-size // ALIGNMENT) * ALIGNMENT
-            table.append((form.column, form.part, codec, rows[form.extent], begin, stored, raw))
-            size = begin + stored
-        self.payload = _aligned(size)
-        self.layout, self._table = layout, table
-        self._write(head, samples)
-        for i, (_, data) in packed.items():
-            self.view(i)[:] = np.frombuffer(data, np.uint8)
+        self.layout = layout
+        self.payload: Payload = _core.container(layout.core, samples, frames, owners, packed or {})
+        HEAD.pack_into(
+            self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
+            head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
+        )  # fmt: skip
+
+    def _row(self, block: int) -> tuple[int, ...]:
+        return ROW.unpack_from(self.payload.data, HEAD.size + ROW.size * block)
 
     def view(self, block: int) -> Payload:
         """The stored bytes of a block, to be filled."""
-        begin, stored = self._table[block][4:6]
+        begin, stored = self._row(block)[4:6]
         return self.payload[begin : begin + stored]
 
     def array(self, part: Part, dtype: Any, name: str | None = None) -> NDArray[Any] | None:
@@ -341,34 +345,18 @@ class Container:
         block = self.layout.place(part, name)
         if block is None:
             return None
-        rows: NDArray[Any] = self.view(block).view(dtype).reshape(self._table[block][3], -1)
+        rows: NDArray[Any] = self.view(block).view(dtype).reshape(self._row(block)[3], -1)
         return rows
 
     def fill(self, part: Part, values: Any, name: str | None = None) -> None:
         """Copy an array into a block that the layout must have."""
         block = self.layout.place(part, name)
         assert block is not None, part
-        self.view(block)[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.fill_blocks({block: np.ascontiguousarray(values)})
 
-    def _write(self, head: Head, samples: int) -> None:
-        layout = self.layout
-        target = self.payload.data
-        HEAD.pack_into(
-            target, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
-            head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
-        )  # fmt: skip
-        end = HEAD.size + ROW.size * len(self._table)
-        for i, row in enumerate(self._table):
-            ROW.pack_into(target, HEAD.size + ROW.size * i, *row)
-            self.payload[end : row[4]] = 0
-            end = row[4] + row[5]
-
-
-def _aligned(size: int) -> Payload:
-    """Bytes that begin at a multiple of `ALIGNMENT`, not cleared."""
-    room: Payload = np.empty(size + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    return room[begin : begin + size]
+    def fill_blocks(self, arrays: dict[int, NDArray[Any]]) -> None:
+        """Copy contiguous arrays into blocks, by number."""
+        _core.fill(self.layout.core, self.payload, arrays)
 
 
 def build(
@@ -394,14 +382,16 @@ def build(
 
     Cost: one pass over the frames that are needed; the memory is held meanwhile, the GIL is not.
     """
-    parameters: Parameters = memory.parameters
-    layout = layout_of(memory.schema, parameters)
-    codec = _codec(parameters.compression if compression is None else compression)
-    has_prev, has_next = (layout.place(part) is not None for part in (Part.PREV_INDEX, Part.NEXT_INDEX))
     with memory.held():
+        parameters: Parameters = memory.parameters
+        layout = layout_of(memory.schema, parameters)
+        codec = _codec(parameters.compression if compression is None else compression)
+        prev_block, next_block = layout.place(Part.PREV_INDEX), layout.place(Part.NEXT_INDEX)
         windows = memory.draw_windows(parameters.cache_size if samples is None else samples)
         sources, prev_index, next_index = memory.unique_frames(
-            windows.prev_codes if has_prev else None, windows.next_codes if has_next else None, ordered=codec != 0
+            None if prev_block is None else windows.prev_codes,
+            None if next_block is None else windows.next_codes,
+            ordered=codec != 0,
         )
         head = Head(
             parameters.multi_step,
@@ -412,48 +402,22 @@ def build(
             now,
         )
         frames = len(sources)
-        if (
-            has_prev or has_next
-        ) and not frames:  # nothing but frames of zeros: an index still needs a row to point past
+        if not frames and not (prev_block is None and next_block is None):
+            # Nothing but frames of zeros: an index still needs a row to point past.
             sources, frames = np.full(1, -1, np.int64), 1
         packed = _pack_frames(memory, layout, sources, codec) if codec else {}
         made = Container(layout, head, len(windows.numbers), frames, packed=packed)
-        _fill_windows(made, memory, windows, prev_index if has_prev else None, next_index if has_next else None)
-        for i, form in enumerate(layout.blocks):
-            if form.column != BOOKKEEPING and i not in packed:
-                _fill_column(made.view(i), memory, layout.schema.names[form.column], form.part, windows, sources)
+        facts = {block: getattr(windows, name) for block, name in layout.facts}
+        if prev_block is not None:
+            facts[prev_block] = prev_index
+        if next_block is not None:
+            facts[next_block] = next_index
+        made.fill_blocks(facts)
+        rows = {Part.PREV: windows.rows, Part.NEXT: windows.next_rows}
+        for block, part, name in layout.columns:
+            if block not in packed:
+                memory.copy_frames(name, rows.get(part, sources), made.view(block))
     return made.payload
-
-
-def _fill_windows(made: Container, memory: Any, windows: Any, prev_index: Any, next_index: Any) -> None:
-    """The bookkeeping blocks of a cache."""
-    for part, values in (
-        (Part.PREV_INDEX, prev_index), (Part.NEXT_INDEX, next_index), (Part.NUMBER, windows.numbers),
-        (Part.WEIGHT, windows.weights),
-    ):  # fmt: skip
-        if values is not None:
-            made.fill(part, values)
-    shape = (len(windows.numbers), *made.layout.reward_shape)
-    reward, discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    steps = np.empty(shape[0], np.int32)
-    memory.returns(windows.rows, reward, discount, steps)
-    if memory.schema.reward is not None:
-        made.fill(Part.REWARD_SUM, reward)
-    made.fill(Part.DISCOUNT, discount)
-    made.fill(Part.STEPS, steps)
-    age, model = np.empty(shape[0], np.float32), np.empty(shape[0], np.int64)
-    memory.ages(windows.rows, age)
-    np.maximum(age, 0.0, out=age)  # a clock that was set back must not make the cache unacceptable
-    memory.model_versions(windows.rows, model)
-    made.fill(Part.AGE, age)
-    made.fill(Part.MODEL, model)
-
-
-def _fill_column(target: Payload, memory: Any, name: str, part: Part, windows: Any, sources: Any) -> None:
-    if part in (Part.PREV, Part.NEXT):
-        memory.copy_rows(name, windows.rows if part is Part.PREV else windows.next_rows, target)
-    else:
-        memory.copy_frames(name, sources, target)
 
 
 def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:
@@ -549,9 +513,11 @@ def read_feedback(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> d
     held = check(payload, layout_of(schema, Parameters(), Kind.FEEDBACK), limits)
     numbers, errors = np.frombuffer(held.part(Part.NUMBER), "<i8"), np.frombuffer(held.part(Part.TD_ERROR), "<f4")
     owner, owners = np.frombuffer(held.part(Part.OWNER), "<u4"), held.part(Part.OWNERS)
+    order = np.argsort(owner, kind="stable")
+    ends = np.searchsorted(owner[order], np.arange(len(owners) // 16 + 1))
     found = {}
-    for i in range(len(owners) // 16):
-        mine = owner == i
+    for i in range(len(ends) - 1):
+        mine = order[ends[i] : ends[i + 1]]
         found[owners[16 * i : 16 * i + 16]] = (numbers[mine], errors[mine])
     return found
 

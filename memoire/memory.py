@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
-from .batch import Gathered
+from .batch import Gathered, place
 from .errors import (
     EmptyEpisodeError,
     EmptyMemory,
@@ -71,6 +71,16 @@ class Windows(NamedTuple):
     """[n] frame code of the newest of these: where the next side's other columns come from."""
     weights: Float64s
     """[n] what sampling was proportional to."""
+    reward: NDArray[np.float32]
+    """[n, *R] sums of the windows' discounted rewards."""
+    discount: NDArray[np.float32]
+    """[n, *R] gamma ** steps, or 0 where the episode terminated."""
+    steps: NDArray[np.int32]
+    """[n] entries between both ends."""
+    ages: NDArray[np.float32]
+    """[n] seconds since the entries were added, never negative."""
+    model_versions: Int64s
+    """[n] of the models that made them."""
     total_weight: float
     num_positive: int
     min_weight: float
@@ -321,6 +331,12 @@ class Memory(_core.EntryStore):
         start = STARTS.index(new.start)
         windows = (new.frame_stack, new.multi_step, start, new.max_episode)
         self._configure(new.priority_exponent, new.mix_lambda, *windows, gamma, coeff)
+        names = (
+            self.schema.names if new.prev is None else new.prev,
+            self.schema.states if new.next is None else new.next,
+        )
+        self._sides = tuple([self._row(name, new.frame_stack) for name in side] for side in names)
+        """For both sides of a batch, under the lock: each column's name, and the shape and dtype of its rows."""
 
     # Drawing
 
@@ -357,46 +373,64 @@ class Memory(_core.EntryStore):
         Raises StaleEntry where an entry has left the memory since it was drawn; `sample` cannot meet that.
         """
         wanted = _numbers(numbers)
-        schema, parameters = self.schema, self._parameters
-        while True:
-            size, stack = len(wanted), parameters.frame_stack
-            prev = self._empty(schema.names if parameters.prev is None else parameters.prev, size, stack)
-            next_ = self._empty(schema.states if parameters.next is None else parameters.next, size, stack)
-            made = Gathered(
-                prev=prev,
-                next=next_,
-                reward=np.empty((size, *self._reward_shape), np.float32),
-                discount=np.empty((size, *self._reward_shape), np.float32),
-                steps=np.empty(size, np.int32),
-                weight=np.empty(size, np.float32),
-                ids=wanted,
-                age=np.empty(size, np.float32),
-                model_version=np.empty(size, np.int64),
-            )
-            with self.held():
-                if parameters is not self._parameters:
-                    parameters = self._parameters
-                    continue
-                bad = self._gather(
-                    wanted,
-                    [(self._index[name], array) for name, array in prev.items()],
-                    [(self._index[name], array) for name, array in next_.items()],
-                    made.reward,
-                    made.discount,
-                    made.steps,
-                    made.weight,
-                    made.age,
-                    made.model_version,
-                )
-            self._refuse_stale(wanted, bad)
-            return made
-
-    def sample(self, count: int) -> Sample:
-        """Draw and gather as one moment: nothing leaves in between. Raises EmptyMemory."""
         with self.held():
-            gathered = self.gather(self.draw(count))
-            weights = self.weights(gathered.ids)
-            return Sample(gathered, weights, *self._sums(self._parameters.normalize == "global"))
+            return self._filled(wanted, self._allocate(len(wanted)))
+
+    def sample(self, count: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+        """Draw and gather as one moment: nothing leaves in between.
+
+        Args:
+            count: How many, at least 1.
+            out: Arrays of the caller to gather into, by the names they have in a `Batch`; others are made new. Those
+                that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
+
+        Raises:
+            EmptyMemory: no entry has a weight above 0.
+            ParameterError: an array of `out` does not fit.
+        """
+        _check_whole("count", count, 1, MOST_ROWS)
+        with self.held():
+            made = self._allocate(count)
+            if out is not None:
+                place(self.schema, made, out)
+            numbers = self.draw(count)
+            weights = np.empty(count, np.float64)
+            self._weights(numbers, weights)
+            sums = self._sums(self._parameters.normalize == "global")
+            return Sample(self._filled(numbers, made), weights, *sums)
+
+    def _allocate(self, size: int) -> Gathered:
+        """Uninitialised arrays for a batch; under the lock, since parameters say what they are like."""
+        prev, next_ = self._sides
+        return Gathered(
+            prev={name: np.empty((size, *shape), dtype) for name, shape, dtype in prev},
+            next={name: np.empty((size, *shape), dtype) for name, shape, dtype in next_},
+            reward=np.empty((size, *self._reward_shape), np.float32),
+            discount=np.empty((size, *self._reward_shape), np.float32),
+            steps=np.empty(size, np.int32),
+            weight=np.empty(size, np.float32),
+            ids=np.empty(size, np.int64),
+            age=np.empty(size, np.float32),
+            model_version=np.empty(size, np.int64),
+        )
+
+    def _filled(self, numbers: Int64s, made: Gathered) -> Gathered:
+        """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
+        made.ids = numbers
+        index = self._index
+        bad = self._gather(
+            numbers,
+            [(index[name], array) for name, array in made.prev.items()],
+            [(index[name], array) for name, array in made.next.items()],
+            made.reward,
+            made.discount,
+            made.steps,
+            made.weight,
+            made.age,
+            made.model_version,
+        )
+        self._refuse_stale(numbers, bad)
+        return made
 
     def update_priorities(self, numbers: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
         """Give entries the priority |td error| + 1e-6, and weights by it; of duplicates the last counts.
@@ -430,9 +464,13 @@ class Memory(_core.EntryStore):
             stack = self._parameters.frame_stack
             prev, next_ = np.empty((count, stack), np.int64), np.empty((count, stack), np.int64)
             next_rows, weights = np.empty(count, np.int64), np.empty(count, np.float64)
-            self._windows(rows, prev, next_, next_rows, None, None, None)
-            self._facts(rows, None, None, weights)
-            return Windows(numbers, rows, prev, next_, next_rows, weights, *self.sums())
+            shape = (count, *self._reward_shape)
+            returns = np.empty(shape, np.float32), np.empty(shape, np.float32)
+            steps, ages, versions = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.int64)
+            self._windows(rows, prev, next_, next_rows, steps, *returns)
+            self._facts(rows, ages, versions, weights)
+            told = (*returns, steps, ages, versions)
+            return Windows(numbers, rows, prev, next_, next_rows, weights, *told, *self.sums())
 
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
@@ -563,14 +601,11 @@ class Memory(_core.EntryStore):
             raise ParameterError("bootstrap_value", given, expected)
         return exact
 
-    def _empty(self, names: Sequence[str], size: int, stack: int) -> dict[str, NDArray[Any]]:
-        """Uninitialised arrays for one side of a batch."""
-        arrays = {}
-        for name in names:
-            column = self.schema[name]
-            lead = (size, stack) if column.role == "state" else (size,)
-            arrays[name] = np.empty((*lead, *column.shape), column.dtype)
-        return arrays
+    def _row(self, name: str, stack: int) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
+        """A column, and what one sample has of it."""
+        column = self.schema[name]
+        shape = (stack, *column.shape) if column.role == "state" else column.shape
+        return name, shape, column.dtype
 
     def _refuse_stale(self, numbers: Int64s, bad: int) -> None:
         if bad >= 0:

@@ -20,15 +20,15 @@ Importance sampling of replayed entries: Schaul et al., Prioritized Experience R
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cache
-from .batch import Gathered
+from .batch import Gathered, place
 from .errors import Closed, NotEnoughSamples, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
@@ -36,7 +36,10 @@ from .schema import Schema
 from .wire import CLIENT_COUNTS, CLIENT_SUMS
 
 _DEFAULTS: Final = Limits()
-_EVERY: Final = 1.0  # seconds between two looks for silent clients
+_EVERY: Final = 1.0  # seconds between two looks for silent clients and readers
+MOST_DRAWN: Final = 1 << 20
+"""Samples that a reader may take at once."""
+MOST_BATCH: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class Pool:
         with self._lock:
             before = self._layout
             self._take_parameters(parameters)
+            self._tell()  # with reuse_cache there may be enough now
             if self._layout is before:
                 return 0
             gone = self._held.caches
@@ -144,6 +148,11 @@ class Pool:
                 while client.caches:
                     self._held.drop_oldest(client)
             return gone
+
+    def _tell(self) -> None:
+        """Have those who wait look again: something else may be drawn than before."""
+        if self._waiting:
+            self._filled.notify_all()
 
     def _take_parameters(self, parameters: Parameters) -> None:
         parameters.check_for(self.schema)
@@ -170,13 +179,14 @@ class Pool:
         with self._lock:
             if held.layout is not self._layout.core:
                 raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+            if self._closed:
+                return 0
             client = self._client(client_id)
             client.hear(sequence, held.total_weight, held.positives, held.minimum)
             self._held.push(client, held)
             self._added += 1
             gone = self._make_room()
-            if self._waiting:
-                self._filled.notify_all()
+            self._tell()
             return gone
 
     def _make_room(self) -> int:
@@ -193,7 +203,11 @@ class Pool:
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """A client's newest sums, from a message without a cache. Returns whether they were newer than those known."""
         with self._lock:
-            return self._client(client_id).hear(sequence, total_weight, float(positives), minimum)
+            if self._closed:
+                return False
+            is_newer = self._client(client_id).hear(sequence, total_weight, float(positives), minimum)
+            self._tell()  # it may have had no weight before
+            return is_newer
 
     def heard(self, client_id: bytes) -> None:
         """A sign of life without news."""
@@ -210,6 +224,7 @@ class Pool:
 
     def _client(self, client_id: bytes) -> "_core.HeldClient":
         """The client of that id, heard now; made when it is new."""
+        self._look()
         client = self._clients.get(client_id)
         if client is None:
             client = self._clients[client_id] = _core.HeldClient(client_id)
@@ -218,9 +233,16 @@ class Pool:
         return client
 
     def expire(self) -> int:
-        """Let silent clients and readers go now, as draws do about once a second; returns how many clients left."""
+        """Let silent clients and readers go now, as all that comes in or out does about once a second.
+
+        Returns how many clients left.
+        """
         with self._lock:
             return self._expire()
+
+    def _look(self) -> None:
+        if self._clock() - self._looked > _EVERY:
+            self._expire()
 
     def _expire(self) -> int:
         now = self._looked = self._clock()
@@ -228,6 +250,7 @@ class Pool:
             self._held.reserve(reader, 0)
             del self._readers[reader]
             self._elsewhere.pop(reader, None)
+            self._tell()
         silent = self._held.silent(now - self.client_timeout, self._parameters.reuse_cache)
         for client in silent:
             self._held.leave(client)
@@ -237,28 +260,44 @@ class Pool:
 
     # What goes out
 
-    def get(self, samples: int, *, timeout: float | None = None, out: Gathered | None = None) -> Pooled:
+    def get(
+        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
+    ) -> Pooled:
         """Draw a batch: all of it or nothing.
 
         Args:
             samples: At least 1.
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: Arrays of an earlier batch of the same size, to be overwritten.
+            out: The caller's arrays: all of them, or by the names they have in a `Batch` (others are made new).
 
         Raises:
+            ParameterError, ValueError: an array of `out` does not fit; no sample was taken.
             NotEnoughSamples: too few unused samples, also after `timeout`; none was taken.
             Closed: `close` was called, also from another thread while waiting.
         """
-        picks, layout, parameters = self._draw(samples, timeout)
-        return _pooled(picks, layout, parameters, out)
+        if not 1 <= samples <= MOST_BATCH:
+            raise ValueError(f"a batch has from 1 to {MOST_BATCH} samples, got {samples}")
+        layout = self._layout
+        ready = self._ready(layout, samples, out)
+        picks, drawn_by, parameters = self._draw(samples, timeout)
+        if drawn_by is not layout:  # parameters changed while waiting
+            ready = self._ready(drawn_by, samples, out)
+        return _pooled(picks, drawn_by, parameters, ready)
+
+    def _ready(self, layout: cache.Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
+        """Arrays for a batch: the caller's, or new ones."""
+        if isinstance(out, Gathered):
+            layout.check_out(out, samples)
+            return out
+        made = layout.allocate(samples)
+        if out is not None:
+            place(self.schema, made, out)
+        return made
 
     def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, cache.Layout, Parameters]":
         """The samples of a batch, taken but not copied, and what they were drawn under."""
-        if samples < 1:
-            raise ValueError(f"a batch has at least 1 sample, got {samples}")
         with self._lock:
-            if self._clock() - self._looked > _EVERY:
-                self._expire()
+            self._look()
             picks = self._try(samples)
             if picks is None:
                 picks = self._wait(samples, timeout or 0.0)
@@ -275,7 +314,8 @@ class Pool:
         self._waiting += 1
         try:
             while (left := begin + timeout - time.monotonic()) > 0.0:
-                self._filled.wait(left)
+                self._filled.wait(min(left, _EVERY))
+                self._look()  # a reader that went away gives back what was kept for it
                 picks = self._try(samples)
                 if picks is not None:
                     return picks
@@ -329,12 +369,14 @@ class Pool:
         if samples < 0:
             raise ValueError(f"samples to keep must be at least 0, got {samples}")
         with self._lock:
+            self._look()
             before = self._elsewhere.setdefault(reader, elsewhere)
             if elsewhere > before:
                 self._held.draw_elsewhere(elsewhere - before)
                 self._elsewhere[reader] = elsewhere
             self._held.reserve(reader, samples)
             self._readers[reader] = self._clock()
+            self._tell()  # it may keep fewer than before
             return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache), CLIENT_SUMS)
 
     def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
@@ -343,7 +385,13 @@ class Pool:
         Args:
             counts: Rows of `wire.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
             now: Unix seconds, written into the container.
+
+        Raises:
+            ProtocolError: more than `MOST_DRAWN` samples were asked for; none was taken.
+            Closed: `close` was called.
         """
+        if (total := int(counts["count"].sum())) > MOST_DRAWN:
+            raise ProtocolError("too_large", f"{total} samples at once; {MOST_DRAWN} are allowed. Draw smaller batches")
         names = counts["client"].tobytes()
         with self._lock:
             if self._closed:
@@ -359,8 +407,8 @@ class Pool:
         return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
 
 
-def _pooled(picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, out: Gathered | None) -> Pooled:
-    gathered = layout.gather(picks, out)
+def _pooled(picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, gathered: Gathered) -> Pooled:
+    layout.gather(picks, gathered)
     importance = np.empty(picks.size, np.float32)
     divisor = picks.importance(parameters.importance_exponent, parameters.normalize == "global", importance)
     return Pooled(gathered, importance, divisor, picks.left_out)
@@ -396,7 +444,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     if not len(rows):
         return None
     _, first, group = np.unique(_names(rows), return_index=True, return_inverse=True)
-    newest_first = np.lexsort((-rows["sequence"].astype(np.int64), group))
+    newest_first = np.lexsort((~rows["sequence"], group))
     chosen = rows[newest_first[np.searchsorted(group[newest_first], np.arange(len(first)))]]
     able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
     unused = np.zeros(len(first))
@@ -406,13 +454,13 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
     if not unused.sum() >= samples:
         return None
-    share = _core.shares(np.ascontiguousarray(chosen["total_weight"]), unused, between, float(samples))
+    weight = chosen["total_weight"] / chosen["total_weight"].max()  # sums of what clients say could overflow
+    share = _core.shares(weight, unused, between, float(samples))
     counts = _core.systematic_counts(share, unused, samples, fraction)
     serving = unused > 0.0
     population = float(chosen["positives"][serving].sum())
     chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
     known = serving & (chosen["minimum"] > 0.0)
-    mass = float(chosen["total_weight"].sum())
     names = chosen["client"].tobytes()
     keys = [names[16 * i : 16 * i + 16] for i in range(len(chosen))]
     return Plan(
@@ -420,7 +468,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
         share=dict(zip(keys, share.tolist(), strict=True)),
         newest=dict(zip(keys, chosen["positives"].astype(np.float64).tolist(), strict=True)),
         population=population,
-        left_out=1.0 - float(chosen["total_weight"][serving].sum()) / mass,
+        left_out=1.0 - float(weight[serving].sum() / weight.sum()),
         rarest=population * float(chance[known].min()) if known.any() else np.inf,
     )
 
@@ -459,7 +507,6 @@ def finish(
     layout: cache.Layout,
     parameters: Parameters,
     seed: int,
-    out: Gathered | None = None,
 ) -> Pooled:
     """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`.
 
@@ -472,11 +519,11 @@ def finish(
     for held in drawn:
         ids = held.part(cache.Part.OWNERS)
         owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
-        if not made.share.keys() >= set(owners):
+        if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
         shares.append(np.array([made.share[owner] for owner in owners]))
         newest.append(np.array([made.newest[owner] for owner in owners]))
     picks = _core.assemble(
         layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
     )
-    return _pooled(picks, layout, parameters, out)
+    return _pooled(picks, layout, parameters, layout.allocate(picks.size))

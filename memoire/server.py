@@ -429,13 +429,14 @@ class Server:
             out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
 
         Raises:
+            ParameterError: an array of `out` does not fit; no sample was taken.
             NotEnoughSamples: fewer are held, also after `timeout`.
             Closed: the server was closed, also from another thread while waiting.
         """
         self._check_open()
         began = time.monotonic()
         try:
-            batch = self._batch(self._pool.get(batch_size, timeout=timeout))
+            batch = self._batch(self._pool.get(batch_size, timeout=timeout, out=out))
         except Closed:
             raise Closed("this server") from None
         finally:

@@ -15,7 +15,7 @@ import memoire
 from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
 from memoire.buffer import Buffer
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.sampling import Prioritized, Uniform
+from memoire.sampling import Prioritized, Uniform, importance
 from memoire.schema import Schema
 
 # ------------------------------------------------------------------------------------- targets in closed form
@@ -286,6 +286,29 @@ def test_out_is_filled_by_the_next_batch() -> None:
             np.testing.assert_array_equal(again[name], fresh[name])
     with pytest.raises(ParameterError, match=r"out\['obs'\] must be an array float32\[8, 1\], got 'float32\[16, 1\]'"):
         buffer.sample(8, out={"obs": first.obs})
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global"])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_importance_is_the_samplings(beta: float, normalize: Any) -> None:
+    buffer = filled(5, normalize=normalize, importance_exponent=beta)
+    first = buffer.sample(32)
+    buffer.update_priorities(first.ids, np.linspace(0.01, 3.0, 32))
+    batch = buffer.sample(64)
+    total, population, smallest = buffer.memory.sums()
+    chances = buffer.memory.weights(batch.ids) / total
+    expected, divisor = importance(chances, population, beta, normalize, smallest / total)
+    np.testing.assert_allclose(batch.importance, expected, rtol=1e-6)
+    assert batch.divisor == pytest.approx(divisor)
+
+
+def test_arrays_that_are_not_contiguous_are_filled_too() -> None:
+    buffer, other = filled(5), filled(5)
+    out = {"obs": np.zeros((16, 2), np.float32)[:, :1], "ids": np.zeros(16, np.int64)}
+    batch, fresh = buffer.sample(16, out=out), other.sample(16)
+    for name in out:
+        assert batch[name] is out[name]
+        np.testing.assert_array_equal(out[name], fresh[name])
 
 
 def test_an_empty_buffer_says_so() -> None:

@@ -101,6 +101,34 @@ def test_a_frame_crosses_the_wire_once() -> None:
     assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
 
 
+def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> None:
+    memory = filled(Parameters())
+    held = memory.held
+
+    def change_first() -> Any:
+        memory.held = held  # type: ignore[method-assign]
+        memory.configure(frame_stack=3)
+        return held()
+
+    memory.held = change_first  # type: ignore[method-assign]
+    payload = cache.build(memory, 8, now=0.0)
+    assert cache.check(payload, cache.layout_of(memory.schema, memory.parameters)).samples == 8
+
+
+def test_blocks_take_just_their_bytes() -> None:
+    layout = cache.layout_of(SCHEMA, Parameters())
+    made = cache.Container(layout, cache.Head(), 4, 4)
+    with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
+        made.fill(Part.NUMBER, np.zeros(5, np.int64))
+    with pytest.raises(IndexError):
+        made.fill_blocks({99: np.zeros(4)})
+    with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
+        cache.Container(layout, cache.Head(), 2**32)
+    large = Schema({"state": (np.uint8, (1 << 25,))})
+    with pytest.raises(MemoryError, match="a container of 144115"):
+        cache.Container(cache.layout_of(large, Parameters()), cache.Head(), 1, 2**32 - 1)
+
+
 def test_an_empty_memory_builds_no_cache() -> None:
     with pytest.raises(EmptyMemory):
         cache.build(Memory(SCHEMA, 10), 5, now=0.0)

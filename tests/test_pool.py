@@ -401,8 +401,43 @@ def test_a_batch_is_all_or_nothing() -> None:
     )
     assert (pool.stats().unused, pool.stats().drawn, pool.stats().misses) == (12, 0, 1)
     assert len(pool.get(12).importance) == 12
-    with pytest.raises(ValueError, match="at least 1 sample"):
-        pool.get(0)
+    for samples in (0, -1, 2**31, 2**62):
+        with pytest.raises(ValueError, match="a batch has from 1 to 2147483647 samples"):
+            pool.get(samples)
+
+
+def test_no_size_wraps_around() -> None:
+    for size in (-1, 2**31, 2**62):  # 2**62 picks of 56 bytes would be 0 bytes
+        with pytest.raises(ValueError, match=f"at most 2147483647 samples, got {size}"):
+            _core.Picks(LAYOUT.core, size)
+
+
+def test_an_out_that_does_not_fit_takes_no_sample() -> None:
+    pool = pool_of([20])
+    one = pool.get(5).gathered
+    one.steps = one.steps.astype(np.float32)  # as many bytes
+    with pytest.raises(ValueError, match=r"out.steps is float32\[5\], expected int32\[5\]"):
+        pool.get(5, out=one)
+    with pytest.raises(ParameterError, match=r"out\['action'\] must be an array int32\[5\]"):
+        pool.get(5, out={"action": np.zeros(6, np.int32)})
+    with pytest.raises(ParameterError, match=r"out\['weight'\] must be absent"):
+        pool.get(5, out={"weight": np.zeros(5, np.float32)})
+    assert pool.stats().unused == 15
+
+
+def test_named_arrays_are_filled_where_they_are() -> None:
+    pool, other = pool_of([20], STACKED), pool_of([20], STACKED)
+    out = {
+        "obs": np.empty((5, 3, 3), np.float32), "next_obs": np.empty((5, 3, 3), np.float32),
+        "reward": np.empty(5, np.float32), "action": np.empty(10, np.int32)[::2],
+    }  # fmt: skip
+    gathered, fresh = pool.get(5, out=out).gathered, other.get(5).gathered
+    assert np.shares_memory(gathered.reward, out["reward"])
+    assert np.shares_memory(gathered.prev["obs"], out["obs"])
+    assert np.shares_memory(gathered.next["obs"], out["next_obs"])
+    assert not np.shares_memory(gathered.prev["action"], out["action"])  # not contiguous: for Batch.copy_into
+    for ours, theirs in zip(gathered.prev.values(), fresh.prev.values(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_client_without_weight_serves_nobody() -> None:
@@ -410,6 +445,96 @@ def test_a_client_without_weight_serves_nobody() -> None:
     pool.sums(name(0), 10, 0.0, 0, 0.0)
     with pytest.raises(NotEnoughSamples):
         pool.get(1)
+
+
+def test_sums_may_be_as_large_as_numbers_get() -> None:
+    pool = Pool(SCHEMA, PLAIN, seed=1)
+    for i in range(3):
+        pool.add(name(i), 0, made(20, total=1.7e308))
+    pool.sums(name(3), 1, 1.7e308, 5, 1.0)
+    one = pool.get(30)
+    np.testing.assert_array_equal(np.bincount(clients_of(one.gathered).astype(int)), [10, 10, 10])
+    assert one.left_out == pytest.approx(0.25)
+    chosen = plan([pool.reserve(b"r" * 16, 100)], 9, 0.5)
+    assert chosen is not None
+    assert sorted(chosen.share.values()) == pytest.approx([0.0, 1 / 3, 1 / 3, 1 / 3])
+    assert chosen.left_out == pytest.approx(0.25)
+
+
+def test_a_weight_next_to_nothing_keeps_importance_finite() -> None:
+    for normalize in ("batch", "global"):
+        pool = Pool(SCHEMA, PLAIN.replace(normalize=normalize), seed=1)
+        pool.add(name(0), 0, made(4, weight=[5e-324, 1.0, 1.0, 1.0], total=1e300, minimum=5e-324))
+        one = pool.get(4)
+        assert np.isfinite(one.importance).all() and np.isfinite(one.divisor)
+        assert one.importance.max() == 1.0
+
+
+def test_a_sequence_may_use_all_its_bits() -> None:
+    pool = pool_of([5])
+    assert pool.sums(name(0), 2**64 - 1, 3.0, 2, 0.5)
+    assert not pool.sums(name(0), 2**63, 0.0, 0, 0.0)
+    fresh = Pool(SCHEMA, PLAIN)
+    assert fresh.sums(name(1), 0, 3.0, 2, 0.5)
+    newer, older = pool.reserve(b"r" * 16, 10), pool_of([5]).reserve(b"r" * 16, 10)
+    chosen = plan([older, newer], 1, 0.5)
+    assert chosen is not None and chosen.newest == {name(0): 2.0}
+
+
+def test_a_closed_pool_takes_nothing_in() -> None:
+    pool = pool_of([5])
+    pool.close()
+    assert pool.add(name(0), 9, made(5)) == 0
+    assert not pool.sums(name(1), 9, 1.0, 1, 1.0)
+    assert (pool.stats().caches, pool.stats().clients) == (0, 0)
+
+
+def test_one_large_cache_of_the_past_does_not_slow_reuse() -> None:
+    pool = Pool(SCHEMA, PLAIN.replace(reuse_cache=True), cache_limit=3, seed=1)
+    pool.add(name(0), 0, made(200_000))
+    for sequence in range(1, 4):
+        pool.add(name(0), sequence, made(2, first=10 * sequence))
+    one = pool.get(3000, timeout=0.0)  # with the former size it would look 10**5 times for each
+    assert set(one.gathered.ids["number"]) == {10, 11, 20, 21, 30, 31}
+
+
+def wait_for(pool: Pool, samples: int, change: Any) -> int:
+    """Samples that a waiting draw gets once `change` was called."""
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(len(pool.get(samples, timeout=30.0).importance)))
+    thread.start()
+    while not pool._waiting:
+        pass
+    change()
+    thread.join(30.0)
+    return got[0]
+
+
+def test_waiting_ends_when_parameters_or_sums_allow_it() -> None:
+    pool = pool_of([5])
+    assert wait_for(pool, 8, lambda: pool.configure(PLAIN.replace(reuse_cache=True))) == 8
+    pool = pool_of([8])
+    pool.sums(name(0), 10, 0.0, 0, 0.0)
+    assert wait_for(pool, 8, lambda: pool.sums(name(0), 11, 1.0, 1, 1.0)) == 8
+
+
+def test_waiting_ends_when_a_reader_gives_back() -> None:
+    pool = pool_of([20])
+    pool.reserve(b"r" * 16, 1000)
+    assert wait_for(pool, 10, lambda: pool.reserve(b"r" * 16, 0)) == 10
+    clock = Clock()
+    pool = pool_of([20], client_timeout=10.0, clock=clock)
+    pool.reserve(b"r" * 16, 1000)
+    assert wait_for(pool, 20, lambda: setattr(clock, "now", clock.now + 11.0)) == 20
+
+
+def test_clients_leave_although_nobody_draws() -> None:
+    clock = Clock()
+    pool = Pool(SCHEMA, PLAIN, client_timeout=10.0, clock=clock)
+    for i in range(20):
+        pool.sums(name(i), 1, 1.0, 1, 1.0)
+        clock.now += 2.0
+    assert pool.stats().clients < 8
 
 
 def test_waiting_ends_as_soon_as_there_is_enough() -> None:
@@ -660,6 +785,37 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     held = cache.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
         finish(chosen, [held], layout, PLAIN, 0)
+
+
+def test_samples_of_a_client_without_a_share_are_refused() -> None:
+    pool = pool_of([10, 10])
+    pool.sums(name(1), 100, 0.0, 0, 0.0)
+    table = np.concatenate([pool.reserve(b"r" * 16, 100), np.zeros(1, wire.CLIENT_SUMS)])
+    table["client"][-1] = np.frombuffer(name(1), "<u8")
+    chosen = plan([table], 5, 0.5)
+    assert chosen is not None and chosen.share[name(1)] == 0.0
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
+    layout = cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    with pytest.raises(ProtocolError, match="not asked for"):
+        finish(chosen, [cache.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
+    pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
+    counts = np.zeros(3, wire.CLIENT_COUNTS)
+    counts["count"] = 5
+    held = cache.check(pool.draw_counts(b"r" * 16, counts), cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    assert held.samples == (15 if reuse else 7)
+
+
+def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
+    pool = pool_of([7], PLAIN.replace(reuse_cache=True))
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["count"] = 2**32 - 1
+    with pytest.raises(ProtocolError, match="4294967295 samples at once; 1048576 are allowed"):
+        pool.draw_counts(b"r" * 16, counts)
 
 
 def test_a_frame_is_packed_once_for_a_reader() -> None:
