@@ -1,0 +1,145 @@
+"""What a batch says to learn is right: temporal-difference learning on known chains converges to their true values.
+
+A corridor of four states ends in a terminal one; a ring of four goes on for ever and is cut off after every fifth step.
+Both are deterministic, so that learned values are the closed form up to how long was learned, from a buffer in one process
+and from a server that a client's writer feeds. The terminal state has a wrong value from the beginning, which is never
+learned: whoever bootstraps from it, or takes being cut off for an end, or crosses a reset, converges to something else.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from memoire.buffer import Buffer
+from memoire.client import connect
+from memoire.limits import Limits
+from memoire.sampling import Prioritized
+from memoire.schema import Schema
+from memoire.server import Server
+from netkit import KeepingContext
+
+GAMMA = 0.8
+REWARDS = np.array([1.0, -2.0, 3.0, 10.0, 5.0, 0.0, -1.0, 2.0])
+TERMINAL = 8
+
+
+def true_values():
+    """V = r + gamma P V: Sutton and Barto, Reinforcement Learning, 2nd edition, equation 4.4 for deterministic chains."""
+    step = np.zeros((8, 8))
+    for state in range(3):
+        step[state, state + 1] = 1.0  # and state 3 ends
+    for state in range(4, 8):
+        step[state, 4 + (state - 3) % 4] = 1.0
+    return np.linalg.solve(np.eye(8) - GAMMA * step, REWARDS)
+
+
+class Chain(gym.Env):
+    """The corridor (first 0) or the ring (first 4); an observation is one-hot."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (9,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, first):
+        self.first = self.state = first
+        self.steps = 0
+
+    def observation(self):
+        return np.eye(9, dtype=np.float32)[self.state]
+
+    def reset(self, *, seed=None, options=None):
+        self.state, self.steps = self.first, 0
+        return self.observation(), {}
+
+    def step(self, action):
+        reward = float(REWARDS[self.state])
+        self.steps += 1
+        if self.first == 0:
+            self.state = self.state + 1 if self.state < 3 else TERMINAL
+        else:
+            self.state = 4 + (self.state - 3) % 4
+        cut = self.first == 4 and self.steps % 5 == 0
+        return self.observation(), reward, self.state == TERMINAL, cut, {}
+
+
+class Learner:
+    """Tabular TD: the values of the states, each moved half of the way to the mean of its targets."""
+
+    def __init__(self):
+        self.values = np.zeros(9)
+        self.values[TERMINAL] = 100.0
+
+    def learn(self, batch):
+        """Learn from a batch; returns its TD errors. Sutton and Barto, equation 7.5, weighted by importance."""
+        obs = batch["obs"].astype(float)
+        errors = batch["reward"] + batch["discount"] * (batch["next_obs"] @ self.values) - obs @ self.values
+        weight = batch["importance"] @ obs
+        moved = (batch["importance"] * errors) @ obs
+        self.values += np.divide(0.5 * moved, weight, out=np.zeros(9), where=weight > 0.0)
+        return errors
+
+    def has_learned(self):
+        np.testing.assert_allclose(self.values[:8], true_values(), atol=1e-3)
+        assert self.values[TERMINAL] == 100.0
+
+
+class Actor:
+    """Steps a corridor and a ring at once, and a writer records what came out."""
+
+    def __init__(self, envs, writer):
+        self.envs, self.writer = envs, writer
+        self.obs, _ = envs.reset(seed=0)
+
+    def act(self, steps):
+        for _ in range(steps):
+            action = np.zeros(2, np.int64)
+            stepped = self.envs.step(action)
+            next_obs, reward, terminated, truncated, info = stepped
+            self.writer.step(self.obs, action, reward, terminated, truncated, next_obs, info)
+            self.obs = next_obs
+
+
+@pytest.fixture(params=[AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=["next_step", "same_step"])
+def envs(request):
+    made = SyncVectorEnv([lambda: Chain(0), lambda: Chain(4)], autoreset_mode=request.param)
+    yield made
+    made.close()
+
+
+SAMPLER = Prioritized(0.6, beta=1.0)
+
+
+@pytest.mark.parametrize("multi_step", [1, 3])
+def test_learning_from_a_buffer_finds_the_true_values(envs, multi_step):
+    buffer = Buffer(Schema.from_env(envs), capacity=500, sampler=SAMPLER, multi_step=multi_step, discount=GAMMA, seed=0)
+    actor, learner = Actor(envs, buffer.writer(envs)), Learner()
+    actor.act(30)
+    for _ in range(300):
+        actor.act(2)
+        batch = buffer.sample(64)
+        buffer.update_priorities(batch.ids, learner.learn(batch))
+    learner.has_learned()
+
+
+def test_learning_from_a_server_finds_the_true_values(envs):
+    with (
+        KeepingContext() as context,
+        Server(
+            "tcp://127.0.0.1:0", Schema.from_env(envs), sampler=SAMPLER, multi_step=3, discount=GAMMA, seed=0,
+            context=context,
+        ) as server,
+    ):  # fmt: skip
+        server.configure(cache_size=64)
+        with connect(
+            server.endpoint, seed=0, capacity=20_000, context=context, limits=Limits(update_every=0.02)
+        ) as client:
+            actor, learner = Actor(envs, client.writer(envs)), Learner()
+            actor.act(30)
+            for _ in range(150):
+                actor.act(32)  # 64 entries at most, and as many samples: the writer pushes a cache for them
+                batch = server.get_batch(48, 20.0)
+                batch.update_priorities(learner.learn(batch))
+            client.update(10.0)
+            client.update(10.0)
+            assert client.stats().applied > 1000
+        learner.has_learned()
