@@ -178,8 +178,9 @@ def test_draws_of_caches_follow_the_weights():
 class Actor:
     """A client whose memory changes all the time, and what is promised of it."""
 
-    def __init__(self, client, seed, *, level, scale, length, every):
-        self.client, self.level, self.scale, self.length, self.every = client, level, scale, length, every
+    def __init__(self, client, seed, *, level, scale, length, every, swing):
+        self.client, self.level, self.scale, self.length = client, level, scale, length
+        self.every, self.swing = every, swing
         self.entries = Entries(client.memory, np.random.default_rng(seed))
         self.turn = self.newest = 0
         self.caches = []  # the mean of what was held when each was made
@@ -300,12 +301,13 @@ def start(context):
 
 
 FORMS = [
-    {"level": 1.0, "scale": 1.0, "length": 30, "every": 1},
-    {"level": 3.0, "scale": 2.0, "length": 15, "every": 1},
-    {"level": 0.3, "scale": 0.3, "length": 50, "every": 2},
-    {"level": 2.5, "scale": 3.0, "length": 30, "every": 5},
+    {"level": 1.0, "scale": 1.0, "length": 30, "every": 1, "swing": 1},
+    {"level": 3.0, "scale": 2.0, "length": 15, "every": 1, "swing": 6},
+    {"level": 0.3, "scale": 0.3, "length": 50, "every": 2, "swing": 1},
+    {"level": 2.5, "scale": 3.0, "length": 30, "every": 5, "swing": 8},
 ]
-"""Of four unequal clients; the last one pushes far less than its weight asks to be drawn."""
+"""Of four unequal clients; the last one pushes far less than its weight asks to be drawn. The number of entries that can
+be drawn swings, in some of them far, between a cache and the next."""
 
 
 def join(start, tap, endpoint, number, home=None, **options):
@@ -325,10 +327,14 @@ def everybody(actors, turn, servers):
     before = {name: server.total_caches for name, server in homes.items()}
     for actor in actors:
         if turn % actor.every == 0 or turn < 3:
-            actor.live(none=0.7)
+            # Far fewer entries can be drawn when the cache is made than later, when samples are drawn from it.
+            for _ in range(actor.swing):
+                actor.live(none=0.9)
             actor.push()
             before[actor.client.home] += 1
-        actor.live()  # fewer entries could be drawn when the cache was made than when it is drawn from
+            for _ in range(actor.swing):
+                actor.live()
+        actor.live()
     until(lambda: all(server.total_caches == before[name] for name, server in homes.items()))
     for actor in actors:
         actor.tell()
