@@ -1,0 +1,242 @@
+"""Garbage at every address of a cluster at once: server, proxy and relay refuse it, count it by code, and stay as they were.
+
+Golden messages of tests/vectors as they are (they are of another run, schema and home), cut, flipped, multiplied, with
+absurd lengths; other protocols; messages that never end. Meanwhile a client behind all of it goes on counting exactly.
+"""
+
+import gc
+import os
+import socket
+import struct
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from memoire import wire
+from memoire.sockets import connect
+from netkit import SCHEMA, Cluster, record, until
+
+VECTORS = Path(__file__).parent / "vectors"
+MESSAGES = [
+    [path.read_bytes() for path in (first, first.with_suffix(".1")) if path.exists()] for first in VECTORS.glob("*.0")
+]
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def garbage(rng, messages):
+    """Endless messages; what is wrong with each is drawn anew."""
+    while True:
+        message = list(messages[rng.integers(len(messages))])
+        place = int(rng.integers(len(message)))
+        frame = bytearray(message[place])
+        kind = rng.integers(8)
+        if kind == 0:  # cut
+            message[place] = bytes(frame[: rng.integers(len(frame))])
+        elif kind == 1:  # flipped
+            frame[rng.integers(len(frame))] ^= 1 << int(rng.integers(8))
+            message[place] = bytes(frame)
+        elif kind == 2:  # lengths that cannot be, of payload or tail
+            message[0] = message[0][:64] + rng.bytes(8) + message[0][72:80] + rng.bytes(4) + message[0][84:]
+        elif kind == 3:
+            message *= int(rng.integers(2, 40))
+        elif kind == 4:
+            message = [*message, b"more"]
+        elif kind == 5:
+            message = [rng.bytes(int(rng.integers(1, 500)))]
+        elif kind == 6:
+            message = message[1:] or [b""]
+        yield message
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reply_of(dealer):
+    return wire.parse(dealer.recv_multipart()[1:]).body
+
+
+class Attack:
+    """Sends the same garbage to the request and data addresses of nodes, and odd subscriptions to their notices."""
+
+    def __init__(self, cluster, nodes):
+        self.rng = np.random.default_rng(1)
+        self.stream = garbage(self.rng, MESSAGES)
+        self.doors = []
+        for node in nodes:
+            for kind, place in (
+                (zmq.DEALER, node.endpoint),
+                (zmq.PUSH, node.push_endpoint),
+                (zmq.SUB, node.pub_endpoint),
+            ):
+                made = cluster.context.socket(kind)
+                made.linger = 0
+                connect(made, place)
+                self.doors.append((kind, made))
+
+    def send(self, count):
+        for number, frames in zip(range(count), self.stream, strict=False):
+            for kind, made in self.doors:
+                if kind == zmq.SUB:
+                    if number % 50 == 0:
+                        made.setsockopt(zmq.SUBSCRIBE, self.rng.bytes(12))
+                    continue
+                made.send_multipart(([b""] if kind == zmq.DEALER and number % 8 else []) + frames)
+                while kind == zmq.DEALER and made.poll(0):
+                    made.recv_multipart()
+
+
+@pytest.fixture
+def chain(cluster, tmp_path):
+    """Server, proxy and relay, one behind the other, and a client at the end."""
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    relay = cluster.proxy([proxy], front=f"ipc://{tmp_path}/relay")
+    return [server, proxy, relay], cluster.client(relay)
+
+
+def goes_on(nodes, client, turn):
+    """The client is still served, and counted exactly."""
+    record(client, episodes=2)
+    client.log(f"turn {turn}")
+    client.update(20.0)
+    assert client.push_cache(10.0)
+    server = nodes[0]
+    until(lambda: server.stats().totals.accepted_caches == turn)
+    assert (server.total_episodes, server.total_steps) == (2 * turn, 40 * turn)
+    assert [entry.line.text for entry in server.lines()] == [f"turn {number + 1}" for number in range(turn)]
+    assert server.get_batch(16, 10.0)["obs"].shape == (16, 4)
+    assert not any(node.stats().faults for node in nodes) and not client.stats().faults
+
+
+def refused(nodes):
+    return [sum(node.stats().refused.values()) for node in nodes]
+
+
+def test_garbage_everywhere_is_counted_by_code_and_nobody_else_notices(cluster, chain):
+    nodes, client = chain
+    goes_on(nodes, client, 1)
+    attack = Attack(cluster, nodes)
+    attack.send(300)
+    until(lambda: min(refused(nodes)) > 300)
+    goes_on(nodes, client, 2)
+    gc.collect()
+    before, counted = resident(), refused(nodes)
+    attack.send(1000)
+    until(lambda: all(now > then + 1000 for now, then in zip(refused(nodes), counted, strict=True)))
+    gc.collect()
+    assert resident() - before < 30_000_000
+    for node in nodes:
+        assert (
+            {"short", "magic", "frames", "checksum", "unexpected"}
+            <= set(node.stats().refused)
+            <= {*wire.CODES, "other"}
+        )
+    assert nodes[0].stats().refused["run"] > 0  # the golden messages as they are
+    goes_on(nodes, client, 3)
+
+
+def test_messages_of_another_run_schema_or_layout_are_refused_each_with_its_reason(cluster, chain):
+    nodes, client = chain
+    server = nodes[0]
+    dealer = cluster.context.socket(zmq.DEALER)
+    dealer.linger = 0
+    connect(dealer, server.endpoint)
+    pusher = cluster.context.socket(zmq.PUSH)
+    pusher.linger = 0
+    connect(pusher, server.push_endpoint)
+    me = {"client": b"s" * 16, "home": wire.name_hash(server.name)}
+    for number, (wrong, code) in enumerate(
+        [({"run": 9}, "run"), ({"fingerprint": 9}, "schema"), ({"fingerprint": SCHEMA.fingerprint}, "container")], 1
+    ):
+        pusher.send_multipart(wire.encode(wire.Cache(number=number), payload=b"\0" * 640, **me | wrong))
+        until(lambda code=code: server.stats().refused.get(code) == 1)
+    assert Counter(server.stats().refused) == {"run": 1, "schema": 1, "container": 1}
+    dealer.send_multipart([b"", *wire.encode(wire.Update(), run=9, sequence=1, **me)])
+    assert dealer.poll(10_000) and reply_of(dealer).code == "run"
+    goes_on(nodes, client, 1)
+
+
+def hosts(nodes):
+    places = [place for node in nodes for place in (node.endpoint, node.push_endpoint, node.pub_endpoint)]
+    return [place.removeprefix("tcp://").split(":") for place in places if place.startswith("tcp://")]
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
+"""ZMTP 3.0: signature, version, mechanism, filler. https://rfc.zeromq.org/spec/23/"""
+
+
+def ready(kind):
+    """The READY command of a socket of that type."""
+    body = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    return b"\x04" + bytes([len(body)]) + body
+
+
+def shake_hands(made, kind):
+    """Be a ZeroMQ peer on a plain connection."""
+    made.sendall(GREETING + ready(kind))
+    heard = b""
+    while b"READY" not in heard:
+        heard += made.recv(1000)
+
+
+def test_other_protocols_and_half_connections_are_closed_or_left_alone(chain):
+    nodes, client = chain
+    lines = [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20,
+        b"\xff" * 500,
+        GREETING[:20],
+        b"",
+    ]
+    held = []
+    for host, port in hosts(nodes):
+        for line in lines:
+            made = socket.create_connection((host, int(port)), 5.0)
+            made.sendall(line)
+            held.append(made)
+    try:
+        goes_on(nodes, client, 1)
+    finally:
+        for made in held:
+            made.close()
+    goes_on(nodes, client, 2)
+
+
+def never_ending(nodes):
+    """Connections to the request and data addresses, each with 12 MB of one message that has no end."""
+    frame = b"\x03" + struct.pack(">Q", 60_000) + bytes(60_000)  # a long one, and more to come
+    held = []
+    for node in nodes:
+        for kind, (host, port) in zip((b"DEALER", b"PUSH"), hosts([node])[:2], strict=True):
+            made = socket.create_connection((host, int(port)), 5.0)
+            held.append(made)
+            shake_hands(made, kind)
+            for _ in range(200):
+                made.sendall(frame)
+    return held
+
+
+def test_a_message_that_never_ends_reaches_nobody_and_is_given_back(chain):
+    """ZeroMQ keeps what has come of a message until it is whole; what bounds it is that the connection ends."""
+    nodes, client = chain
+    goes_on(nodes, client, 1)
+    sizes = []
+    for turn in range(2, 7):
+        held = never_ending(nodes[:2])
+        goes_on(nodes, client, turn)
+        for made in held:
+            made.close()
+        sizes.append(resident())
+    assert not sum(refused(nodes))
+    assert sizes[-1] - sizes[1] < 48_000_000  # one round's; three more have come
