@@ -57,6 +57,7 @@ from .writer import Writer, layout
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .reader import Reader
 
 _log = logging.getLogger(__name__)
 
@@ -221,6 +222,7 @@ class Client:
         self._asked_line = 0  # newest line that somebody waits for
         self._is_dirty = False
         self._leaving = False
+        self._readers: list[Reader] = []  # of `batches` that are drawn now
         self._updates = 0
         self._last_size = 0  # of the newest cache, a guess for the next one
         # What belongs to the thread alone.
@@ -505,10 +507,16 @@ class Client:
 
         self._check_open()
         with Reader([self.endpoint], context=self._context, seed=self._seed, limits=self._limits, **options) as reader:
-            for batch in reader.batches(batch_size, timeout):
-                yield batch
-                if self._closing:
-                    return
+            with self._changed:
+                self._readers.append(reader)
+            try:
+                for batch in () if self._closing else reader.batches(batch_size, timeout):
+                    yield batch
+                    if self._closing:
+                        return
+            finally:
+                with self._changed:
+                    self._readers.remove(reader)
 
     # ------------------------------------------------------------------------------------------------- its end
 
@@ -567,7 +575,10 @@ class Client:
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
+                readers = list(self._readers)
             self._topics.close()
+            for reader in readers:  # whoever waits for their batches would wait on
+                reader.close(max(0.0, deadline - time.monotonic()))
             delivered = self._farewell(deadline)
             if not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(seconds, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
@@ -759,11 +770,12 @@ class Client:
     # UPDATE and its answer
 
     def _send_update(self) -> None:
+        with self._changed:
+            self._is_dirty = False  # before the sums are read: what changes from here on is told the next time
         sums = self._sums()
         with self._changed:
             covers, asked_at = self._asked, time.monotonic()
             body = self._update_body(*sums)
-            self._is_dirty = False
             self._update_open = True
             self._update_sent = asked_at
         self._channel.ask(body, lambda answer: self._updated(answer, covers, asked_at))

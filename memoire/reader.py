@@ -383,10 +383,10 @@ class Reader:
 
         def start() -> None:
             there = [remote for remote in self._remotes.values() if not remote.is_away]
-            version.append(self._versions.get(topic, 0) + 1)
-            self._versions[topic] = version[0]
-            with self._changed:
+            self._versions[topic] = self._versions.get(topic, 0) + 1
+            with self._changed:  # together: who waits must not see a version that nobody is asked to take
                 box.update({remote.name: None for remote in there})
+                version.append(self._versions[topic])
             for remote in there:
                 self._send_model(remote, _publish_body(model, version[0]), model.body, 0, deadline, box)
             with self._changed:
