@@ -380,7 +380,7 @@ def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
                 both.take(batch, newest if counts else None)
     for promise in promises:
         promise.holds(0.009)
-    both.holds()
+    both.holds(0.006)
     assert np.mean(both.left_out[80:]) < 0.02
     assert all(reader.stats().faults == 0 and not reader.stats().refused for reader in readers)
 
