@@ -119,9 +119,9 @@ class Adam:
 class Settings:
     """How the demo learns; chosen so that CartPole-v1 is balanced within seconds, for any seed."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers."""
-    rate: float = 5e-4
+    rate: float = 1e-3
     """Adam's step size at the start; falls linearly to a tenth over `decay` steps."""
     decay: int = 10_000
     """Gradient steps after which the step size no longer falls."""
@@ -131,9 +131,9 @@ class Settings:
     """Samples of one gradient step."""
     target_every: int = 50
     """Gradient steps between two copies of the network to the target network."""
-    reward_scale: float = 0.03
-    """What rewards are multiplied by, so that values stay near 1: far larger ones take long to reach in steps of
-    `rate`."""
+    reward_scale: float = 0.01
+    """What rewards are multiplied by: 1 - gamma of the demo, so that values are means of rewards and stay near 1. Far
+    larger ones take long to reach in steps of `rate`."""
     clip: float = 10.0
     """Largest norm of a gradient; a longer one is scaled down to it."""
 
