@@ -21,6 +21,9 @@ from .limits import Limits
 from .sockets import Context, Doors
 
 MOST_PER_TURN = 64
+RENEW_AFTER = 5.0
+"""Seconds without a word, while an answer is awaited, after which the socket is made anew, times 1 to 1.5: ZeroMQ never
+reconnects one whose address was for a moment somebody else's, who did not understand it."""
 
 
 class Channel:
@@ -48,15 +51,29 @@ class Channel:
         """Replies that were refused, by code."""
         self.heard_at = 0.0
         """When the newest reply came, by time.monotonic(); 0 when none has."""
+        self.renewals = 0
+        """How often the socket was made anew; the owner's other sockets to the same node need it as well."""
         self._client = client
         self._limits = limits
         self._doors = doors
+        self._context = context
+        self._rng = rng
         self._numbers = numbers or itertools.count(1)
         self._calls = Calls(limits.resend_after, limits.resend_most, rng)
-        made = sockets.request_client(context, limits.message_bytes)
-        sockets.connect(made, endpoint)
-        self._socket = doors.add(made)
+        self._socket = self._open()
+
+    def _open(self) -> sockets.Socket:
+        made = sockets.request_client(self._context, self._limits.message_bytes)
+        sockets.connect(made, self.endpoint)
         self._is_blocked = False
+        self._patience = RENEW_AFTER * self._rng.uniform(1.0, 1.5)
+        self._asked_at = time.monotonic()  # since when somebody waits for an answer
+        return self._doors.add(made)
+
+    @property
+    def _renew_at(self) -> float:
+        """When to give the socket up, should nobody answer until then."""
+        return max(self.heard_at, self._asked_at) + self._patience if len(self._calls) else float("inf")
 
     @property
     def resends(self) -> int:
@@ -93,6 +110,8 @@ class Channel:
             fingerprint=self.fingerprint,
             payload=payload,
         )
+        if not len(self._calls):
+            self._asked_at = time.monotonic()
         self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic())
         self.pump()
         return number
@@ -106,6 +125,10 @@ class Channel:
         now = time.monotonic()
         for call in self._calls.expired(now):
             call.finish(self._timeout(call, now))
+        if now >= self._renew_at:
+            self._doors.drop(self._socket)
+            self._socket = self._open()
+            self.renewals += 1
         blocked = False
         for call in self._calls.due(now):
             if not sockets.send(self._socket, call.frames):
@@ -118,7 +141,8 @@ class Channel:
 
     def next_time(self) -> float:
         """When `pump` has something to do; while nobody is connected, when a request expires."""
-        return self._calls.next_deadline() if self._is_blocked else self._calls.next_time()
+        due = self._calls.next_deadline() if self._is_blocked else self._calls.next_time()
+        return min(due, self._renew_at)
 
     def turn(self, ready: dict[object, int]) -> None:
         """Take the replies that came, then pump."""

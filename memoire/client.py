@@ -245,6 +245,7 @@ class Client:
         self._sub: Socket | None = None
         self._pushes: deque[tuple[int, list[Any]]] = deque()  # size and frames of caches; other threads append
         self._is_push_blocked = False
+        self._renewals = 0  # of the channel, that the other sockets have followed
         self._update_sent = 0.0
         self._update_open = False
         self._hello_open = False
@@ -667,6 +668,8 @@ class Client:
 
     def _turn(self, ready: dict[object, int]) -> None:
         self._channel.turn(ready)
+        if self._channel.renewals != self._renewals:
+            self._hello()  # its answer opens the other sockets anew
         if self._sub is not None and self._sub in ready:
             self._take_notices()
         self._send_pushes()
@@ -724,8 +727,9 @@ class Client:
             raise SchemaMismatch(self.client_id.hex()[:8], "schema", str(schema), f"memory of {self._schema}")
         parameters = Parameters.from_wire(told.parameters)
         header, former = message.header, self._welcome
-        if former is None:
-            self._schema = schema
+        self._schema = schema
+        if former is None or told.endpoints != former.endpoints or self._channel.renewals != self._renewals:
+            self._renewals = self._channel.renewals
             self._open_data(told.endpoints)
         self._apply_parameters(parameters, told.parameters_version)
         with self._changed:
@@ -748,6 +752,10 @@ class Client:
         push = self._given[0] or sockets.seen_from(self.endpoint, endpoints.push)
         subscribe = self._given[1] or sockets.seen_from(self.endpoint, endpoints.publish)
         doors = self._worker.doors
+        for former in (self._push, self._sub):
+            if former is not None:
+                doors.drop(former)
+        self._push, self._sub, self._is_push_blocked = None, None, False
         if push:
             made = sockets.data_sender(self._context)
             sockets.connect(made, push)

@@ -134,11 +134,10 @@ class _Back:
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
         self.channel = Channel(self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng)
-        self.dealer = sockets.request_client(context, limits.message_bytes)
-        sockets.connect(self.dealer, endpoint)
-        self.doors.add(self.dealer)
+        self.dealer = self._open_dealer()
         self.push: Socket | None = None
         self.sub: Socket | None = None
+        self._renewals = 0  # of the channel, that the other sockets have followed
         self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
         self.topics = Topics(
             limits, self._fetch, lambda *_: True, proxy._worker.post, functools.partial(proxy._published, self)
@@ -147,12 +146,19 @@ class _Back:
         self._looking = False
         self._writing: dict[Socket, bool] = {}
 
+    def _open_dealer(self) -> Socket:
+        made = sockets.request_client(self._proxy._context, self._proxy._limits.message_bytes)
+        sockets.connect(made, self.endpoint)
+        return self.doors.add(made)
+
     @property
     def is_away(self) -> bool:
         return time.monotonic() - self.channel.heard_at > AWAY_AFTER
 
     def turn(self, ready: dict[object, int]) -> None:
         self.channel.turn(ready)
+        if self.channel.renewals != self._renewals:
+            self._renew()
         if not self._looking and time.monotonic() >= self.look_at:
             self._looking = True
             self.look_at = time.monotonic() + LOOK
@@ -168,6 +174,23 @@ class _Back:
         self._send(self.dealer, self.requests, reading=True)
         if self.push is not None:
             self._send(self.push, self.caches, reading=False)
+
+    def _renew(self) -> None:
+        """Begin anew with every socket: the channel found that this address has been silent for too long."""
+        self._renewals = self.channel.renewals
+        self._drop(self.dealer)
+        self.dealer = self._open_dealer()
+        self._close_data()
+
+    def _close_data(self) -> None:
+        for made in (self.push, self.sub):
+            if made is not None:
+                self._drop(made)
+        self.push = self.sub = None
+
+    def _drop(self, made: Socket) -> None:
+        self.doors.drop(made)
+        self._writing.pop(made, None)
 
     def next_time(self) -> float:
         return min(self.channel.next_time(), float("inf") if self._looking else self.look_at)
@@ -187,7 +210,8 @@ class _Back:
         told = answer.body
         if not isinstance(told, wire.Welcome):
             return
-        if self.welcome is None:
+        if self.push is None or self.welcome is None or told.endpoints != self.welcome.endpoints:
+            self._close_data()
             self._open(told)
         # Behind another proxy a different server may answer each time: only the same one can have begun anew.
         if self.epochs.get(told.home_name, told.epoch) != told.epoch:

@@ -190,8 +190,9 @@ class Topics:
     # Inside of the thread
 
     def opened(self) -> None:
-        """There is a socket to hear with now."""
-        for name in list(self._topics):
+        """There is a socket to hear with now, the first or one made anew."""
+        for name, topic in list(self._topics.items()):
+            topic.is_heard = False
             self._begin(name)
 
     def _begin(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import time
 
 import numpy as np
@@ -95,17 +96,53 @@ def test_clients_work_through_any_number_of_proxies(cluster, tmp_path, depth):
 
 
 def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there(cluster):
-    context = cluster.context
-    probe = context.socket(zmq.PULL)
-    port = probe.bind_to_random_port("tcp://127.0.0.1")
-    probe.close(0)
-    place = f"tcp://127.0.0.1:{port}"
+    with socket.socket() as probe:  # not ZeroMQ's, which would still answer for a moment after it was closed
+        probe.bind(("127.0.0.1", 0))
+        place = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     proxy = cluster.proxy([place])
     thread, box = in_thread(lambda: cluster.client(proxy))
     until(lambda: proxy._pending)
     cluster.server(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0", name="late")
     thread.join(20.0)
     assert box["value"].home == "late"
+
+
+@pytest.mark.parametrize("is_behind_proxy", [False, True])
+def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, monkeypatch, is_behind_proxy):
+    monkeypatch.setattr("memoire.channel.RENEW_AFTER", 0.3)
+    stranger = cluster.context.socket(
+        zmq.PULL
+    )  # answers a DEALER's greeting with one that does not fit: ZeroMQ gives up
+    place = f"tcp://127.0.0.1:{stranger.bind_to_random_port('tcp://127.0.0.1')}"
+    monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED)
+    node = cluster.proxy([place]) if is_behind_proxy else place
+    thread, box = in_thread(lambda: cluster.client(node, limits=QUICK))
+    assert monitor.poll(10_000)
+    stranger.disable_monitor()
+    stranger.close(0)
+    server = cluster.server(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0", name="late")
+    thread.join(20.0)
+    client = box["value"]
+    record(client)
+    assert client.push_cache(5.0)
+    until(lambda: server.total_caches == 1)
+
+
+def test_a_server_that_returns_with_other_ports_gets_caches_again(cluster):
+    server = cluster.server(name="ant")
+    proxy = cluster.proxy([server])
+    clients = [cluster.client(server, limits=QUICK), cluster.client(proxy, limits=QUICK)]
+    for client in clients:
+        record(client)
+    server.close()
+    server = cluster.server(
+        server.endpoint, name="ant", push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0"
+    )
+    for count, client in enumerate(clients, start=1):
+        until(lambda client=client, count=count: client.push_cache(0.1) and server.total_caches >= count, 25.0)
+    server.publish("policy", b"new")
+    for client in clients:
+        assert client.model("policy").wait(10.0).body == b"new"
 
 
 def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
@@ -202,10 +239,10 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
     servers[0]._pullers[0].stop(5.0)  # its caches are no longer taken, its requests are
     for client in (stuck, free):
         record(client)
-    for _ in range(20):
+    for number in range(1, 21):
         assert stuck.push_cache(5.0)
         assert free.push_cache(5.0)
-    until(lambda: servers[1].total_caches == 20)
+        until(lambda number=number: servers[1].total_caches == number)
     until(lambda: proxy.stats().caches == 40)
     back = proxy.stats().backs[0]
     assert back.queued_bytes <= 60_000 and back.lost_caches > 0 and back.lost_bytes > 0
