@@ -23,8 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import zmq
@@ -52,7 +51,7 @@ from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics
-from .worker import Worker, close_at_exit, wall_clock
+from .worker import Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, layout
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def connect(
     )
 
 
-class Client:
+class Client(Node):
     """One client of a cluster; `connect` makes it. All methods may be called from any thread.
 
     Args:
@@ -600,14 +599,6 @@ class Client:
                     return False
                 self._changed.wait(min(left, 0.5))
             return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<memoire.Client {self.client_id.hex()[:8]} of {self.endpoint}>"

@@ -23,8 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import zmq
@@ -39,7 +38,7 @@ from .models import Model, ModelStore
 from .server import ENVELOPE, newest_of, notice_of
 from .sockets import Context, Socket
 from .subscriptions import Topics
-from .worker import Worker, close_at_exit
+from .worker import Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -259,7 +258,7 @@ class _Back:
         self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset), finish)
 
 
-class Proxy:
+class Proxy(Node):
     """Forwards between clients and servers; see the module.
 
     Args:
@@ -383,14 +382,6 @@ class Proxy:
             if not self._worker.stop(seconds, linger=min(seconds, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), seconds)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<memoire.Proxy {self.name!r} at {self.endpoint}>"

@@ -26,8 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -55,7 +54,7 @@ from .models import Model, check_topic, make
 from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context
-from .worker import Worker, close_at_exit
+from .worker import Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +157,7 @@ class _Round:
     parameters: Parameters
 
 
-class Reader:
+class Reader(Node):
     """Draws batches from all servers behind its addresses, ahead of time on a thread of its own. Methods are
     thread-safe.
 
@@ -528,14 +527,6 @@ class Reader:
         with self._close_lock:
             if not self._worker.stop(max(0.1, seconds), linger=min(seconds, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"

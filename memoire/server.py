@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
@@ -40,7 +39,7 @@ from .pool import Pool, Pooled
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .worker import Worker, close_at_exit, wall_clock
+from .worker import Node, Worker, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class ServerStats:
     """Turns of its threads that failed: faults of ours."""
 
 
-class Server:
+class Server(Node):
     """Keeps the newest caches of all clients, draws batches from them, counts, logs and publishes.
 
     Args:
@@ -662,14 +661,6 @@ class Server:
             if not self._desk.untold(UNTOLD):
                 break
             time.sleep(0.01)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<memoire.Server {self.name!r} at {self.endpoint or '(no address)'}, run {self.run!r}>"

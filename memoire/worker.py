@@ -12,9 +12,11 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from types import TracebackType
+from typing import Self
 
 from .sockets import Doors
 
@@ -28,18 +30,26 @@ wall_clock: Callable[[], float] = time.time  # noqa: TID251
 """Seconds since 1970: the default of whatever takes a clock."""
 
 
-class Closable(Protocol):
-    """A node with sockets: a server, client, reader or proxy."""
+class Node(ABC):
+    """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it."""
 
+    @abstractmethod
     def close(self, timeout: float | None = None) -> object:
         """End within `timeout` seconds."""
-        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-_nodes: weakref.WeakSet[Closable] = weakref.WeakSet()
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
-def close_at_exit(node: Closable) -> None:
+def close_at_exit(node: Node) -> None:
     """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
     it.
     """
