@@ -6,10 +6,11 @@
     the reader weighs  them together and shuffles (pool.finish)
 
 Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
-samples. A server that does not answer is left out until it does; what its clients weigh is then missing from the draw
-(`left_out`). Behind a proxy every server is reached through the proxy, by the home in the header: that works where
-only the proxy has an address, as behind a Kubernetes service. Addresses of several servers or proxies may be given; a
-server that two of them lead to is asked once.
+samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_AFTER` for it:
+`stats().away` names it, while a batch's `left_out` only knows the clients of servers that answered. Behind a proxy
+every server is reached through the proxy, by the home in the header: that works where only the proxy has an address,
+as behind a Kubernetes service. Addresses of several servers or proxies may be given; a server that two of them lead to
+is asked once.
 """
 
 from __future__ import annotations
