@@ -82,11 +82,6 @@ class Calls:
         self._calls.clear()
         return gone
 
-    def hurry(self, now: float) -> None:
-        """Send everything again soon: the peer has come back."""
-        for call in self._calls.values():
-            call.next_send = min(call.next_send, now + self._rng.uniform(0.0, 0.1))
-
     def next_time(self) -> float:
         """When something is due or expires next; infinity when nothing is open."""
         return min((min(call.next_send, call.deadline) for call in self._calls.values()), default=float("inf"))

@@ -55,7 +55,7 @@ from .models import Model, check_topic, make
 from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context
-from .worker import Node, Worker, close_at_exit
+from .worker import Node, Worker, batches_until_over, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -321,30 +321,8 @@ class Reader(Node):
         Raises:
             MemoireTimeout: not enough samples came in that time.
         """
-        while not self._is_over():
-            try:
-                yield self._next_batch(batch_size, timeout)
-            except (NotEnoughSamples, MemoireTimeout) as error:
-                if self._is_over():
-                    return
-                if isinstance(error, MemoireTimeout):
-                    raise
-                advice = f"{error} Are actors running?"
-                raise MemoireTimeout(f"batch of {batch_size}", ", ".join(self.urls), timeout, advice) from error
-            except Closed:
-                return
-
-    def _next_batch(self, batch_size: int, timeout: float) -> Batch:
-        """`get_batch`, waiting in short stretches: the run may end meanwhile."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                return self.get_batch(batch_size, max(0.0, min(0.25, deadline - time.monotonic())))
-            except (NotEnoughSamples, MemoireTimeout):
-                if self._is_over():
-                    raise
-                if time.monotonic() >= deadline:
-                    raise self._shortage(batch_size, timeout) from None
+        where, advice = ", ".join(self.urls), "Are actors running?"
+        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, where, advice)
 
     def _is_over(self) -> bool:
         return self._closing or self._finished

@@ -27,7 +27,7 @@ import zmq
 from . import sockets, wire
 from .batch import Batch
 from .desk import Desk, Reply
-from .errors import Closed, EndpointError, ForkedError, MemoireTimeout, NotEnoughSamples, ParameterError, ProtocolError
+from .errors import Closed, EndpointError, ForkedError, ParameterError, ProtocolError
 from .forwarding import forward
 from .ledger import Totals
 from .limits import Limits
@@ -39,15 +39,13 @@ from .pool import Pool, Pooled
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .worker import Node, Worker, close_at_exit, wall_clock
+from .worker import Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
 REQUESTS_PER_TURN = 100
-FINISHED_WITHIN = 0.25
-"""Seconds after which `batches` notices that the run is over."""
 UNTOLD = 2.0
 """Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
 LOG_FLUSH = 1.0
@@ -462,26 +460,8 @@ class Server(Node):
         Raises:
             MemoireTimeout: not enough samples came in that time.
         """
-        while not self._is_over():
-            try:
-                yield self._next_batch(batch_size, timeout)
-            except NotEnoughSamples as error:
-                if self._is_over():
-                    return
-                advice = f"{error} Are actors running, and do they reach this server?"
-                raise MemoireTimeout(f"batch of {batch_size}", self.endpoint or self.name, timeout, advice) from error
-            except Closed:
-                return
-
-    def _next_batch(self, batch_size: int, timeout: float) -> Batch:
-        """`get_batch`, waiting in short stretches: the run may end meanwhile."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                return self.get_batch(batch_size, max(0.0, min(FINISHED_WITHIN, deadline - time.monotonic())))
-            except NotEnoughSamples:
-                if self._is_over() or time.monotonic() >= deadline:
-                    raise
+        where, advice = self.endpoint or self.name, "Are actors running, and do they reach this server?"
+        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, where, advice)
 
     def _is_over(self) -> bool:
         return self._closing.is_set() or self.finished

@@ -14,14 +14,18 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from .batch import Batch
+from .errors import Closed, MemoireTimeout, NotEnoughSamples
 from .sockets import Doors
 
 _log = logging.getLogger(__name__)
 
+STRETCH = 0.25
+"""Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
 IDLE = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
@@ -173,3 +177,37 @@ class Worker:
             _log.exception("%s: did not end cleanly", self._thread.name)
         finally:
             self.doors.close(self._linger)
+
+
+def batches_until_over(
+    get_batch: Callable[[int, float], Batch],
+    is_over: Callable[[], bool],
+    batch_size: int,
+    timeout: float,
+    where: str,
+    advice: str,
+) -> Iterator[Batch]:
+    """Batches of a server or reader until the run is over; each waits at most `timeout` seconds, in stretches.
+
+    Args:
+        get_batch: Its own, given the size and how long to wait.
+        where, advice: For the error: whom the samples come from, and what to look at when none come.
+
+    Raises:
+        MemoireTimeout: not enough samples came in that time, or nobody answered.
+    """
+    deadline = time.monotonic() + timeout
+    while not is_over():
+        try:
+            batch = get_batch(batch_size, max(0.0, min(STRETCH, deadline - time.monotonic())))
+        except Closed:
+            return
+        except (NotEnoughSamples, MemoireTimeout) as error:
+            if time.monotonic() < deadline or is_over():
+                continue
+            if isinstance(error, MemoireTimeout):
+                raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
+            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout)
+            raise MemoireTimeout(f"batch of {batch_size}", where, timeout, f"{short} {advice}") from error
+        yield batch
+        deadline = time.monotonic() + timeout

@@ -45,13 +45,6 @@ def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
     assert len(calls) == 0 and not calls.due(10.0)
 
 
-def test_all_are_sent_again_soon_when_the_peer_comes_back():
-    calls, call, _ = started()
-    calls.sent(call, 0.0)
-    calls.hurry(0.2)
-    assert 0.2 <= call.next_send <= 0.3
-
-
 def test_closing_ends_every_call():
     calls, call, _ = started()
     assert calls.all() == [call] and len(calls) == 0
