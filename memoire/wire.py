@@ -80,6 +80,10 @@ class Type(enum.IntEnum):
     DRAWN = 17
     CONTROL = 18
     REFUSED = 19
+    NEWS = 20
+    LEDGER = 21
+    ACCOUNTS = 22
+    INHERIT = 23
 
 
 class Payload(enum.Enum):
@@ -160,6 +164,10 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # those of the client's that this node has too
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
+    software: Name = ""  # of the home
+    known: bool = False  # the home has an account of this client: the numbers of what it pushed there go on
+    durable: bool = False  # replies of this home mean "on disk"
+    leaving: bool = False  # this server takes no new clients: it is being drained
 
 
 class Line(Part, frozen=True, array_like=True):
@@ -229,9 +237,10 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     parameters: Parameters | None = None  # only when newer than the client's
     models: Versions = {}
     feedback_through: Count = 0  # number of the newest feedback in the payload
-    run_name: Name = ""
+    run_name: Name = ""  # the run that is counted now; UPDATE says the rest about a former one before HELLO
     finished: bool = False
     time: Seconds = 0.0  # unix, of the home's clock when it answered
+    leaving: bool = False  # the home is being drained: say HELLO to be given another one
 
 
 class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -381,11 +390,56 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Control(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A learner changes parameters or ends the run; answered by TAKEN."""
+    """A learner or operator changes parameters, begins or ends a run, or drains a server; answered by TAKEN."""
 
     type: ClassVar = Type.CONTROL
     parameters: Parameters = {}  # those to change
     finish: bool = False
+    run: Name = ""  # begin this run, or go on with it
+    drain: bool = False  # give all clients to other servers
+
+
+class News(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Published to everyone by a server that has something to tell its clients: whoever hears it sends UPDATE soon."""
+
+    type: ClassVar = Type.NEWS
+    epoch: Word = 0
+
+
+class Ledger(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks a server what it has counted; answered by ACCOUNTS."""
+
+    type: ClassVar = Type.LEDGER
+    run: Name = ""  # of which run; "": the one that is counted now
+    after: Annotated[bytes, Meta(max_length=24)] = b""  # client and home of the last row of the page before
+
+
+class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """A page of a server's accounts: one row for each client and home, `ACCOUNT`, packed, in ascending order."""
+
+    type: ClassVar = Type.ACCOUNTS
+    run_name: Name
+    epoch: Word = 0
+    finished: bool = False
+    durable: bool = False
+    runs: Annotated[list[Name], Meta(max_length=1024)] = []  # all that this server knows, the newest last
+    accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
+    more: bool = False  # ask for what comes after the last row
+
+    def __post_init__(self) -> None:
+        unpack_accounts(self.accounts)
+
+
+class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Brings accounts of a server that is being drained to another one, which keeps them; answered by TAKEN."""
+
+    type: ClassVar = Type.INHERIT
+    run_name: Name
+    finished: bool = False
+    accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
+
+    def __post_init__(self) -> None:
+        unpack_accounts(self.accounts)
 
 
 class Refused(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -404,7 +458,7 @@ BODIES: Final[dict[int, type[Body]]] = {
     body.type: body
     for body in (
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
-        Sums, Summed, Draw, Drawn, Control, Refused,
+        Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
     )
 }  # fmt: skip
 
@@ -421,6 +475,35 @@ CLIENT_SUMS: Final = np.dtype(
     ]
 )
 CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
+ACCOUNT: Final = np.dtype(
+    [
+        ("client", "<u8", (2,)),
+        ("home", "<u8"),  # hash of the name of the server that counted this
+        ("episodes", "<u8"),  # cumulative since the client was made: of two homes' rows the greater counts
+        ("steps", "<u8"),
+        ("generated_bytes", "<u8"),
+        ("skipped", "<u8"),
+        ("dropped_lines", "<u8"),
+        ("lines_through", "<u8"),
+        ("pushed_caches", "<u8"),  # from here on for this home alone: rows add up
+        ("pushed_bytes", "<u8"),
+        ("received_caches", "<u8"),
+        ("received_bytes", "<u8"),
+        ("accepted_caches", "<u8"),
+        ("accepted_bytes", "<u8"),
+        ("accepted_samples", "<u8"),
+        ("rejected_caches", "<u8"),
+        ("lost_caches", "<u8"),
+        ("lost_bytes", "<u8"),
+        ("returns_count", "<u8"),
+        ("returns_sum", "<f8"),
+        ("first_seen", "<f8"),  # unix
+        ("last_seen", "<f8"),
+        ("label", "<u4"),
+        ("zero", "<u4"),
+    ]
+)
+_ACCOUNT_COUNTS: Final = [name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name != "home"]
 
 
 def unpack_sums(packed: bytes) -> NDArray[np.void]:
@@ -439,6 +522,20 @@ def unpack_counts(packed: bytes) -> NDArray[np.void]:
         raise ValueError("bytes that must be 0 are not")
     if len(np.unique(rows["client"], axis=0)) != len(rows):
         raise ValueError("a client is named twice")
+    return rows
+
+
+def unpack_accounts(packed: bytes) -> NDArray[np.void]:
+    """Rows of `ACCOUNT`, read-only: counts below 2**53, times and sums finite. Raises ValueError."""
+    rows = _unpack(packed, ACCOUNT)
+    for name in _ACCOUNT_COUNTS:
+        if (rows[name] >= 2**53).any():
+            raise ValueError(f"{name} of a client is not below 2**53")
+    for name in ("returns_sum", "first_seen", "last_seen"):
+        if not np.isfinite(rows[name]).all():
+            raise ValueError(f"{name} of a client is not finite")
+    if rows["zero"].any():
+        raise ValueError("bytes that must be 0 are not")
     return rows
 
 
@@ -491,6 +588,10 @@ _DEFAULTS: Final = Limits()
 def name_hash(name: str) -> int:
     """What headers say for a run or a home: the first 8 bytes of BLAKE2b of its name, never 0 (0: not assigned)."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+NEWS_FRAME: Final = b"\x00"
+"""Subscription and first frame of NEWS: no topic has it, since a topic has at least one character before its zero."""
 
 
 def topic_frame(topic: str) -> bytes:
@@ -571,10 +672,14 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
 
 
 def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Message:
-    """`parse` for what a SUB socket received: [topic, frame 0, frame 1?]."""
+    """`parse` for what a SUB socket received: [topic, frame 0, frame 1?]; its body is a `Notice` or `News`."""
     message = parse(frames[1:], limits)
+    if isinstance(message.body, News):
+        if bytes(frames[0]) != NEWS_FRAME:
+            raise ProtocolError("topic", "NEWS came on the topic of a model")
+        return message
     if not isinstance(message.body, Notice):
-        raise ProtocolError("unexpected", f"{message.type.name} was published; only NOTICE is")
+        raise ProtocolError("unexpected", f"{message.type.name} was published; only NOTICE and NEWS are")
     if topic_frame(message.body.topic) != bytes(frames[0]):
         raise ProtocolError("topic", f"a notice of {message.body.topic!r} came on another topic")
     return message

@@ -125,6 +125,13 @@ def sums_row(client: bytes) -> bytes:
     return client + struct.pack("<QdQddII", 12, 8.0, 6, 0.5, 512.0, 256, 0)
 
 
+def account_row(client: bytes) -> bytes:
+    counts = (2, 70, 9000, 1, 0, 1, 4, 5000, 3, 4096, 2, 3000, 512, 1, 1, 904, 2)
+    return client + struct.pack(
+        "<Q17QdddII", wire.name_hash("server-0"), *counts, -1.5, 1700000000.25, 1700000000.5, 0xC0FFEE, 0
+    )
+
+
 def bodies() -> dict[str, tuple[wire.Body, bytes]]:
     """Name -> tail and payload of a message of each type, and of each use of UPDATED, NOTICE and DRAWN."""
     made = containers()
@@ -177,13 +184,20 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
+        "news": (wire.News(epoch=5), b""),
+        "ledger": (wire.Ledger(run="ant-7", after=CLIENT + bytes(8)), b""),
+        "accounts": (
+            wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=["ant-6", "ant-7"], accounts=account_row(CLIENT), more=True),
+            b"",
+        ),
+        "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
         "refused": (wire.Refused(code="too_large", text="too large", field="payload", limit=1024), b""),
     }  # fmt: skip
 
 
 def header_of(name: str) -> dict[str, Any]:
     """What every vector's header says."""
-    client = wire.NO_CLIENT if name.startswith("notice") else CLIENT
+    client = wire.NO_CLIENT if name.startswith(("notice", "news")) else CLIENT
     return {
         "client": client, "sequence": 12, "run": wire.name_hash("ant-7"), "home": wire.name_hash("server-0"),
         "table": 1, "fingerprint": SCHEMA.fingerprint,
