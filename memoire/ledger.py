@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -65,6 +65,16 @@ class Account:
     accepted_samples: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     last_cache: float = 0.0
+    label: int = 0
+    """Of its log lines."""
+    opened: int = -1
+    """Number of the HELLO that opened it: what the client says of caches in earlier messages is of a former life of
+    this server; -1 before there was one.
+    """
+
+    def copy(self) -> Account:
+        """The account as it is now, which nobody changes any more."""
+        return replace(self, rejected=dict(self.rejected))
 
     @property
     def lost_caches(self) -> int:

@@ -15,7 +15,7 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "_core", "parameters", "schema"},
     "what decides": {
         "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "calls", "ledger", "logbook", "models",
-        "desk", "subscriptions",
+        "desk", "journal", "subscriptions",
     },
     "what touches the world": {"sockets", "store", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
