@@ -67,10 +67,6 @@ class Account:
     last_cache: float = 0.0
     label: int = 0
     """Of its log lines."""
-    opened: int = -1
-    """Number of the HELLO that opened it: what the client says of caches in earlier messages is of a former life of
-    this server; -1 before there was one.
-    """
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""
