@@ -1,0 +1,262 @@
+"""What was promised, checked against a history alone: each check returns what does not hold, in words; nothing is well.
+
+What a client acknowledged ("updated" with ok) is the least that the servers may hold of it, what it wrote down before
+it counted is the most. A client that left with everything delivered holds both to be the same.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .record import Event
+
+SLACK = 2.0
+"""Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself."""
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},([0-9a-f]{32}) (\d+)")
+
+
+@dataclass
+class Story:
+    """What one client did and was told."""
+
+    client: str
+    by: str
+    done: tuple[int, int] = (0, 0)
+    """Episodes and steps that it began to count."""
+    acked: tuple[int, int] = (0, 0)
+    lines: int = 0
+    """Number of the newest line that it began to log."""
+    acked_line: int = 0
+    dropped: set[int] = field(default_factory=set)
+    """Lines that log() refused."""
+    delivered: bool = False
+    """It closed, and was told that the servers have everything."""
+    left: Event | None = None
+    pushed_caches: int = 0
+    pushed_after: int = 0
+    """push_cache calls that said yes."""
+
+
+@dataclass
+class Kept:
+    """What the servers have in the end."""
+
+    counted: Mapping[str, Mapping[str, tuple[int, int]]]
+    """server -> client -> (episodes, steps)."""
+    accepted: Mapping[str, Mapping[str, int]]
+    """server -> client -> caches that it accepted."""
+    lines: Mapping[str, list[str]]
+    """server -> lines of its log, in order."""
+
+
+def stories(events: Iterable[Event]) -> dict[str, Story]:
+    """Client -> its story; `events` in the order of time."""
+    found: dict[str, Story] = {}
+    for event in events:
+        if "client" not in event:
+            continue
+        story = found.setdefault(event["client"], Story(event["client"], event["by"]))
+        match event["do"]:
+            case "count":
+                story.done = event["episodes"], event["steps"]
+            case "log":
+                story.lines = event["number"]
+            case "logged" if not event["ok"]:
+                story.dropped.add(event["number"])
+            case "updated" if event["ok"]:
+                story.acked = event["episodes"], event["steps"]
+                story.acked_line = event["lines"]
+            case "push" if event["ok"]:
+                story.pushed_after += 1
+            case "stats":
+                story.pushed_caches = event["pushed_caches"]
+            case "left":
+                story.left, story.delivered = event, event["delivered"]
+                if event["delivered"]:
+                    story.acked, story.acked_line = (event["episodes"], event["steps"]), event["lines"]
+    return found
+
+
+def check(events: list[Event], kept: Kept) -> list[str]:
+    """Everything below."""
+    told = stories(events)
+    return [
+        *counts(told, kept),
+        *log(told, kept),
+        *caches(events, told, kept),
+        *models(events, told),
+        *deadlines(events),
+        *endings(events, told),
+    ]
+
+
+def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Episodes and steps: acknowledged <= merged over the servers by maximum <= begun, and equal where delivered."""
+    merged = merge(kept.counted)
+    for client in merged.keys() - told.keys():
+        yield f"counts: client {client[:8]} is counted {merged[client]} and never said so"
+    for story in told.values():
+        held = merged.get(story.client, (0, 0))
+        for name, least, have, most in zip(("episodes", "steps"), story.acked, held, story.done, strict=True):
+            if not least <= have <= most:
+                yield (
+                    f"counts: {have} {name} of client {story.client[:8]} ({story.by}); "
+                    f"{least} were acknowledged, {most} begun"
+                )
+            elif story.delivered and have != most:
+                yield f"counts: {have} {name} of client {story.client[:8]}, which left with {most} delivered"
+
+
+def merge(counted: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Client -> (episodes, steps), each the greatest that any server has."""
+    merged: dict[str, tuple[int, int]] = {}
+    for clients in counted.values():
+        for client, (episodes, steps) in clients.items():
+            former = merged.get(client, (0, 0))
+            merged[client] = max(former[0], episodes), max(former[1], steps)
+    return merged
+
+
+def log(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Lines: each once, none invented, in each client's order, without gaps, and all that were acknowledged."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for server, lines in kept.lines.items():
+        for line in lines:
+            match = LINE.fullmatch(line)
+            if match is None:
+                yield f"log: {server} has a line that nobody wrote: {line[:120]!r}"
+                continue
+            found[match[1]].append(int(match[2]))
+    for client in found.keys() - told.keys():
+        yield f"log: lines of client {client[:8]}, which never wrote one"
+    for story in told.values():
+        numbers = found[story.client]
+        who = f"client {story.client[:8]} ({story.by})"
+        doubled = [number for number, count in Counter(numbers).items() if count > 1]
+        if doubled:
+            yield f"log: {who}: lines {doubled[:5]} are there more than once"
+        elif numbers != sorted(numbers):
+            yield f"log: {who}: lines are out of order: {numbers[:20]}"
+        there = set(numbers)
+        unknown = {number for number in there if number > story.lines} | there & story.dropped
+        if unknown:
+            yield f"log: {who}: lines {sorted(unknown)[:5]} are there and were not written"
+        through = story.lines if story.delivered else max([story.acked_line, *there])
+        missing = set(range(1, through + 1)) - there - story.dropped
+        if missing:
+            yield (
+                f"log: {who}: lines {sorted(missing)[:5]} are missing; those up to {story.acked_line} were "
+                f"acknowledged, {story.lines} written"
+            )
+
+
+def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Caches: pushed = received + lost + in flight at every look, nothing accepted that was not pushed, none torn."""
+    tags: dict[int, list[str]] = defaultdict(list)
+    last: dict[str, Event] = {}
+    for event in events:
+        match event["do"]:
+            case "join":
+                tags[event["tag"]].append(event["client"])
+            case "stats":
+                former = last.get(event["client"], event)
+                last[event["client"]] = event
+                if (
+                    event["pushed"] != event["received"] + event["lost"] + event["in_flight"]
+                    or min(event["lost"], event["in_flight"], event["received"]) < 0
+                ):
+                    yield f"caches: client {event['client'][:8]} does not add up: {_numbers(event)}"
+                if event["accepted_caches"] < former["accepted_caches"] or event["received"] < former["received"]:
+                    yield f"caches: client {event['client'][:8]} had more before: {_numbers(former)}, {_numbers(event)}"
+                if event["accepted_caches"] + sum(event["rejected"].values()) > event["pushed_caches"]:
+                    yield f"caches: client {event['client'][:8]} has more answered than pushed: {_numbers(event)}"
+                if event["faults"]:
+                    yield f"caches: client {event['client'][:8]} had {event['faults']} faults of its own"
+            case "drew" if event.get("torn"):
+                yield f"caches: {event['torn']} of {event['samples']} samples of a batch are torn"
+            case "drew":
+                for tag, number in event.get("newest", {}).items():
+                    owners = tags[int(tag)]
+                    if all(number >= told[owner].done[1] for owner in owners):
+                        yield f"caches: entry {number} of tag {tag} was drawn, and nobody recorded it"
+    for server, clients in kept.accepted.items():
+        for client, accepted in clients.items():
+            # One more than it wrote down: it may have been killed between the push and the record of it.
+            if client in told and accepted > told[client].pushed_after + 1:
+                yield (
+                    f"caches: {server} accepted {accepted} of client {client[:8]}, "
+                    f"which pushed {told[client].pushed_after}"
+                )
+
+
+def _numbers(event: Event) -> str:
+    names = ("pushed_caches", "accepted_caches", "rejected", "pushed", "received", "lost", "in_flight")
+    return ", ".join(f"{name} {event[name]}" for name in names)
+
+
+def models(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
+    """Models: published before they are seen, never an older one after a newer, and the last one reaches whoever stays
+    to the end."""
+    published, seen = set[str](), dict[str, int]()
+    last = None
+    contents: dict[str, str] = {}
+    for event in events:
+        if event["do"] == "publish":
+            published.add(f"{event['number']} last" if event["last"] else str(event["number"]))
+            last = event["number"] if event["last"] else last
+        elif event["do"] == "saw":
+            number = int(event["content"].split()[0])
+            if event["content"] not in published:
+                yield f"models: client {event['client'][:8]} has {event['content']!r}, which nobody published"
+            if number < seen.get(event["client"], 0):
+                yield (
+                    f"models: client {event['client'][:8]} had model {seen[event['client']]} and went back to {number} "
+                    f"(version {event['version']})"
+                )
+            seen[event["client"]] = number
+            contents[event["client"]] = event["content"]
+    for story in told.values():
+        if story.left and story.left["finished"] and last and "last" not in contents.get(story.client, ""):
+            have = contents.get(story.client)
+            yield f"models: client {story.client[:8]} ended with model {have!r}; the last one is {last}"
+
+
+def deadlines(events: Iterable[Event]) -> Iterator[str]:
+    """No call took longer than it was given, apart from the time for which its process was stopped."""
+    stopped: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    events = list(events)
+    for event in events:
+        if event["do"] == "continued":
+            stopped[event["target"]].append((event["since"], event["t"]))
+    for event in events:
+        if "timeout" not in event:
+            continue
+        end = event["t"]
+        began = end - event["took"]
+        away = sum(max(0.0, min(end, until) - max(began, since)) for since, until in stopped[event["by"]])
+        if event["took"] - away > event["timeout"] + SLACK:
+            yield (
+                f"deadlines: {event['do']} of {event['by']} took {event['took']:.1f} s "
+                f"({away:.1f} s of it stopped); it was given {event['timeout']:g} s"
+            )
+
+
+def endings(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
+    """Nobody failed, every process that was asked to end did so in time, and whoever was not killed delivered."""
+    for event in events:
+        match event["do"]:
+            case "failed":
+                yield f"endings: {event['by']} failed: {event['error']}"
+            case "ended" if event["status"] != 0 or event["took"] > event["grace"]:
+                yield (
+                    f"endings: {event['target']} ended with {event['status']} after {event['took']:.1f} s: "
+                    f"{event['tail']}"
+                )
+            case "died":
+                yield f"endings: {event['target']} died by itself with {event['status']}: {event['tail']}"
+            case "late":
+                yield f"endings: {event['target']} {event['what']}"
+    for story in told.values():
+        if story.left and story.left["finished"] and not story.delivered:
+            yield f"endings: client {story.client[:8]} ({story.by}) stayed to the end and did not deliver: {story.left}"

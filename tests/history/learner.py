@@ -1,0 +1,85 @@
+"""The learner of a trial: publishes numbered models, draws batches and looks at every sample, and ends the run.
+
+python -m history.learner ENDPOINT --history FILE
+"""
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+from memoire.cluster.tether import Tether
+from memoire.errors import MemoireError
+from memoire.reader import Reader
+
+from .actor import LAST, LIMITS, TOPIC
+from .record import Recorder
+
+PUBLISH_EVERY = 0.3
+
+
+def is_whole(batch: object) -> np.ndarray:
+    """For each sample whether all its parts are of one entry, and its next state of the entry after it. [B]"""
+    obs, next_obs = np.asarray(batch["obs"]), np.asarray(batch["next_obs"])
+    tag, number = obs[:, 0].astype(int), obs[:, 1].astype(int)
+    fits = (obs[:, 2] == (tag * 31 + number) % (1 << 20)) & (obs[:, 3] == 1)
+    fits &= np.asarray(batch["action"]) == number
+    goes_on = np.asarray(batch["discount"]) > 0  # where an episode terminated, nobody recorded a state after it
+    return fits & (~goes_on | ((next_obs[:, 0] == tag) & (next_obs[:, 1] == number + 1)))
+
+
+def publish(reader: Reader, record: Recorder, number: int, last: bool = False) -> bool:
+    content = f"{number} last" if last else str(number)
+    record("publish", number=number, last=last)
+    try:
+        version = reader.publish(TOPIC, content, timeout=2.0)
+    except MemoireError as error:
+        record("published", number=number, ok=False, error=repr(error))
+        return False
+    record("published", number=number, ok=True, version=version)
+    return True
+
+
+def draw(reader: Reader, record: Recorder) -> None:
+    try:
+        batch = reader.get_batch(16, timeout=0.1)
+    except MemoireError as error:
+        record("drew", samples=0, error=type(error).__name__)
+        return
+    obs = np.asarray(batch["obs"]).astype(int)
+    newest: dict[int, int] = {}
+    for tag, number in obs[:, :2].tolist():
+        newest[tag] = max(newest.get(tag, 0), number)
+    torn = int((~is_whole(batch)).sum())
+    record("drew", samples=len(obs), torn=torn, newest={str(tag): number for tag, number in newest.items()})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("endpoint")
+    parser.add_argument("--history", required=True)
+    given = parser.parse_args()
+    record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
+    with Tether() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
+        tether.ready()
+        while tether.wait(0.05):
+            if time.monotonic() >= due:
+                due = time.monotonic() + PUBLISH_EVERY
+                number += 1
+                publish(reader, record, number)
+            draw(reader, record)
+        if tether.stopping:
+            return 0
+        deadline = time.monotonic() + LAST
+        while time.monotonic() < deadline:
+            number += 1
+            if publish(reader, record, number, last=True):
+                break
+        reader.finish(LAST)
+        record("finished")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""A trial: a cluster of real processes under load, faults from a seed, then peace, and what every check says."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memoire.cluster.launch import Child, Launcher
+from memoire.schema import Column, Schema
+
+from . import checks, ports, record
+from .plants import VARIABLE
+from .schedule import Fault, faults
+
+TESTS = Path(__file__).resolve().parent.parent
+SCHEMA = Schema(
+    {
+        "obs": Column(np.float32, (4,), "state"),
+        "action": Column(np.int32),
+        "reward": Column(np.float32, (), "reward"),
+    }
+)
+SETTINGS = ("cache_size=16", "priority_exponent=0.0")
+READY = 30.0
+TERM_GRACE = 10.0
+"""Seconds in which a node that got SIGTERM has to be gone, with status 0."""
+END_GRACE = 60.0
+"""Seconds in which actors have to deliver and leave, once all is healed and the run is over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a trial is made of."""
+
+    seed: int
+    seconds: float
+    servers: int = 2
+    proxies: int = 1
+    actors: int = 3
+    """Actor processes."""
+    clients: int = 4
+    """Of each."""
+    rate: float = 10.0
+    """Operations a second, of each client."""
+    kills: int = 6
+    stops: int = 2
+    terms: int = 0
+    spared: tuple[str, ...] = ()
+    """Kinds of processes that nothing happens to."""
+    pace: float = 1.0
+    """Above 1 makes faults as much shorter."""
+    plant: str = ""
+    """Name of a planted fault."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of it."""
+
+    violations: list[str]
+    figures: dict[str, Any]
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        return "\n".join([figures, *self.violations[:40]])
+
+
+class Trial:
+    """Runs once, in a folder of its own; everything that it wrote stays there."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        for name in ("history", "state", "logs"):
+            (folder / name).mkdir()
+        self.record = record.Recorder(folder / "history" / "nemesis.jsonl", "nemesis")
+        self.kinds = {
+            "server": [f"server-{number}" for number in range(settings.servers)],
+            "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
+            "actor": [f"actor-{number}" for number in range(settings.actors)],
+        }
+        self.endpoints = {
+            name: f"tcp://127.0.0.1:{ports.block()}" for name in self.kinds["server"] + self.kinds["proxy"]
+        }
+        targets = [name for kind, names in self.kinds.items() if kind not in settings.spared for name in names]
+        wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms}
+        self.faults = faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
+        self.running: dict[str, Child] = {}
+        self.lives: Counter[str] = Counter()
+        self.final: dict[str, dict[str, Any]] = {}
+        self.output = (folder / "output.txt").open("w", encoding="utf-8", buffering=1)
+
+    def run(self) -> Outcome:
+        """Do it all, and check."""
+        began = time.monotonic()
+        with contextlib.closing(self.output), Launcher(on_output=self._heard) as launcher:
+            self.launcher = launcher
+            self._start_all()
+            self._torment()
+            self._heal()
+            self._finish()
+        self.record.close()
+        events = record.read(self.folder / "history")
+        kept = self._kept()
+        violations = [*checks.check(events, kept), *self._traces()]
+        return Outcome(violations, self._figures(events, kept, time.monotonic() - began))
+
+    # ------------------------------------------------------------------------------------------------ processes
+
+    def _arguments(self, name: str) -> tuple[str, ...]:
+        """Module and arguments of a process."""
+        history = str(self.folder / "history" / f"{name}.{self.lives[name]}.jsonl")
+        match name.partition("-")[0]:
+            case "server":
+                settings = [part for setting in SETTINGS for part in ("--set", setting)]
+                schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", "trial")
+                return "history.node", "server", "--endpoint", self.endpoints[name], *schema, *settings
+            case "proxy":
+                behind = [self.endpoints[server] for server in self.kinds["server"]]
+                return "history.node", "proxy", "--endpoint", self.endpoints[name], *behind
+            case "actor":
+                options = {
+                    "--name": name,
+                    "--history": history,
+                    "--clients": self.settings.clients,
+                    "--rate": self.settings.rate,
+                    "--seed": f"{self.settings.seed}/{name}/{self.lives[name]}",
+                }
+                words = [str(word) for option in options.items() for word in option]
+                return "history.actor", *self._fronts, *words
+            case _:
+                return "history.learner", self._fronts[0], "--history", history
+
+    @property
+    def _fronts(self) -> list[str]:
+        """What actors and learner connect to."""
+        return [self.endpoints[name] for name in self.kinds["proxy"] or self.kinds["server"]]
+
+    def _start(self, name: str) -> Child:
+        self.lives[name] += 1
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS)]))
+        environment = {"PYTHONPATH": path, VARIABLE: self.settings.plant}
+        if name.startswith("server"):
+            environment["HISTORY_LOGFILE"] = str(self.folder / "logs" / f"{name}.log")
+        child = self.launcher.start(name, *self._arguments(name), environment=environment)
+        self.running[name] = child
+        self.record("started", target=name, life=self.lives[name])
+        return child
+
+    def _start_all(self) -> None:
+        for kind in ("server", "proxy", "actor"):
+            children = [self._start(name) for name in self.kinds[kind]]
+            self.launcher.await_ready(children, READY)
+        self.launcher.await_ready([self._start("learner-0")], READY)
+
+    def _heard(self, name: str, line: str) -> None:
+        self.output.write(f"{time.monotonic():.3f} {name}: {line}\n")
+
+    def _pump(self, until: float) -> None:
+        """Listen to everyone until then; a process that died by itself is written down, once."""
+        while True:
+            for name, child in list(self.running.items()):
+                if child.status not in (None, 0) and not child.is_stopping:
+                    child.is_stopping = True
+                    self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
+            left = until - time.monotonic()
+            self.launcher.pump(max(0.0, min(left, 0.1)))
+            if left <= 0:
+                return
+
+    # --------------------------------------------------------------------------------------------------- faults
+
+    def _torment(self) -> None:
+        """Do what the schedule says, and undo it when its time is over."""
+        began = time.monotonic()
+        undo: list[tuple[float, Fault, float]] = []
+        todo = list(self.faults)
+        while todo or undo:
+            next_do = todo[0].at if todo else float("inf")
+            next_undo = min((at for at, _, _ in undo), default=float("inf"))
+            self._pump(began + min(next_do, next_undo))
+            if next_do <= next_undo:
+                fault = todo.pop(0)
+                since = self._strike(fault)
+                undo.append((max(fault.until, since - began), fault, since))
+            else:
+                due = min(undo, key=lambda entry: entry[0])
+                undo.remove(due)
+                self._relieve(due[1], due[2])
+        self._pump(began + self.settings.seconds)
+
+    def _strike(self, fault: Fault) -> float:
+        child, name = self.running[fault.target], fault.target
+        facts = {"target": name, "life": self.lives[name]}
+        if fault.kind == "stop":
+            child.process.send_signal(signal.SIGSTOP)
+            return self.record("stopped", **facts)
+        child.is_stopping = True
+        if fault.kind == "kill":
+            child.process.kill()
+            child.process.wait()
+            return self.record("killed", **facts)
+        since = time.monotonic()
+        self._end([name])
+        return since
+
+    def _relieve(self, fault: Fault, since: float) -> None:
+        if fault.kind == "stop":
+            self.running[fault.target].process.send_signal(signal.SIGCONT)
+            self.record("continued", target=fault.target, since=since)
+        else:
+            self._start(fault.target)
+
+    def _end(self, names: list[str]) -> None:
+        """SIGTERM, and wait; whoever takes too long is written down, and killed."""
+        began = time.monotonic()
+        for name in names:
+            self.running[name].is_stopping = True
+            self.running[name].process.terminate()
+        waiting = set(names)
+        while waiting and time.monotonic() < began + TERM_GRACE:
+            self._pump(time.monotonic() + 0.02)
+            for name in [name for name in waiting if self.running[name].status is not None]:
+                waiting.remove(name)
+                self._ended(name, time.monotonic() - began)
+        for name in waiting:
+            self.running[name].process.kill()
+            self.running[name].process.wait()
+            self._ended(name, time.monotonic() - began)
+
+    def _ended(self, name: str, took: float) -> None:
+        child = self.running[name]
+        self.launcher.stop([child], 0.0)  # reads what it said last
+        facts = {"target": name, "life": self.lives[name], "status": child.status}
+        self.record("ended", took=took, grace=TERM_GRACE, tail=list(child.tail)[-8:], **facts)
+
+    # ------------------------------------------------------------------------------------------------- the end
+
+    def _heal(self) -> None:
+        """Everybody is up again."""
+        for name, child in list(self.running.items()):
+            if name.startswith(("server", "proxy")) and child.status is not None:
+                self._start(name)
+        nodes = [self.running[name] for name in self.kinds["server"] + self.kinds["proxy"]]
+        self.launcher.await_ready([child for child in nodes if child.status is None], READY)
+        self.record("healed")
+
+    def _finish(self) -> None:
+        """End the run: every actor delivers and leaves by itself. Then proxies and servers are asked to end."""
+        self.running["learner-0"].order("finish")
+        leaving = ["learner-0", *self.kinds["actor"]]
+        deadline = time.monotonic() + END_GRACE
+        while any(self.running[name].status is None for name in leaving):
+            self._pump(time.monotonic() + 0.05)
+            if time.monotonic() > deadline:
+                for name in leaving:
+                    if self.running[name].status is None:
+                        self.record("late", target=name, what=f"did not leave within {END_GRACE:g} s after the end")
+                        self.running[name].is_stopping = True
+                        self.running[name].process.kill()
+                break
+        self._end(self.kinds["proxy"])
+        self._end(self.kinds["server"])
+        self.final = {name: self.running[name].reports for name in self.kinds["server"]}
+
+    def _kept(self) -> checks.Kept:
+        clients = {server: report.get("clients", {}) for server, report in self.final.items()}
+        return checks.Kept(
+            counted={
+                server: {client: (row["episodes"], row["steps"]) for client, row in rows.items()}
+                for server, rows in clients.items()
+            },
+            accepted={
+                server: {client: row["caches"] for client, row in rows.items()} for server, rows in clients.items()
+            },
+            lines={server: self._lines(server) for server in self.kinds["server"]},
+        )
+
+    def _lines(self, server: str) -> list[str]:
+        path = self.folder / "logs" / f"{server}.log"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def _traces(self) -> list[str]:
+        """What Python said on its way down."""
+        text = (self.folder / "output.txt").read_text(encoding="utf-8")
+        found = [line for line in text.splitlines() if "Traceback (most recent call last)" in line]
+        return [f"output: {len(found)} tracebacks, the first: {found[0]}"] if found else []
+
+    def _figures(self, events: list[record.Event], kept: checks.Kept, seconds: float) -> dict[str, Any]:
+        told = checks.stories(events)
+        merged = checks.merge(kept.counted).values()
+        done = Counter(event["do"] for event in events)
+        killed = Counter(event["target"].partition("-")[0] for event in events if event["do"] == "killed")
+        took = [event["took"] for event in events if event["do"] == "updated" and event["ok"]]
+        return {
+            "seed": self.settings.seed,
+            "seconds": round(seconds, 1),
+            "clients": len(told),
+            "killed": dict(killed),
+            "stopped": done["stopped"],
+            "ended": done["ended"],
+            "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
+            "episodes": sum(episodes for episodes, _ in merged),
+            "steps": sum(steps for _, steps in merged),
+            "lines": sum(map(len, kept.lines.values())),
+            "delivered": sum(story.delivered for story in told.values()),
+            "caches_pushed": sum(story.pushed_after for story in told.values()),
+            "caches_accepted": sum(sum(rows.values()) for rows in kept.accepted.values()),
+            "samples_drawn": sum(event["samples"] for event in events if event["do"] == "drew"),
+            "slowest_update": round(max(took, default=0.0), 2),
+        }
+
+
+def run(settings: Settings, folder: Path) -> Outcome:
+    """One trial; `folder` must be empty."""
+    return Trial(settings, folder).run()
+
+
+def main() -> int:
+    """python -m history.trial FOLDER [name=value ...]: one trial by hand."""
+    import sys
+
+    folder, *given = sys.argv[1:]
+    Path(folder).mkdir(parents=True)
+    values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
+    settings = Settings(**{"seed": 1, "seconds": 8.0, **values})
+    trial = Trial(settings, Path(folder))
+    print(*trial.faults, sep="\n")
+    outcome = trial.run()
+    print(outcome)
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
