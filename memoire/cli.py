@@ -63,6 +63,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
+    _add_http(server)
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     server.set_defaults(command=_server)
 
@@ -74,6 +75,7 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     ):
         one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
         one.add_argument("--endpoint", default=default, help="address that clients connect to (default: %(default)s)")
+        _add_http(one)
         one.add_argument("servers", nargs="+", metavar="SERVER", help="address of a server, or of another proxy")
         one.set_defaults(command=_proxy, role=role)
 
@@ -147,6 +149,20 @@ def _add_schema(to: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_http(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--http",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help='where /livez, /readyz and /status are answered; port 0 takes a free one, "off" opens none '
+        "(default: %(default)s)",
+    )
+
+
+def _http(given: argparse.Namespace) -> str | None:
+    return None if given.http == "off" else str(given.http)
+
+
 def _add_counts(to: argparse.ArgumentParser) -> None:
     to.add_argument("--servers", type=int, default=1, metavar="N", help="server processes (default: %(default)s)")
     to.add_argument("--proxies", type=int, default=1, metavar="N", help="proxy processes (default: %(default)s)")
@@ -163,13 +179,14 @@ def _server(given: argparse.Namespace) -> int:
         name=given.name,
         cache_limit=given.cache_limit,
         byte_limit=given.byte_limit,
+        http=_http(given),
     )
 
 
 def _proxy(given: argparse.Namespace) -> int:
     from memoire.cluster import roles
 
-    return roles.relay(given.endpoint, given.servers, role=given.role)
+    return roles.relay(given.endpoint, given.servers, role=given.role, http=_http(given))
 
 
 def _up(given: argparse.Namespace) -> int:

@@ -196,14 +196,20 @@ class ForkedError(MemoireError, RuntimeError):
 
 
 class EndpointError(MemoireError, ValueError):
-    """An address that ZeroMQ cannot bind or connect to."""
+    """An address that nobody can bind or connect to."""
 
-    def __init__(self, endpoint: str, action: str, reason: str) -> None:
-        super().__init__(endpoint, action, reason)
-        self.endpoint, self.action, self.reason = endpoint, action, reason
+    def __init__(
+        self,
+        endpoint: str,
+        action: str,
+        reason: str,
+        instead: str = "a free ZeroMQ address such as 'tcp://127.0.0.1:5560'",
+    ) -> None:
+        super().__init__(endpoint, action, reason, instead)
+        self.endpoint, self.action, self.reason, self.instead = endpoint, action, reason, instead
 
     def __str__(self) -> str:
-        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give a free ZeroMQ address such as 'tcp://127.0.0.1:5560'."
+        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give {self.instead}."
 
 
 class EpisodeTorn(EpisodeError):

@@ -361,6 +361,24 @@ class Proxy(Node):
             faults=self._worker.errors,
         )
 
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each: its thread died or is stuck. Empty while all is well."""
+        return self._worker.trouble()
+
+    def readiness(self) -> list[str]:
+        """Why this proxy should get no new clients just now, a sentence each; empty when it should.
+
+        One server of several that is away is no reason: the others' clients would be turned away with its own.
+        """
+        if self._closing.is_set():
+            return ["closing: this proxy is about to end"]
+        backs = list(self._backs)
+        if not any(back.names for back in backs):
+            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet"]
+        if all(back.is_away for back in backs):
+            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers"]
+        return []
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""

@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
 REQUESTS_PER_TURN = 100
+CACHES_PER_TURN = 100
 UNTOLD = 2.0
 """Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
 LOG_FLUSH = 1.0
@@ -394,8 +395,9 @@ class Server(Node):
 
     def _pull(self, made: Socket, ready: dict[object, int]) -> None:
         # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
-        while not self._closing.is_set():
-            frames = sockets.receive(made, most=2, wait=True)
+        # Yet a turn ends some time, so that the thread is seen to be alive.
+        for _ in range(CACHES_PER_TURN):
+            frames = None if self._closing.is_set() else sockets.receive(made, most=2, wait=True)
             if frames is None:
                 return
             try:
@@ -559,10 +561,25 @@ class Server(Node):
         with self._desk.lock:
             return [(client.hex(), ended) for client, ended in list(self._desk.ledger.ended)[-most:]]
 
-    def clients(self) -> list[ClientStats]:
-        """Every client that this server counts."""
+    def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
+        """The clients that this server counts, in the order of their ids.
+
+        Args:
+            after: Only those whose id in hex is above this one, such as the last of the page before.
+            most: As many as this at most; None is all of them.
+        """
         with self._desk.lock:
-            return [_client_stats(self._desk, account) for account in self._desk.ledger]
+            found = (account for account in self._desk.ledger if account.client.hex() > after)
+            accounts = sorted(found, key=lambda account: account.client)
+            return [_client_stats(self._desk, account) for account in accounts[:most]]
+
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each: threads that died or are stuck. Empty while all is well."""
+        return [trouble for worker in (self._requests, *self._pullers) for trouble in worker.trouble()]
+
+    def readiness(self) -> list[str]:
+        """Why this server should get no new clients just now, a sentence each; empty when it should."""
+        return ["closing: this server is about to end"] if self._closing.is_set() else []
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""

@@ -30,6 +30,10 @@ IDLE = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
 
+STUCK_AFTER = 15.0
+"""Seconds without a turn after which a thread that takes one a second counts as stuck."""
+
+
 wall_clock: Callable[[], float] = time.time  # noqa: TID251
 """Seconds since 1970: the default of whatever takes a clock."""
 
@@ -98,6 +102,7 @@ class Worker:
         """Turns that raised: faults of ours, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
         self._posted: deque[Callable[[], None]] = deque()
+        self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE` at a time
         self._stopping = False
         self._starting = threading.Lock()  # against a stop in the middle of a start
         self._linger = 0.0
@@ -123,6 +128,15 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether it takes turns."""
         return self._thread.is_alive() and self._pid == os.getpid()
+
+    def trouble(self) -> list[str]:
+        """What is wrong with the thread, in words: it died, or it is stuck inside of one turn. Empty while it works."""
+        if self._pid != os.getpid() or self._stopping or self._thread.ident is None:
+            return []
+        if not self._thread.is_alive():
+            return [f"thread {self._thread.name} has died: its log says why"]
+        silence = time.monotonic() - self._turned
+        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] * (silence > STUCK_AFTER)
 
     @property
     def is_here(self) -> bool:
@@ -155,6 +169,7 @@ class Worker:
             self._finish()
 
     def _step(self) -> None:
+        self._turned = time.monotonic()
         try:
             while self._posted:
                 self._posted.popleft()()

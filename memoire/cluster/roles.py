@@ -18,6 +18,7 @@ from memoire.schema import Schema
 from memoire.server import Server
 
 from .envs import env_schema
+from .node import NodePages
 from .tether import Tether
 
 REPORT_EVERY = 0.25
@@ -68,10 +69,12 @@ def serve(
     name: str | None,
     cache_limit: int,
     byte_limit: int,
+    http: str | None = None,
 ) -> int:
     """Run a server until it is told to end; its exit status."""
     with (
         Tether() as tether,
+        NodePages(http) as pages,
         Server(
             endpoint,
             schema,
@@ -82,7 +85,8 @@ def serve(
             byte_limit=byte_limit or None,
         ) as server,
     ):
-        _announce(tether, "server", server.endpoint)
+        pages.show(server)
+        _announce(tether, "server", server.endpoint, pages)
         while tether.wait(REPORT_EVERY):
             if tether.is_launched:
                 tether.report(**_server_report(server))
@@ -90,12 +94,13 @@ def serve(
     return 0
 
 
-def relay(endpoint: str, servers: Sequence[str], *, role: str = "proxy") -> int:
+def relay(endpoint: str, servers: Sequence[str], *, role: str = "proxy", http: str | None = None) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
-    with Tether() as tether, Proxy(endpoint, servers) as proxy:
+    with Tether() as tether, NodePages(http) as pages, Proxy(endpoint, servers) as proxy:
+        pages.show(proxy)
         while tether.is_launched and not all(back.servers for back in proxy.stats().backs) and tether.wait(LOOK_EVERY):
             pass  # clients that came before the last server was met would all be given to the others
-        _announce(tether, role, proxy.endpoint)
+        _announce(tether, role, proxy.endpoint, pages)
         while tether.wait(REPORT_EVERY):
             if tether.is_launched:
                 stats = proxy.stats()
@@ -103,10 +108,12 @@ def relay(endpoint: str, servers: Sequence[str], *, role: str = "proxy") -> int:
     return 0
 
 
-def _announce(tether: Tether, role: str, endpoint: str) -> None:
-    tether.ready(endpoint=endpoint)
+def _announce(tether: Tether, role: str, endpoint: str, pages: NodePages) -> None:
+    tether.ready(endpoint=endpoint, http=pages.url)
     if not tether.is_launched:
         print(f"memoire {role}: {endpoint}", flush=True)
+        if pages.url is not None:
+            print(f"memoire {role}: how it stands: {pages.url}/status", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 

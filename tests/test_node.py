@@ -1,0 +1,383 @@
+"""What a node says of itself over HTTP: its pages, who may read them, and that nobody can keep others from reading."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import math
+import socket
+import threading
+import time
+import urllib.parse
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memoire
+from memoire import worker
+from memoire.cluster import node
+from memoire.cluster.node import NodePages
+from memoire.errors import EndpointError
+from memoire.server import ServerStats
+from netkit import SCHEMA, record, until
+
+
+def ask(pages, path="/status", method="GET", host=None, timeout=5.0):
+    """(status, headers, JSON body) of one request."""
+    parts = urllib.parse.urlsplit(pages.url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)) as connection:
+        connection.request(method, path, headers={"Host": host} if host else {})
+        response = connection.getresponse()
+        body = response.read()
+        return response.status, dict(response.headers), json.loads(body) if body else None
+
+
+def dial(pages):
+    parts = urllib.parse.urlsplit(pages.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=5.0)
+
+
+def hear(connection):
+    """All that comes until the other side hangs up."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.fixture
+def server():
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1") as made:
+        yield made
+
+
+@pytest.fixture
+def pages(server):
+    with NodePages("127.0.0.1:0", server) as made:
+        yield made
+
+
+# ------------------------------------------------------------------------------------------------------- what is said
+
+
+def test_a_server_that_works_is_alive_and_ready(pages):
+    assert ask(pages, "/livez")[::2] == (200, {"alive": True, "reasons": []})
+    assert ask(pages, "/readyz")[::2] == (200, {"ready": True, "reasons": []})
+
+
+def test_status_has_every_figure_of_the_server_and_of_its_process(server, pages):
+    status, headers, said = ask(pages)
+    assert status == 200
+    assert headers["Content-Type"] == "application/json" and headers["Cache-Control"] == "no-store"
+    assert set(said["stats"]) == {field.name for field in dataclasses.fields(ServerStats)}
+    assert (said["role"], said["stats"]["name"], said["stats"]["run"]) == ("server", "home", "r-1")
+    assert said["endpoints"]["request"] == server.endpoint
+    assert said["process"]["memory_bytes"] > 1 << 20 and said["process"]["descriptors"] > 3
+    assert said["software"] == f"memoire {memoire.__version__}"
+
+
+def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
+    with memoire.connect(server.endpoint, seed=0) as client:
+        record(client, episodes=2, length=20)
+        assert client.push_cache(5.0)
+        until(lambda: server.total_caches == 1)
+        client.update(5.0)
+        (row,) = ask(pages)[2]["clients"]["rows"]
+        assert row["client"] == client.client_id.hex()
+        assert (row["episodes"], row["steps"], row["accepted_caches"], row["in_flight_bytes"]) == (2, 40, 1, 0)
+        assert row["returns_mean"] == 20.0
+
+
+def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
+    with memoire.connect(server.endpoint):
+        (client,) = server.clients()
+        assert math.isnan(client.returns_mean)
+        (row,) = ask(pages)[2]["clients"]["rows"]
+        assert row["returns_mean"] is None
+
+
+def test_clients_come_in_pages_each_once_and_in_order(server, pages, monkeypatch):
+    with contextlib.ExitStack() as stack:
+        ids = sorted(stack.enter_context(memoire.connect(server.endpoint)).client_id.hex() for _ in range(7))
+
+        def walk():
+            seen, after = [], ""
+            while after is not None:
+                page = ask(pages, f"/status?most=3&after={after}")[2]["clients"]
+                assert len(page["rows"]) <= 3
+                seen += [row["client"] for row in page["rows"]]
+                after = page["next"]
+            return seen
+
+        assert walk() == ids
+        monkeypatch.setattr(node, "MOST_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
+        assert walk() == ids
+
+
+@pytest.mark.parametrize("query", ["most=0", "most=1001", "most=x", "most=-1", "most=1e3", "most=%C2%B2", "most="])
+def test_a_page_of_a_size_that_cannot_be_is_refused(pages, query):
+    status, _, said = ask(pages, f"/status?{query}")
+    assert status == 400 and "most must be a number from 1 to 1000" in said["error"]
+
+
+def test_before_its_node_is_there_a_process_is_alive_but_not_ready(server):
+    with NodePages("127.0.0.1:0") as pages:
+        assert ask(pages, "/livez")[0] == 200
+        status, _, said = ask(pages, "/readyz")
+        assert status == 503 and said["reasons"] == ["starting: the node is not there yet"]
+        assert ask(pages, "/status")[2]["role"] == ""
+        pages.show(server)
+        assert ask(pages, "/readyz")[0] == 200
+
+
+def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
+    server.close()
+    assert ask(pages, "/livez")[0] == 200
+    status, _, said = ask(pages, "/readyz")
+    assert status == 503 and said["reasons"] == ["closing: this server is about to end"]
+    assert ask(pages)[2]["ready"] is False
+
+
+def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monkeypatch):
+    go_on, inside = threading.Event(), threading.Event()
+    monkeypatch.setattr(worker, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(worker, "IDLE", 0.01)
+    server._requests.post(lambda: (inside.set(), go_on.wait(20.0)))
+    try:
+        assert inside.wait(5.0)
+        until(lambda: "thread memoire-requests is stuck: no turn for" in str(ask(pages, "/livez")[2]["reasons"]))
+        assert ask(pages, "/livez")[0] == ask(pages, "/readyz")[0] == 503
+    finally:
+        go_on.set()
+    monkeypatch.setattr(worker, "STUCK_AFTER", 15.0)
+    until(lambda: ask(pages, "/livez")[0] == 200)
+
+
+def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
+    """The thread that takes them need not wait for anything, but it comes by."""
+    monkeypatch.setattr(worker, "IDLE", 0.05)
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
+        (puller,) = server._pullers
+        monkeypatch.setattr(memoire.sockets, "receive", lambda *_, **__: [b"no cache"])
+        puller.post(lambda: puller._turn({}))
+        before = until(lambda: sum(server.stats().refused.values()))
+        monkeypatch.setattr(worker, "STUCK_AFTER", 0.5)
+        monkeypatch.setattr(puller.doors, "wait", lambda _: {})
+        until(lambda: sum(server.stats().refused.values()) > before + 10 * memoire.server.CACHES_PER_TURN)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert not server.liveness()
+            time.sleep(0.05)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_is_told(server, pages):
+    def die():
+        raise SystemExit
+
+    server._requests.post(die)
+    until(lambda: ask(pages, "/livez")[0] == 503)
+    assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
+
+
+def test_a_proxy_is_ready_once_a_server_answers_and_while_one_does(server):
+    gone = "tcp://127.0.0.1:9"
+    with memoire.Proxy("tcp://127.0.0.1:0", [gone]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
+        status, _, said = ask(pages, "/readyz")
+        assert status == 503 and said["reasons"] == [f"starting: none of {gone} has answered yet"]
+    with (
+        memoire.Proxy("tcp://127.0.0.1:0", [gone, server.endpoint]) as proxy,
+        NodePages("127.0.0.1:0", proxy) as pages,
+    ):
+        until(lambda: ask(pages, "/readyz")[0] == 200)
+        said = ask(pages)[2]
+        assert said["role"] == "proxy"
+        assert [back["servers"] for back in said["stats"]["backs"]] == [[], ["home"]]
+        assert "clients" not in said
+
+
+def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, monkeypatch):
+    with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
+        until(lambda: ask(pages, "/readyz")[0] == 200)
+        server.close()
+        monkeypatch.setattr(memoire.proxy, "AWAY_AFTER", 0.2)
+        until(lambda: ask(pages, "/readyz")[0] == 503)
+        assert ask(pages, "/readyz")[2]["reasons"] == [f"away: none of {server.endpoint} answers"]
+        assert ask(pages, "/livez")[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------- who may read what
+
+
+def test_a_loopback_address_answers_only_to_loopback_names(pages):
+    """A page of a browser on this machine can have any name point to 127.0.0.1, but says that name."""
+    for host in ("localhost", "127.0.0.1:80", "[::1]:8080", "LOCALHOST:1"):
+        assert ask(pages, "/livez", host=host)[0] == 200
+    for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1"):
+        status, _, said = ask(pages, host=host)
+        assert status == 421 and set(said) == {"error"}
+
+
+def test_an_open_address_answers_to_every_name(server):
+    with NodePages("*:0", server) as pages:
+        assert ask(pages, "/livez", host="memoire-server-0.cluster.local:8080")[0] == 200
+        assert pages.url.startswith("http://[::1]:" if socket.has_dualstack_ipv6() else "http://127.0.0.1:")
+
+
+def test_addresses_of_both_families_work(server):
+    for address in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
+        with NodePages(address, server) as pages:
+            assert ask(pages, "/livez")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "get"])
+def test_nothing_but_reading_is_allowed(pages, method):
+    status, headers, _ = ask(pages, method=method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_head_has_the_headers_of_get_and_no_body(pages):
+    status, headers, body = ask(pages, "/livez", method="HEAD")
+    assert (status, body) == (200, None)
+    assert headers["Content-Length"] == ask(pages, "/livez")[1]["Content-Length"]
+
+
+def test_an_unknown_page_names_those_that_there_are(pages):
+    status, _, said = ask(pages, "/nope")
+    assert status == 404 and said["error"] == "there is no page '/nope'; there are /, /livez, /readyz, /status"
+    assert ask(pages, "/")[2]["pages"] == ["/", "/livez", "/readyz", "/status"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"", 400),
+        (b"GET", 400),
+        (b"GET /livez", 400),
+        (b"GET /livez HTTP/1.1 x", 400),
+        (b"GET /livez HTTP/2.0", 505),
+        (b"\xff\xfe\x00", 400),
+        (b"GET //[ HTTP/1.1", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: [", 400),
+        (b"GET /livez?" + b"a=1&" * 20 + b" HTTP/1.1", 400),
+        (b"GET /../livez HTTP/1.1", 404),
+        (b"GET /livez HTTP/1.0", 200),
+        (b"GET http://localhost/livez HTTP/1.1\r\nHost: localhost", 200),
+    ],
+)
+def test_a_request_that_is_none_is_answered_with_what_is_wrong(pages, request_, status):
+    assert int(pages.answer(request_).split(b" ")[1]) == status
+
+
+@given(st.binary(max_size=200) | st.text().map(lambda text: f"GET {text} HTTP/1.1\r\nHost: {text}".encode()))
+@settings(max_examples=300, deadline=None)
+def test_no_request_makes_a_page_fail(request_):
+    pages = NodePages(None)
+    pages._is_local = True
+    head, _, body = pages.answer(request_).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 ") and not head.startswith(b"HTTP/1.1 500")
+    assert request_.startswith(b"HEAD ") or json.loads(body)
+
+
+def test_a_page_that_fails_is_said_and_the_others_go_on(server, pages, monkeypatch, caplog):
+    def fail():
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(server, "stats", fail)
+    status, _, said = ask(pages)
+    assert (status, said) == (500, {"error": "the page could not be made; the log says why"})
+    assert "a fault of ours" in caplog.text
+    assert ask(pages, "/livez")[0] == 200
+
+
+# ------------------------------------------------------------------------------------- nobody can keep others out
+
+
+def test_silent_connections_do_not_keep_anybody_out(pages):
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * node.MOST_CONNECTIONS):
+            stack.enter_context(dial(pages)).sendall(b"GET /livez")
+        began = time.monotonic()
+        assert ask(pages, "/livez")[0] == 200
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_request_that_drips_is_ended_in_time(pages, monkeypatch):
+    monkeypatch.setattr(node, "REQUEST_TIME", 0.3)
+    with dial(pages) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 5.0:
+                connection.sendall(b"x")
+                connection.settimeout(0.02)
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(1):
+                        break
+        assert 0.2 < time.monotonic() - began < 3.0
+
+
+def test_a_request_without_end_is_refused(pages):
+    with dial(pages) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * (node.MOST_REQUEST_BYTES // 6 + 1))
+        assert hear(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_request_in_pieces_is_answered_once(pages):
+    with dial(pages) as connection:
+        for piece in (b"GET /livez HT", b"TP/1.1\r\nHost: localhost\r\n", b"\r", b"\nGET /status HTTP/1.1\r\n\r\n"):
+            connection.sendall(piece)
+        assert hear(connection).count(b"HTTP/1.1 ") == 1
+
+
+def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server, pages, monkeypatch):
+    monkeypatch.setattr(node, "REQUEST_TIME", 0.5)
+    monkeypatch.setattr(pages, "_pages", {**pages._pages, "/": lambda query: node.Page(200, bytes(32 << 20))})
+    with dial(pages) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert ask(pages, "/livez")[0] == 200
+        until(lambda: not pages._connections)
+
+
+def test_descriptors_do_not_grow_with_requests(pages):
+    ask(pages)
+    before = node.process_facts()["descriptors"]
+    for _ in range(50):
+        ask(pages, "/livez")
+    until(lambda: node.process_facts()["descriptors"] <= before)
+
+
+# ----------------------------------------------------------------------------------------------- opening and closing
+
+
+@pytest.mark.parametrize("address", ["", "8080", "localhost", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:70000", ":²"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(EndpointError, match="it is not HOST:PORT. Give HOST:PORT, such as '127.0.0.1:8080'"):
+        NodePages(address)
+
+
+def test_a_taken_address_is_refused_with_what_to_give_instead():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EndpointError, match=f"cannot serve HTTP at '{address}': .*Give a free HOST:PORT"):
+            NodePages(address)
+
+
+def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server):
+    pages = NodePages("127.0.0.1:0", server)
+    with dial(pages) as connection:
+        connection.sendall(b"GET /livez")
+        until(lambda: pages._connections)
+        pages.close()
+        assert hear(connection) == b""
+    pages.close()
+    assert "memoire-http" not in {thread.name for thread in threading.enumerate()}
+    with NodePages(pages.address, server) as again:
+        assert ask(again, "/livez")[0] == 200
+
+
+def test_no_address_opens_nothing():
+    before = threading.active_count()
+    with NodePages(None) as pages:
+        assert pages.url is None and threading.active_count() == before
