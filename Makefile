@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+SOAK ?=
 # Many tests wait for a socket or a process: two workers each for one test at a time are quicker even on two cores.
 PYTEST_WORKERS ?= -n 2 --dist worksteal
 BIN := .venv/bin
@@ -12,13 +13,14 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports
 
-.PHONY: help demo test test-plain test-checked lint $(LINTS) format bench wheel clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked soak lint $(LINTS) format bench wheel clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
 	@echo "make test          every test, on the plain build and on the one with bounds checks"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
 	@echo "make test-checked  every test on the build with bounds checks"
+	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make wheel         a wheel in dist/"
@@ -43,6 +45,9 @@ test-plain: setup-dev
 
 test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+soak: setup-dev
+	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)
 
 lint: setup-dev
 	@$(MAKE) --no-print-directory --keep-going $(LINTS)

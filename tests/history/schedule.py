@@ -67,3 +67,10 @@ def faults(
         free_at[target] = at + away + RECOVERS[kind]
         made.append(Fault(round(at, 3), kind, target, round(away, 3)))
     return sorted(made, key=lambda fault: fault.at)
+
+
+def rolling(rounds: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
+    """Every target is asked to end and started again, one after the other, `rounds` times."""
+    span = (seconds - SETTLE) / max(1, rounds * len(targets))
+    order = [target for _ in range(rounds) for target in targets]
+    return [Fault(round(SETTLE + place * span, 3), "term", target, 0.2) for place, target in enumerate(order)]

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from memoire.cluster.launch import Child, Launcher
+from memoire.errors import ChildDied
 from memoire.schema import Column, Schema
 
 from . import checks, ports, record
 from .plants import VARIABLE
-from .schedule import Fault, faults
+from .schedule import Fault, faults, rolling
 
 TESTS = Path(__file__).resolve().parent.parent
 SCHEMA = Schema(
@@ -52,6 +53,8 @@ class Settings:
     kills: int = 6
     stops: int = 2
     terms: int = 0
+    rounds: int = 0
+    """Of SIGTERM to everyone, one after the other, in place of the above."""
     spared: tuple[str, ...] = ()
     """Kinds of processes that nothing happens to."""
     pace: float = 1.0
@@ -90,7 +93,11 @@ class Trial:
         }
         targets = [name for kind, names in self.kinds.items() if kind not in settings.spared for name in names]
         wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms}
-        self.faults = faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
+        self.faults = (
+            rolling(settings.rounds, settings.seconds, targets)
+            if settings.rounds
+            else faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
+        )
         self.running: dict[str, Child] = {}
         self.lives: Counter[str] = Counter()
         self.final: dict[str, dict[str, Any]] = {}
@@ -170,7 +177,8 @@ class Trial:
                     child.is_stopping = True
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
-            self.launcher.pump(max(0.0, min(left, 0.1)))
+            with contextlib.suppress(ChildDied):  # since we looked: the next look finds it
+                self.launcher.pump(max(0.0, min(left, 0.1)))
             if left <= 0:
                 return
 
