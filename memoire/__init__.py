@@ -12,9 +12,10 @@ from .reader import Reader
 from .sampling import Prioritized, Uniform
 from .schema import Column, Schema
 from .server import Server
+from .version import VERSION
 from .writer import Writer
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Batch",

@@ -51,6 +51,7 @@ from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics
+from .version import SOFTWARE
 from .worker import Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, layout
 
@@ -687,7 +688,7 @@ class Client(Node):
         hello = wire.Hello(
             role="actor",
             label=self.uuid,
-            software="memoire 0.1.0",
+            software=SOFTWARE,
             host=socket.gethostname()[:256],
             pid=os.getpid(),
             codecs=cache.codecs(),

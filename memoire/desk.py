@@ -27,6 +27,7 @@ from .models import Assembly, Model, ModelStore, StaleVersion
 from .parameters import Parameters
 from .pool import Pool
 from .schema import Schema
+from .version import SOFTWARE
 
 MOST_UPLOADS = 16
 MOST_READERS = 64
@@ -195,6 +196,7 @@ class Desk:
                 codecs=codecs,
                 limits=self._stated_limits(),
                 finished=self.finished,
+                software=SOFTWARE,
             )
         return Reply(welcome, None, {"run": self.run, "home": self.home, "fingerprint": self.fingerprint})
 

@@ -55,6 +55,7 @@ from .models import Model, check_topic, make
 from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context
+from .version import SOFTWARE
 from .worker import Node, Worker, batches_until_over, close_at_exit
 
 _log = logging.getLogger(__name__)
@@ -582,7 +583,7 @@ class Reader(Node):
         link.look_at = now + LOOK
         hello = wire.Hello(
             role="reader",
-            software="memoire 0.1.0",
+            software=SOFTWARE,
             host=socket.gethostname()[:256],
             pid=os.getpid(),
             codecs=cache.codecs(),

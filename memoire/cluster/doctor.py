@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import memoire
 from memoire import sockets, wire
 from memoire.errors import EndpointError, MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Schema
+from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
@@ -75,7 +75,7 @@ def versions() -> list[str]:
     """Of everything that has a say in what goes over the wire, and how many files may be open."""
     installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyzmq", "msgspec"))
     lines = [
-        f"memoire {memoire.__version__}, protocol {wire.VERSION}, Python {platform.python_version()}, {installed}, "
+        f"{SOFTWARE}, protocol {wire.VERSION}, Python {platform.python_version()}, {installed}, "
         f"libzmq {sockets.library_version()}"
     ]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -265,7 +265,7 @@ class _Asker:
 
 
 def _other_version(detail: str) -> Sick:
-    advice = f"Give both sides the same release of memoire-rl; here is {memoire.__version__}."
+    advice = f"Give both sides the same release of memoire-rl; here is {VERSION}."
     return Sick(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
 
 
@@ -286,9 +286,7 @@ def _converse(endpoint: str, timeout: float, say: Callable[[str], object]) -> wi
 
 
 def _greet(asker: _Asker, say: Callable[[str], object]) -> wire.Welcome:
-    hello = wire.Hello(
-        role="doctor", software=f"memoire {memoire.__version__}", host=socket.gethostname()[:256], pid=os.getpid()
-    )
+    hello = wire.Hello(role="doctor", software=SOFTWARE, host=socket.gethostname()[:256], pid=os.getpid())
     message, seconds = asker.ask(hello)
     welcome = message.body
     if not isinstance(welcome, wire.Welcome):
@@ -298,6 +296,8 @@ def _greet(asker: _Asker, say: Callable[[str], object]) -> wire.Welcome:
         f"ok   HELLO is answered within {1e3 * seconds:.1f} ms: run {welcome.run_name!r}, home {welcome.home_name!r}, "
         f"{max(1, len(welcome.servers))} server(s){', finished' if welcome.finished else ''}"
     )
+    kept = "on disk" if welcome.durable else "in memory only: totals and log lines end with it (no --state-dir)"
+    say(f"ok   its home is {welcome.software or 'an older memoire'}, and keeps what it acknowledges {kept}")
     try:
         schema = Schema.from_json(welcome.schema)
         Parameters.from_wire(welcome.parameters).check_for(schema)

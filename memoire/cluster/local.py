@@ -92,6 +92,8 @@ def up(schema: Schema, settings: Sequence[str], *, servers: int, proxies: int, h
             return 0
         for endpoint in cluster.endpoints:
             print(f"memoire: actors and learners connect to {endpoint}", flush=True)
+        for child in (*cluster.servers, *cluster.proxies):
+            print(f"memoire: how {child.name} stands: {(child.facts or {})['http']}/status", flush=True)
         print("Ctrl-C ends the cluster.", file=sys.stderr, flush=True)
         while launcher.pump(60.0):
             pass

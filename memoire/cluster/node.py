@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
-import memoire
 from memoire.errors import EndpointError
 from memoire.proxy import Proxy
 from memoire.server import Server
+from memoire.version import SOFTWARE
 from memoire.worker import wall_clock
 
 _log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class NodePages:
     # ---------------------------------------------------------------------------------------------------- its pages
 
     def _index(self, query: Query) -> Page:
-        return _json({"pages": sorted(self._pages), "software": f"memoire {memoire.__version__}"})
+        return _json({"pages": sorted(self._pages), "software": SOFTWARE})
 
     def _livez(self, query: Query) -> Page:
         stuck = [] if self._node is None else self._node.liveness()
@@ -221,7 +221,7 @@ class NodePages:
         node, reasons = self._node, self._reasons()
         facts: dict[str, Any] = {
             "role": "server" if isinstance(node, Server) else "proxy" if node is not None else "",
-            "software": f"memoire {memoire.__version__}",
+            "software": SOFTWARE,
             "time": wall_clock(),
             "ready": not reasons,
             "reasons": reasons,
