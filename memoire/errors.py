@@ -269,3 +269,69 @@ class ChildDied(MemoireError, RuntimeError):
         how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
         words = "\n    ".join(self.last_words) or "(it printed nothing)"
         return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
+
+
+class StateError(MemoireError, RuntimeError):
+    """A state folder that cannot be used as it is; it was left as it was found."""
+
+
+class StateLocked(StateError):
+    """Another server has this state folder open."""
+
+    def __init__(self, folder: str, pid: int, host: str) -> None:
+        super().__init__(folder, pid, host)
+        self.folder, self.pid, self.host = folder, pid, host
+
+    def __str__(self) -> str:
+        holder = f"process {self.pid} on host {self.host!r}" if self.pid else "another process"
+        return (
+            f"the state folder {self.folder} is in use by {holder}: only one server may write it. Stop that one first, "
+            f"or give this server a folder of its own (state_dir)."
+        )
+
+
+class StateForeign(StateError):
+    """The files in a state folder belong to something else: another server, program or a newer version."""
+
+    def __init__(self, path: str, reason: str, advice: str) -> None:
+        super().__init__(path, reason, advice)
+        self.path, self.reason, self.advice = path, reason, advice
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}. Nothing was changed. {self.advice}"
+
+
+class StateCorrupt(StateError):
+    """A state folder is damaged: what it holds cannot be trusted, and it is never reset without being asked."""
+
+    def __init__(self, path: str, damage: str, advice: str) -> None:
+        super().__init__(path, damage, advice)
+        self.path, self.damage, self.advice = path, damage, advice
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged: {self.damage}. It was left as it is. {self.advice}"
+
+
+class StateUnusable(StateError):
+    """A state folder that cannot be written safely: read-only, no folder, or on a network file system."""
+
+    def __init__(self, folder: str, reason: str, advice: str) -> None:
+        super().__init__(folder, reason, advice)
+        self.folder, self.reason, self.advice = folder, reason, advice
+
+    def __str__(self) -> str:
+        return f"the state folder {self.folder} cannot be used: {self.reason}. {self.advice}"
+
+
+class StateLost(StateError):
+    """The disk failed while something was being saved: nothing is acknowledged any more until a restart."""
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(folder, reason)
+        self.folder, self.reason = folder, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the state in {self.folder} could not be saved: {self.reason}. Nothing is acknowledged any more. Check "
+            f"the disk and start the server again: its clients send once more what it has not confirmed."
+        )

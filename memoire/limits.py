@@ -43,3 +43,7 @@ class Limits:
     """Lines a client keeps until its home has them; the oldest are dropped beyond, and counted."""
     log_line_bytes: int = 8 * KiB
     """Longest log line; the rest is cut off."""
+    log_bytes: int = 128 * MiB
+    """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
+    backup_every: float = 600.0
+    """Seconds between two backups of a state folder's database; another one is made when it is closed."""

@@ -17,7 +17,7 @@ LAYERS: dict[str, set[str]] = {
         "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "calls", "ledger", "logbook", "models",
         "desk", "journal", "subscriptions",
     },
-    "what touches the world": {"sockets", "store", "security", "logfile", "worker", "channel", "forwarding"},
+    "what touches the world": {"sockets", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
     "what people start": {"classic", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip

@@ -1,0 +1,607 @@
+"""The database of a server's state folder: what it has counted and taken, in rows that are checked one by one.
+
+SQLite keeps transactions whole, but it believes what it reads: a flipped bit in a page is served as good. So each row
+carries a checksum, and one row seals all: how many rows there are, and all checksums together. A row that is missing,
+stale or changed is found when the file is opened, and the file is refused.
+
+    facts   kind, key, body, sum        accounts, runs, models, ...: one row for each thing, replaced when it changes
+    lines   run << 40 | index, ...      log lines as the log file has them, oldest first
+
+Not thread-safe, but for `Reader`: the store's writer thread owns the connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from . import _core
+from .errors import StateCorrupt, StateForeign
+from .journal import Group, RunFacts
+from .ledger import Account
+from .logbook import Entry, escape
+from .wire import ACCOUNT, Line
+
+LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
+BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
+VERSION: Final = 1
+"""Of the tables, as SQLite's user_version."""
+BUSY: Final = 5.0
+"""Seconds to wait for another program that has the file open, such as a shell of SQLite."""
+INDEX_BITS: Final = 40
+MOST_TRIMMED: Final = 20_000
+"""Old lines that leave with one transaction: more would hold up those who wait for theirs."""
+
+SEAL, META, SETTING, RUN, ACCOUNTED, SENDER, INHERITED, MODEL, SEGMENT, START = range(10)
+
+_TABLES: Final = """
+CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
+                    PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER NOT NULL, received REAL NOT NULL,
+                    label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
+"""
+_LINE: Final = "id, client, number, received, label, said, text, sum"
+_SEAL: Final = struct.Struct(">QQQQQ")
+_HEADER: Final = b"SQLite format 3\x00"
+KEPT_STARTS: Final = 1000
+"""Epochs that are remembered."""
+
+RESTORE: Final = (
+    "Put a backup back (the newest is state.db.backup-1): stop the server, move state.db away, remove state.db-wal and "
+    "state.db-shm, copy the backup to state.db, and start; clients that are still running bring their totals up to "
+    "date by themselves. Or give the server an empty folder: it then counts only what its running clients report, and "
+    "former runs, models and log lines are not there"
+)
+
+_T = TypeVar("_T")
+
+
+def add_up(kind: int, key: bytes, body: bytes) -> int:
+    """Checksum of a row of facts, in 63 bits: SQLite's integers have a sign."""
+    return _core.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
+
+
+def run_key(run: int, rest: bytes = b"") -> bytes:
+    """Key of what belongs to a run."""
+    return struct.pack(">I", run) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What the database knows of a topic's newest model; the body is in it when it is small, else in a file."""
+
+    version: int
+    size: int
+    sha256: bytes
+    text: bool
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A text file of log lines: which lines of which run are in it."""
+
+    number: int
+    run: int
+    name: str
+    """Of the file."""
+    first: int
+    """Index of its first line within the run."""
+    last: int
+    bytes: int
+
+
+def segment_key(segment: Segment) -> bytes:
+    """Key of a segment's row."""
+    return struct.pack(">I", segment.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What all rows together must come to."""
+
+    generation: int = 0
+    """Transactions so far."""
+    facts: int = 0
+    facts_sum: int = 0
+    lines: int = 0
+    lines_sum: int = 0
+
+
+class StateFile:
+    """An open state file, of which only this process knows the contents: the folder's lock says so.
+
+    Args:
+        path: Of the file, which must be there: see `create`.
+        at: Called at named points, so that a test may end the process there.
+    """
+
+    def __init__(self, path: Path, *, at: Callable[[str], None] = lambda point: None) -> None:
+        self.path = path
+        self._at = at
+        self.seal = Seal()
+        self._sums: dict[tuple[int, bytes], int] = {}
+        self.runs: dict[str, int] = {}
+        self.facts_of: dict[str, RunFacts] = {}
+        self.counts: dict[int, int] = {}
+        """Index of the newest line of each run."""
+        self.segments: dict[int, Segment] = {}
+        self.was_backup = _read_head(path)
+        if self.was_backup:
+            _set_aside(path)
+        self._connection = _connect(path)
+        try:
+            self._load()
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise StateCorrupt(str(path), f"SQLite says {error}", f"{RESTORE}.") from error
+        except StateCorrupt:
+            self._connection.close()
+            raise
+
+    @staticmethod
+    def create(path: Path, name: str) -> None:
+        """Make an empty state file: it appears whole or not at all."""
+        made = path.with_name(path.name + ".new")
+        made.unlink(missing_ok=True)
+        connection = sqlite3.connect(made, isolation_level=None)
+        try:
+            connection.executescript(_TABLES)
+            _stamp(connection, LIVE)
+            rows = [(META, b"name", name.encode())]
+            _write(connection, [(kind, key, body, add_up(kind, key, body)) for kind, key, body in rows])
+            total = 0
+            for row in rows:
+                total ^= add_up(*row)
+            _write_seal(connection, Seal(0, len(rows), total))
+        finally:
+            connection.close()
+        sync(made)
+        made.rename(path)
+        sync(path.parent)
+
+    # ------------------------------------------------------------------------------------------------ opening
+
+    def _load(self) -> None:
+        damage = [row[0] for row in self._connection.execute("PRAGMA quick_check(3)")]
+        if damage != ["ok"]:
+            raise self.corrupt("; ".join(damage))
+        count = total = 0
+        seal: Seal | None = None
+        for kind, key, body, check in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
+            if add_up(kind, key, body) != check:
+                raise self.corrupt(f"a row of kind {kind} has a wrong checksum")
+            if kind == SEAL:
+                seal = Seal(*_SEAL.unpack(body))
+                continue
+            count, total = count + 1, total ^ check
+            self._sums[kind, key] = check
+            self._remember(kind, key, body)
+        lines = lines_sum = 0
+        for row in self._connection.execute(f"SELECT {_LINE} FROM lines"):  # noqa: S608
+            if _line_sum(row) != row[-1]:
+                raise self.corrupt(f"log line {row[0] & (1 << INDEX_BITS) - 1} has a wrong checksum")
+            lines, lines_sum = lines + 1, lines_sum ^ row[-1]
+        if seal is None or seal != Seal(seal.generation, count, total, lines, lines_sum):
+            raise self.corrupt("rows are missing, or older than others")
+        self.seal = seal
+
+    def _remember(self, kind: int, key: bytes, body: bytes) -> None:
+        """Keep what is asked for often."""
+        if kind == RUN:
+            facts = msgspec.msgpack.decode(body, type=RunFacts)
+            self.runs[facts.name], self.facts_of[facts.name] = struct.unpack(">I", key)[0], facts
+        elif kind == SEGMENT:
+            segment = msgspec.msgpack.decode(body, type=Segment)
+            self.segments[segment.number] = segment
+        elif kind == META and key.startswith(b"count"):
+            self.counts[struct.unpack(">I", key[5:])[0]] = struct.unpack(">Q", body)[0]
+
+    def corrupt(self, damage: str) -> StateCorrupt:
+        """The error that says so."""
+        return StateCorrupt(str(self.path), damage, f"{RESTORE}.")
+
+    def go_live(self, generation: int) -> None:
+        """Write from now on through a write-ahead log, each transaction synced.
+
+        A backup becomes the state itself: its transactions are counted on from `generation`, which is that of the file
+        whose place it takes.
+        """
+        if self.was_backup:
+            times = (self.number(META, b"restored") + 1).to_bytes(8, "big")
+            self.seal = replace(self.seal, generation=max(generation, self.seal.generation))
+            self.save([(META, b"restored", times)], [], application=LIVE)
+        mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise sqlite3.OperationalError(f"the journal mode is {mode} and cannot be changed to wal")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA journal_size_limit = 67108864")
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def rows(self, kind: int, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and bodies of a kind whose key begins so."""
+        return read_facts(self._connection, self.path, kind, prefix)
+
+    def find(self, kind: int, key: bytes) -> bytes | None:
+        """One fact."""
+        return next((body for found, body in self.rows(kind, key) if found == key), None)
+
+    def number(self, kind: int, key: bytes) -> int:
+        """One fact that is a number; 0 where there is none."""
+        return int.from_bytes(self.find(kind, key) or b"", "big")
+
+    def starts(self) -> set[int]:
+        """Epochs that this file has seen."""
+        return {struct.unpack(">Q", key)[0] for key, _ in self.rows(START)}
+
+    def lines_of(self, segment: Segment) -> Iterator[Entry]:
+        """The lines of a segment in their order."""
+        first, last = (segment.run << INDEX_BITS | index for index in (segment.first, segment.last))
+        query = f"SELECT {_LINE} FROM lines WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
+        return (_entry(row, self.path) for row in self._connection.execute(query, (first, last)))
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def save(
+        self, facts: Iterable[tuple[int, bytes, bytes | None]], lines: list[tuple[int, Entry]], *, application: int = 0
+    ) -> None:
+        """One transaction: facts (kind, key, body; None takes it out) and new lines (number of the run, entry).
+
+        On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
+        """
+        changed: dict[tuple[int, bytes], int | None] = {}
+        rows: list[tuple[int, bytes, bytes, int]] = []
+        gone: list[tuple[int, bytes]] = []
+        seal = self.seal
+        count, total = seal.facts, seal.facts_sum
+        for kind, key, body in _last_of_each(facts):
+            before = self._sums.get((kind, key))
+            if before is not None:
+                count, total = count - 1, total ^ before
+            if body is None:
+                gone.append((kind, key))
+                changed[kind, key] = None
+                continue
+            check = changed[kind, key] = add_up(kind, key, body)
+            count, total = count + 1, total ^ check
+            rows.append((kind, key, body, check))
+        new = [_line_row(run, entry) for run, entry in lines]
+        lines_sum = seal.lines_sum
+        for row in new:
+            lines_sum ^= row[-1]
+        seal = Seal(seal.generation + 1, count, total, seal.lines + len(new), lines_sum)
+
+        def write() -> None:
+            if application:
+                self._connection.execute(f"PRAGMA application_id = {application}")
+            self._write_all(rows, gone, new, seal)
+
+        self._transact(write)
+        self._keep(changed, rows)
+        self.seal = seal
+
+    def _write_all(
+        self, rows: list[tuple[int, bytes, bytes, int]], gone: list[tuple[int, bytes]], new: list[Any], seal: Seal
+    ) -> None:
+        _write(self._connection, rows)
+        if gone:
+            self._connection.executemany("DELETE FROM facts WHERE kind = ? AND key = ?", gone)
+        if new:
+            self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", new)
+        _write_seal(self._connection, seal)
+
+    def _keep(self, changed: dict[tuple[int, bytes], int | None], rows: list[tuple[int, bytes, bytes, int]]) -> None:
+        for which, check in changed.items():
+            if check is None:
+                self._sums.pop(which, None)
+            else:
+                self._sums[which] = check
+        for kind, key, body, _ in rows:
+            self._remember(kind, key, body)
+        for kind, key in changed:
+            if kind == SEGMENT and changed[kind, key] is None:
+                self.segments.pop(struct.unpack(">I", key)[0], None)
+
+    def _transact(self, write: Callable[[], None]) -> None:
+        connection = self._connection
+        self._at("before begin")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            write()
+            self._at("before commit")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                try:
+                    connection.execute("ROLLBACK")
+                except sqlite3.Error:
+                    pass  # the first error says more
+            raise
+        self._at("after commit")
+
+    def trim(self, segment: Segment) -> bool:
+        """Take the oldest lines of a segment out, some of them at a time; True when it was the last of it.
+
+        The segment's own row goes with its last lines.
+        """
+        first, last = (segment.run << INDEX_BITS | index for index in (segment.first, segment.last))
+        sums = self._connection.execute(
+            "SELECT id, sum FROM lines WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (first, last, MOST_TRIMMED)
+        ).fetchall()
+        is_over = len(sums) < MOST_TRIMMED
+        key = segment_key(segment)
+        seal = self.seal
+        lines_sum, facts_sum, facts = seal.lines_sum, seal.facts_sum, seal.facts
+        for _, check in sums:
+            lines_sum ^= check
+        if is_over:
+            facts, facts_sum = facts - 1, facts_sum ^ self._sums[SEGMENT, key]
+        seal = Seal(seal.generation + 1, facts, facts_sum, seal.lines - len(sums), lines_sum)
+
+        def write() -> None:
+            if sums:
+                self._connection.execute("DELETE FROM lines WHERE id BETWEEN ? AND ?", (sums[0][0], sums[-1][0]))
+            if is_over:
+                self._connection.execute("DELETE FROM facts WHERE kind = ? AND key = ?", (SEGMENT, key))
+            _write_seal(self._connection, seal)
+
+        self._transact(write)
+        self.seal = seal
+        if is_over:
+            self._keep({(SEGMENT, key): None}, [])
+        return is_over
+
+    def checkpoint(self) -> None:
+        """Bring everything into the file itself and empty the write-ahead log."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+class Reader:
+    """Reads a state file beside its writer. Thread-safe; one reads at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = _connect(path, "ro")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        with self._lock:
+            if self._connection is None:
+                raise ValueError("the state file is closed")
+            return read(self._connection)
+
+    def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Keys and bodies of a kind, in the order of their keys."""
+        return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
+
+    def lines(self, where: str, values: list[Any], order: str, most: int) -> list[Entry]:
+        """Log lines that fulfil a condition."""
+        query = f"SELECT {_LINE} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
+        return self._read(
+            lambda connection: [_entry(row, self._path) for row in connection.execute(query, [*values, most])]
+        )
+
+    def copy_to(self, path: Path) -> None:
+        """Write a backup: all facts, no lines. It appears under this path whole or not at all.
+
+        Raises:
+            StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
+        """
+        made = path.with_name(path.name + ".new")
+        made.unlink(missing_ok=True)
+        rows, seal = self._read(self._snapshot)
+        connection = sqlite3.connect(made, isolation_level=None)
+        try:
+            connection.executescript(_TABLES)
+            connection.execute("BEGIN")
+            _write(connection, rows)
+            _write_seal(connection, replace(seal, lines=0, lines_sum=0))
+            connection.execute("COMMIT")
+            _stamp(connection, BACKUP)
+        finally:
+            connection.close()
+        sync(made)
+        made.rename(path)
+        sync(path.parent)
+
+    def _snapshot(self, connection: sqlite3.Connection) -> tuple[list[tuple[int, bytes, bytes, int]], Seal]:
+        seal = None
+        rows = []
+        for kind, key, body, check in connection.execute("SELECT kind, key, body, sum FROM facts"):
+            if add_up(kind, key, body) != check:
+                raise StateCorrupt(str(self._path), f"a row of kind {kind} has a wrong checksum", f"{RESTORE}.")
+            if kind == SEAL:
+                seal = Seal(*_SEAL.unpack(body))
+            else:
+                rows.append((kind, key, body, check))
+        if seal is None or seal.facts != len(rows):
+            raise StateCorrupt(str(self._path), "rows are missing", f"{RESTORE}.")
+        return rows, seal
+
+
+# ------------------------------------------------------------------------------------------------ what a row is
+
+
+def pack_group(group: Group, runs: dict[str, int]) -> list[tuple[int, bytes, bytes | None]]:
+    """The facts of a group, but for its models and segments; new runs get the next number in `runs`."""
+    facts: list[tuple[int, bytes, bytes | None]] = []
+    for run in group.runs:
+        number = runs.setdefault(run.name, max(runs.values(), default=0) + 1)
+        facts.append((RUN, run_key(number), msgspec.msgpack.encode(run)))
+    for name, account in group.accounts:
+        facts.append((ACCOUNTED, run_key(runs[name], account.client), msgspec.msgpack.encode(account)))
+    newest: dict[tuple[int, bytes], int] = {}
+    counts: dict[int, int] = {}
+    for name, entry in group.lines:
+        number = runs[name]
+        newest[number, entry.client] = entry.line.number
+        counts[number] = entry.index
+    for (number, client), through in newest.items():
+        facts.append((SENDER, run_key(number, client), struct.pack(">Q", through)))
+    for number, count in counts.items():
+        facts.append((META, b"count" + run_key(number), struct.pack(">Q", count)))
+    for name, packed in group.inherited:
+        for start in range(0, len(packed), ACCOUNT.itemsize):
+            row = packed[start : start + ACCOUNT.itemsize]
+            facts.append((INHERITED, run_key(runs[name], row[:24]), row))
+    facts += [(SETTING, name.encode(), text.encode()) for name, text in group.settings.items()]
+    return facts
+
+
+def unpack_account(body: bytes) -> Account:
+    """The account as it was saved."""
+    return msgspec.msgpack.decode(body, type=Account)
+
+
+def _last_of_each(facts: Iterable[tuple[int, bytes, bytes | None]]) -> list[tuple[int, bytes, bytes | None]]:
+    last = {(kind, key): body for kind, key, body in facts}
+    return [(kind, key, body) for (kind, key), body in last.items()]
+
+
+def _line_row(run: int, entry: Entry) -> tuple[Any, ...]:
+    line = entry.line
+    row = (
+        run << INDEX_BITS | entry.index,
+        entry.client,
+        line.number,
+        entry.received,
+        line.label,
+        line.time,
+        escape(line.text),
+    )
+    return (*row, _line_sum(row))
+
+
+def _line_sum(row: tuple[Any, ...]) -> int:
+    number, client, count, received, label, said, text = row[:7]
+    return _core.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
+
+
+def _entry(row: tuple[Any, ...], path: Path) -> Entry:
+    number, client, count, received, label, said, text, check = row
+    index = number & (1 << INDEX_BITS) - 1
+    if _line_sum(row) != check:
+        raise StateCorrupt(str(path), f"log line {index} has a wrong checksum", f"{RESTORE}.")
+    return Entry(index, client, received, Line(count, said, label, text))
+
+
+def read_facts(
+    connection: sqlite3.Connection, path: Path, kind: int, prefix: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and bodies of a kind whose key begins so, checked."""
+    query = "SELECT key, body, sum FROM facts WHERE kind = ? AND key >= ? AND key < ?"
+    for key, body, check in connection.execute(query, (kind, prefix, prefix + b"\xff" * 260)):
+        if add_up(kind, key, body) != check:
+            raise StateCorrupt(str(path), f"a row of kind {kind} has a wrong checksum", f"{RESTORE}.")
+        yield key, body
+
+
+def _write(connection: sqlite3.Connection, rows: list[tuple[int, bytes, bytes, int]]) -> None:
+    if rows:
+        connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
+
+
+def _write_seal(connection: sqlite3.Connection, seal: Seal) -> None:
+    body = _SEAL.pack(seal.generation, seal.facts, seal.facts_sum, seal.lines, seal.lines_sum)
+    _write(connection, [(SEAL, b"", body, add_up(SEAL, b"", body))])
+
+
+def _stamp(connection: sqlite3.Connection, application: int) -> None:
+    connection.execute(f"PRAGMA application_id = {application}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=BUSY,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def _read_head(path: Path) -> bool:
+    """Whether the file is a backup that was put back.
+
+    Raises:
+        StateCorrupt, StateForeign: it is no file of this version of memoire.
+    """
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(_HEADER):
+        raise StateCorrupt(
+            str(path), f"it does not begin as an SQLite file does ({len(head)} bytes read)", f"{RESTORE}."
+        )
+    version, application = struct.unpack(">I", head[60:64])[0], struct.unpack(">I", head[68:72])[0]
+    if application not in (LIVE, BACKUP):
+        raise StateForeign(
+            str(path),
+            f"is a database of another program (application id {application:#010x})",
+            f"Give the server a folder of its own. If it was a state file and is damaged: {RESTORE}.",
+        )
+    if version != VERSION:
+        raise StateForeign(
+            str(path),
+            f"was written in form {version}, this version of memoire reads and writes form {VERSION}",
+            "Use the version of memoire that wrote it, or give the server an empty folder.",
+        )
+    return bool(application == BACKUP)
+
+
+def _set_aside(path: Path) -> None:
+    """A write-ahead log beside a backup that was put back belongs to the file that was there before: SQLite would
+    write its pages into the backup.
+    """
+    for ending in ("-wal", "-shm"):
+        beside = path.with_name(path.name + ending)
+        if beside.exists():
+            beside.replace(path.with_name(path.name + ending + ".set-aside"))
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder on disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the disk (or a quota) is full: it heals when somebody makes room."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 255 == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether another program holds the file just now."""
+    return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

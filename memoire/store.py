@@ -1,0 +1,825 @@
+"""The files of a server: what it has counted and taken is on disk before anybody is told so.
+
+    state/  state.db            everything that counts, in SQLite: write-ahead log, each transaction synced
+            state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
+            lock, committed     which process writes; how many transactions there must be
+            log/  models/       text of log lines for people; bodies of models that are too large for the database
+            caches.snapshot     held caches of a server that was stopped on purpose, if asked for
+
+One thread writes. While it saves one group, the next one gathers (`journal.py`), so that three hundred clients cost one
+sync of the disk and not three hundred; `done` is called when a group is on disk. A full disk delays: the group is tried
+again until there is room. A disk that fails ends it: after an error of a sync nobody knows what is on disk, and trying
+again would say yes to what may be lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import sqlite3
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from . import _core, snapshot, statefile
+from .errors import (
+    Closed,
+    ParameterError,
+    StateCorrupt,
+    StateError,
+    StateForeign,
+    StateLocked,
+    StateLost,
+    StateUnusable,
+)
+from .journal import Group, RunFacts
+from .ledger import Account
+from .limits import Limits
+from .linelog import LineLog
+from .logbook import Entry
+from .models import Model
+from .snapshot import SavedCache
+from .statefile import (
+    ACCOUNTED,
+    INDEX_BITS,
+    INHERITED,
+    META,
+    MODEL,
+    SENDER,
+    SETTING,
+    START,
+    Reader,
+    StateFile,
+    StoredModel,
+    run_key,
+)
+from .worker import wall_clock
+
+_log = logging.getLogger(__name__)
+
+AGAIN: Final = 0.5
+"""Seconds between two tries while the disk is full."""
+SOON: Final = 0.2
+"""Seconds within which something is saved that nobody waits for."""
+MOST_FOUND: Final = 10_000
+_INLINE: Final = 16 * 1024  # bytes of a model's body that are stored in the database itself
+_BACKUPS: Final = 2
+_WITNESS: Final = struct.Struct("<8sQQ")
+_REMOTE: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "glusterfs"}
+_LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _nothing(point: str) -> None:
+    """No fault here."""
+
+
+class Store:
+    """A state folder, opened, locked, checked and ready to go on. Thread-safe.
+
+    Args:
+        folder: Made when it is not there (its parent must be).
+        name: The server's. None: the one that the folder has, `default_name` when it is new.
+        limits: `log_bytes` and `backup_every`.
+        clock: Seconds since 1970.
+        at: Called with the name of each point between two steps, so that a test can end the process there.
+
+    Raises:
+        StateLocked: another server has it open.
+        StateUnusable: it cannot be written, is no folder, or is on a network file system.
+        StateForeign: it is of another server, program or a newer version.
+        StateCorrupt: it is damaged; the text says what to do. Nothing is ever reset without being asked.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str | None = None,
+        *,
+        default_name: str = "",
+        limits: Limits | None = None,
+        clock: Callable[[], float] = wall_clock,
+        at: Callable[[str], None] = _nothing,
+    ) -> None:
+        self.folder = Path(folder)
+        self._limits = limits or Limits()
+        self._clock, self._at = clock, at
+        self._pid = os.getpid()
+        self._path = self.folder / "state.db"
+        _make_folder(self.folder)
+        check_file_system(self.folder)
+        self._lock_file = _lock(self.folder)
+        self._witness = -1
+        try:
+            self._open(name, default_name)
+        except BaseException:
+            self._unlock()
+            raise
+        self._wanted = threading.Condition()
+        # Under that lock: when to save next, whether nothing new comes, and until when to try.
+        self._due: float | None = None
+        self._closing = False
+        self._give_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._unsaved = False
+        self._full_since = 0.0
+        self._trouble = ""
+        self._lost: StateLost | None = None
+        self._backing_up = threading.Lock()
+        self._backup_due = time.monotonic() + self._limits.backup_every
+        self._backup_trouble = ""
+        self._backed_up = self._file.seal.generation
+        self.saved_groups = 0
+        """Groups that were saved since this store was opened."""
+        _stores.add(self)
+
+    # ------------------------------------------------------------------------------------------------ opening
+
+    def _open(self, name: str | None, default_name: str) -> None:
+        if not self._path.exists():
+            self._check_empty()
+            StateFile.create(self._path, name or default_name)
+            self._at("after create")
+        try:
+            self._file = StateFile(self._path, at=self._at)
+            try:
+                self._begin(name, default_name)
+            except BaseException:
+                self._file.close()
+                raise
+        except sqlite3.Error as error:
+            raise _translated(error, self.folder, self._path) from error
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+
+    def _check_empty(self) -> None:
+        """Where there is no database, nothing else of a state folder may be: it has not just been begun."""
+        left = sorted(
+            path.name
+            for path in self.folder.iterdir()
+            if path.name.startswith(("state.db.backup-", "committed")) or path.name in ("log", "models")
+        )
+        if left:
+            raise StateCorrupt(
+                str(self._path), f"it is missing, while {', '.join(left)} are there", f"{statefile.RESTORE}."
+            )
+
+    def _begin(self, name: str | None, default_name: str) -> None:
+        file = self._file
+        self.name = self._check_name(name, default_name)
+        self._witness = os.open(self.folder / "committed", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        witnessed = self._read_witness()
+        if witnessed > file.seal.generation and not file.was_backup:
+            missing = witnessed - file.seal.generation
+            raise file.corrupt(
+                f"its last {missing} transactions are missing (its write-ahead log state.db-wal was removed, cut or "
+                f"damaged)"
+            )
+        was_clean = bool(file.number(META, b"clean")) and not file.was_backup
+        file.go_live(witnessed + 1)
+        self.restored = file.number(META, b"restored")
+        """How often a backup was put back into this folder."""
+        self._starts = file.starts()
+        former = file.number(META, b"epoch")
+        self.epoch = max(former + 1, int(self._clock() * 1e9))
+        """Grows at each start; on disk before anybody hears of it."""
+        starts: list[tuple[int, bytes, bytes | None]] = [(START, struct.pack(">Q", self.epoch), b"")]
+        starts += [(START, struct.pack(">Q", epoch), None) for epoch in sorted(self._starts)[: -statefile.KEPT_STARTS]]
+        self._at("before epoch")
+        file.save(
+            [*starts, (META, b"epoch", self.epoch.to_bytes(8, "big")), (META, b"clean", b"\x00"), self._named()], []
+        )
+        self._write_witness()
+        self._starts.add(self.epoch)
+        self._reader = Reader(self._path)
+        self._numbers = {number: run for run, number in file.runs.items()}
+        self._lines = LineLog(
+            self.folder / "log",
+            file.segments,
+            byte_limit=self._limits.log_bytes,
+            lines_of=file.lines_of,
+            at=self._at,
+        )
+        self._lines.recover(was_clean=was_clean)
+        self._lines.complete()
+        self._models = self.folder / "models"
+        self._models.mkdir(exist_ok=True)
+        self._stored = self._check_models()
+
+    def _named(self) -> tuple[int, bytes, bytes]:
+        return META, b"name", self.name.encode()
+
+    def _check_name(self, name: str | None, default_name: str) -> str:
+        known = (self._file.find(META, b"name") or b"").decode()
+        if name is not None and known and name != known:
+            raise StateForeign(
+                str(self.folder),
+                f"is the state of server {known!r}, not of {name!r}",
+                f"Start this server as {known!r} (clients belong to a server by its name), or give it another folder.",
+            )
+        return known or name or default_name
+
+    def _read_witness(self) -> int:
+        """Transactions that the database must have; 0 where nobody can say."""
+        content = os.pread(self._witness, _WITNESS.size, 0)
+        if len(content) < _WITNESS.size:
+            return 0
+        magic, generation, check = _WITNESS.unpack(content)
+        if magic != b"memowits" or check != _core.checksum(content[:16]):
+            _log.warning("%s is damaged and is made anew", self.folder / "committed")
+            return 0
+        return int(generation)
+
+    def _write_witness(self) -> None:
+        # Never synced: after a power failure it may be behind the database, which is right, but never ahead of it.
+        facts = struct.pack("<8sQ", b"memowits", self._file.seal.generation)
+        os.pwrite(self._witness, facts + struct.pack("<Q", _core.checksum(facts)), 0)
+
+    def _check_models(self) -> dict[tuple[int, str], StoredModel]:
+        """What is stored of each run and topic; files that nobody names go."""
+        stored: dict[tuple[int, str], StoredModel] = {}
+        lost: list[tuple[int, bytes, bytes | None]] = []
+        for key, body in self._file.rows(MODEL):
+            run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
+            model = msgspec.msgpack.decode(body, type=StoredModel)
+            if model.body is None and not self._model_path(run, topic, model.version).exists():
+                _log.warning(
+                    "%s is missing: topic %r begins anew with the next publish",
+                    self._model_path(run, topic, model.version),
+                    topic,
+                )
+                lost.append((MODEL, key, None))
+                continue
+            stored[run, topic] = model
+        if lost:
+            self._file.save(lost, [])
+            self._write_witness()
+        named = {self._model_path(run, topic, model.version) for (run, topic), model in stored.items()}
+        for path in self._models.iterdir():
+            if path.suffix in (".model", ".new") and path not in named:
+                path.unlink(missing_ok=True)
+        return stored
+
+    def _model_path(self, run: int, topic: str, version: int) -> Path:
+        return self._models / f"{run}-{_core.checksum(topic.encode()):016x}-{version}.model"
+
+    # ------------------------------------------------------------------------------------------------ what is there
+
+    def has_begun(self, epoch: int) -> bool:
+        """Whether this state had such an epoch: a client that names another one knows more than a restored backup."""
+        return epoch in self._starts
+
+    def runs(self) -> list[RunFacts]:
+        """All runs, in the order in which they began; the one that is counted has not ended."""
+        return sorted(dict(self._file.facts_of).values(), key=lambda facts: self._file.runs[facts.name])
+
+    def settings(self) -> dict[str, str]:
+        """Texts that were saved, by name."""
+        return {key.decode(): body.decode() for key, body in self._facts(SETTING)}
+
+    def accounts(self, run: str) -> list[Account]:
+        """Every account of a run, whole."""
+        return [statefile.unpack_account(body) for _, body in self._of_run(ACCOUNTED, run)]
+
+    def lines_through(self, run: str) -> dict[bytes, int]:
+        """Number of the newest line that each client of a run has here."""
+        return {key[4:]: int.from_bytes(body, "big") for key, body in self._of_run(SENDER, run)}
+
+    def line_count(self, run: str) -> int:
+        """Lines of a run that were ever taken: the index of the newest one."""
+        number = self._file.runs.get(run)
+        return 0 if number is None else self._file.counts.get(number, 0)
+
+    def inherited(self, run: str) -> bytes:
+        """Rows of `wire.ACCOUNT` that were brought by other servers, packed, ascending by client and home."""
+        return b"".join(body for _, body in self._of_run(INHERITED, run))
+
+    def models(self, run: str) -> list[Model]:
+        """The newest model of each topic of a run, in the order of topics.
+
+        Raises:
+            StateCorrupt: a body is not what was published.
+        """
+        number = self._file.runs.get(run)
+        stored = sorted(self._stored.copy().items())
+        return [self._read_model(owner, topic, model) for (owner, topic), model in stored if owner == number]
+
+    def versions(self) -> dict[str, int]:
+        """The highest version of each topic over all runs: versions never go back."""
+        versions: dict[str, int] = {}
+        for (_, topic), model in self._stored.copy().items():
+            versions[topic] = max(model.version, versions.get(topic, 0))
+        return versions
+
+    def _read_model(self, run: int, topic: str, stored: StoredModel) -> Model:
+        path = self._model_path(run, topic, stored.version)
+        body = stored.body if stored.body is not None else path.read_bytes()
+        if not snapshot.is_digest(body, stored.sha256):
+            raise StateCorrupt(
+                str(path),
+                f"model {topic!r} version {stored.version} has another SHA-256 than what was published",
+                "Bring it back from a backup of yours, or remove the file: the topic then begins anew with the next "
+                "publish.",
+            )
+        return Model(topic, stored.version, body, stored.text, stored.sha256)
+
+    def _of_run(self, kind: int, run: str) -> list[tuple[bytes, bytes]]:
+        number = self._file.runs.get(run)
+        return [] if number is None else self._facts(kind, run_key(number))
+
+    def _facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+        self._check_open()
+        return self._reader.facts(kind, prefix)
+
+    def search(
+        self,
+        run: str,
+        *,
+        text: str = "",
+        client: bytes | None = None,
+        label: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int = 100,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Log lines of a run that fulfil all conditions, as the log file has them; beside the writer, from any thread.
+
+        Args:
+            run: An unknown one has no lines.
+            text: Somewhere in the line; letters A to Z in either case.
+            client: Id of the sender.
+            label: The sender's 32-bit uuid.
+            since, until: Received at or after, and before; seconds since 1970.
+            after, before: Index above, and below: the last index of a page is where the next one begins.
+            most: At most so many, 1 to 10000.
+            newest_first: Else the oldest come first.
+        """
+        if not 1 <= most <= MOST_FOUND:
+            raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
+        self._check_open()
+        number = self._file.runs.get(run)
+        if number is None:
+            return []
+        top = (1 << INDEX_BITS) - 1
+        low, high = max(0, after) + 1, top if before is None else min(before - 1, top)
+        where: list[str] = ["id BETWEEN ? AND ?"]
+        values: list[Any] = [number << INDEX_BITS | min(low, top), (number << INDEX_BITS) + max(-1, high)]
+        for condition, value in (
+            ("client = ?", client),
+            ("label = ?", label),
+            ("received >= ?", since),
+            ("received < ?", until),
+            ("text LIKE ? ESCAPE '\\'", _pattern(text) if text else None),
+        ):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        return self._reader.lines(" AND ".join(where), values, "DESC" if newest_first else "ASC", most)
+
+    # ------------------------------------------------------------------------------------------------ saving
+
+    def start(
+        self,
+        collect: Callable[[], Group | None],
+        done: Callable[[Group], None],
+        failed: Callable[[StateLost], None],
+    ) -> None:
+        """Save from now on, in a thread of its own.
+
+        Args:
+            collect: All that changed since its last call; None when there is nothing.
+            done: The group is on disk (or had nothing but tickets).
+            failed: Called once, when nothing can be saved any more.
+        """
+        self._check_open()
+        self._collect, self._done, self._failed = collect, done, failed
+        self._thread = threading.Thread(target=self._run, name=f"memoire-store-{self.name}", daemon=True)
+        self._thread.start()
+
+    def wake(self, soon: bool = True) -> None:
+        """Something is to be saved: now, or within 0.2 s when nobody waits for it (`soon=False`)."""
+        due = time.monotonic() + (0.0 if soon else SOON)
+        with self._wanted:
+            if self._due is None or due < self._due:
+                self._due = due
+                self._wanted.notify()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                closing = self._wait()
+                while (group := self._collect()) is not None:
+                    if not self._save(group):
+                        self._unsaved = True
+                        return
+                    self._tell(group)
+                    self._trim()
+                    self._back_up_in_time()
+                if closing:
+                    return
+        except Exception as error:
+            _log.exception("%s: the state cannot be saved any more", self.folder)
+            self._lost = error if isinstance(error, StateLost) else StateLost(str(self.folder), _words(error))
+            self._unsaved = True
+            self._failed(self._lost)
+
+    def _wait(self) -> bool:
+        """Wait until something is to be saved; True when the store is being closed."""
+        with self._wanted:
+            while not self._closing and (self._due is None or self._due > time.monotonic()):
+                left = None if self._due is None else max(0.0, self._due - time.monotonic())
+                self._wanted.wait(left)
+            self._due = None
+            return self._closing
+
+    def _tell(self, group: Group) -> None:
+        try:
+            self._done(group)
+        except Exception:
+            _log.exception("%s: what was saved could not be acknowledged; whoever asked asks again", self.folder)
+
+    def _save(self, group: Group) -> bool:
+        """Have the group on disk; False when there was no room until the store was closed."""
+        if group.is_empty:
+            return True
+        while True:
+            try:
+                self._save_now(group)
+            except (sqlite3.Error, OSError) as error:
+                if not self._may_heal(error):
+                    raise StateLost(str(self.folder), _words(error)) from error
+                if self._give_up.wait(AGAIN):
+                    return False
+            else:
+                if self._full_since:
+                    _log.warning("%s: saving goes on", self.folder)
+                self._full_since, self._trouble = 0.0, ""
+                self.saved_groups += 1
+                return True
+
+    def _may_heal(self, error: Exception) -> bool:
+        if statefile.is_busy(error):
+            why = "another program holds the database"
+        elif statefile.is_full(error) or self._is_full_now(error):
+            why = "the disk is full"
+        else:
+            return False
+        if not self._full_since:
+            self._full_since = time.monotonic()
+            _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self.folder, why, error)
+        self._trouble = why
+        return True
+
+    def _is_full_now(self, error: Exception) -> bool:
+        """Whether an error that SQLite is vague about goes with a full disk: growing its index in shared memory says
+        "disk I/O error" then. An error of a sync is never forgiven.
+        """
+        code = getattr(error, "sqlite_errorcode", 0)
+        vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
+        if code not in (*vague, sqlite3.SQLITE_CANTOPEN):
+            return False
+        probe = self.folder / "probe"
+        try:
+            probe.write_bytes(bytes(1 << 16))
+        except OSError as found:
+            return statefile.is_full(found)
+        finally:
+            probe.unlink(missing_ok=True)
+        return False
+
+    def _save_now(self, group: Group) -> None:
+        file = self._file
+        runs = dict(file.runs)
+        facts = statefile.pack_group(group, runs)
+        models = self._write_models(group, runs, facts)
+        names = {number: run for run, number in runs.items()}
+        lines = [(runs[run], entry) for run, entry in group.lines]
+        pieces = self._lines.plan(lines, names.__getitem__)
+        facts += [
+            (statefile.SEGMENT, statefile.segment_key(piece.segment), msgspec.msgpack.encode(piece.segment))
+            for piece in pieces
+        ]
+        try:
+            file.save(facts, lines)
+        except BaseException:
+            self._lines.drop(pieces)
+            raise
+        self._write_witness()
+        self._lines.finish(pieces)
+        for key, stored in models.items():
+            former = self._stored.get(key)
+            self._stored[key] = stored
+            if former is not None and former.body is None and former.version != stored.version:
+                self._model_path(*key, former.version).unlink(missing_ok=True)
+
+    def _write_models(
+        self, group: Group, runs: dict[str, int], facts: list[tuple[int, bytes, bytes | None]]
+    ) -> dict[tuple[int, str], StoredModel]:
+        """Bodies that are too large for the database become files before it names them."""
+        models: dict[tuple[int, str], StoredModel] = {}
+        for run, model in group.models:
+            number = runs[run]
+            is_small = model.size <= _INLINE
+            body = model.body if is_small else None
+            stored = StoredModel(model.version, model.size, model.digest, model.is_text, body)
+            models[number, model.topic] = stored
+            facts.append((MODEL, run_key(number, model.topic.encode()), msgspec.msgpack.encode(stored)))
+            if not is_small:
+                path = self._model_path(number, model.topic, model.version)
+                made = path.with_suffix(".new")
+                made.write_bytes(model.body)
+                statefile.sync(made)
+                self._at("before model")
+                made.replace(path)
+                statefile.sync(self._models)
+                self._at("after model")
+        return models
+
+    def _trim(self) -> None:
+        """Let the oldest text go where there is too much."""
+        oldest = self._lines.oldest()
+        if oldest is None:
+            return
+        try:
+            is_over = self._file.trim(oldest)
+            self._write_witness()
+        except sqlite3.Error as error:
+            if not self._may_heal(error):
+                raise
+            return
+        if is_over:
+            self._lines.forget(oldest)
+
+    # ------------------------------------------------------------------------------------------------ backups
+
+    def _back_up_in_time(self) -> None:
+        if time.monotonic() < self._backup_due or self._backing_up.locked():
+            return
+        self._backup_due = time.monotonic() + self._limits.backup_every
+        threading.Thread(target=self._try_back_up, name="memoire-backup", daemon=True).start()
+
+    def _try_back_up(self) -> None:
+        try:
+            self.back_up()
+        except StateError as error:
+            self._backup_trouble = str(error)
+            _log.error("%s: no backup was made, the former ones stay: %s", self.folder, error)
+        except (OSError, sqlite3.Error, ValueError) as error:
+            self._backup_trouble = f"no backup could be made: {_words(error)}"
+            _log.warning("%s: %s", self.folder, self._backup_trouble)
+
+    def back_up(self) -> Path:
+        """Write a backup of everything but log lines, `state.db.backup-1`; the one before becomes `-2`.
+
+        Raises:
+            StateCorrupt: the database has become damaged while it was open: the former backups stay.
+        """
+        with self._backing_up:
+            generation = self._file.seal.generation
+            first, second = (self.folder / f"state.db.backup-{number}" for number in (1, 2))
+            fresh = self.folder / "state.db.backup-0"
+            self._reader.copy_to(fresh)
+            self._at("after backup copy")
+            if first.exists():
+                first.replace(second)
+            self._at("between backups")
+            fresh.replace(first)
+            statefile.sync(self.folder)
+            self._backed_up, self._backup_trouble = generation, ""
+            return first
+
+    # ------------------------------------------------------------------------------------------------ caches
+
+    def save_caches(
+        self, fingerprint: int, caches: Iterable[tuple[bytes, int, int, bytes | bytearray | memoryview]]
+    ) -> int:
+        """Save held caches (client, sequence, used samples, payload) of this schema; returns how many.
+
+        They replace those saved before. A disk that is full costs the caches and nothing else: 0 is returned.
+        """
+        self._check_open()
+        path = self.folder / "caches.snapshot"
+        try:
+            return snapshot.write(path, fingerprint, (SavedCache(*cache) for cache in caches))
+        except OSError as error:
+            _log.warning("%s: the held caches were not saved: %s", path, error)
+            path.with_name(path.name + ".new").unlink(missing_ok=True)
+            return 0
+
+    def load_caches(self, fingerprint: int) -> Iterator[SavedCache]:
+        """Saved caches in the order in which they were saved; what is damaged or of another schema is left out.
+
+        Each is given once: the file goes when the last one was read, so that a crash does not serve them again.
+        """
+        self._check_open()
+        path = self.folder / "caches.snapshot"
+        yield from snapshot.read(path, fingerprint, self._limits.message_bytes)
+        path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------ its state
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether what is given to it is saved without delay."""
+        return self._lost is None and not self._trouble and not self._closed
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the disk now, for people; empty when nothing is."""
+        if self._lost is not None:
+            return str(self._lost)
+        if self._trouble:
+            seconds = time.monotonic() - self._full_since
+            return f"{self._trouble} since {seconds:.0f} s ({self.folder}): nothing is acknowledged until it is saved"
+        return self._lines.trouble or self._backup_trouble
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Save what is left, back up, and let go of the folder; True when everything was saved in time.
+
+        Whatever was not saved was not acknowledged either.
+        """
+        if self._pid != os.getpid() or self._closed:
+            return not self._unsaved
+        deadline = time.monotonic() + timeout
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, 0.8 * timeout))
+            self._give_up.set()
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+            if self._thread.is_alive():
+                _log.warning("%s: the disk did not answer in time; the folder stays locked", self.folder)
+                return False
+        self._closed = True
+        if not self._unsaved:
+            self._finish()
+        self._reader.close()
+        self._file.close()
+        self._unlock()
+        return not self._unsaved
+
+    def _finish(self) -> None:
+        """Leave the folder so that the next start has nothing to mend."""
+        try:
+            self._lines.complete()
+            if self._lines.trouble == "":
+                self._file.save([(META, b"clean", b"\x01")], [])
+                self._write_witness()
+            if self._backed_up != self._file.seal.generation:
+                self._try_back_up()
+            self._file.checkpoint()
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("%s: everything is saved, but the folder was not put in order: %s", self.folder, error)
+
+    def _unlock(self) -> None:
+        for opened in (self._witness, self._lock_file):
+            if opened >= 0:
+                os.close(opened)
+        self._witness = self._lock_file = -1
+
+    def _forget_in_child(self) -> None:
+        """A forked child must not hold the lock when its parent ends."""
+        self._closed = True
+        self._unlock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the state folder {self.folder}")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _pattern(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
+def _words(error: BaseException) -> str:
+    name = getattr(error, "sqlite_errorname", "")
+    return f"{error} ({name})" if name else str(error)
+
+
+def _translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
+    code = getattr(error, "sqlite_errorcode", 0) & 255
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StateUnusable(str(folder), _words(error), "Make it writable for this user.")
+    if statefile.is_full(error):
+        return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")
+    if statefile.is_busy(error):
+        return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
+    if code == sqlite3.SQLITE_IOERR:
+        return StateUnusable(str(folder), _words(error), "Check the disk.")
+    return StateCorrupt(str(path), f"SQLite says {_words(error)}", f"{statefile.RESTORE}.")
+
+
+def _unusable(folder: Path, error: OSError) -> StateUnusable:
+    advice = {
+        errno.EROFS: "It is on a read-only file system: mount it writable.",
+        errno.EACCES: f"User {os.getuid()} may not write it: change its owner or mode.",
+        errno.EPERM: f"User {os.getuid()} may not write it: change its owner or mode.",
+        errno.ENOSPC: "Its disk is full: make room, and start again; nothing is lost.",
+        errno.EDQUOT: "Its disk quota is used up: make room, and start again; nothing is lost.",
+        errno.ENOENT: "Make its parent folder first.",
+        errno.ENOTDIR: "Name a folder, not a file.",
+    }
+    return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True, mode=0o750)
+    except FileExistsError as error:
+        raise StateUnusable(str(folder), "it is not a folder", "Name a folder, not a file.") from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def check_file_system(folder: Path, mounts: str | None = None) -> None:
+    """Refuse file systems on which SQLite's write-ahead log is not safe.
+
+    Args:
+        folder: What is asked about.
+        mounts: Content of /proc/self/mountinfo; None reads it (and allows everything where there is none).
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+    kind, where = "", ""
+    here = folder.resolve()
+    for line in mounts.splitlines():
+        mount, _, facts = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) < 5 or not facts:
+            continue
+        point = fields[4].encode().decode("unicode_escape")
+        if here.is_relative_to(point) and len(point) >= len(where):
+            kind, where = facts.split()[0], point
+    if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
+        raise StateUnusable(
+            str(folder),
+            f"{where} is a network or user-space file system ({kind}), on which locks and shared memory between "
+            f"processes cannot be trusted",
+            "Use a local disk or a block volume (in Kubernetes: a ReadWriteOncePod volume).",
+        )
+
+
+def _lock(folder: Path) -> int:
+    """The lock file, held: while this process lives nobody else gets it."""
+    try:
+        opened = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StateLocked(str(folder), *_holder(opened)) from error
+    except OSError as error:
+        raise StateUnusable(str(folder), f"it cannot be locked ({error.strerror})", "Use a local disk.") from error
+    finally_holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+    try:
+        os.ftruncate(opened, 0)
+        os.pwrite(opened, finally_holder, 0)
+    except OSError as error:
+        os.close(opened)
+        raise _unusable(folder, error) from error
+    return opened
+
+
+def _holder(opened: int) -> tuple[int, str]:
+    try:
+        facts = json.loads(os.pread(opened, 4096, 0))
+        return int(facts["pid"]), str(facts["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, ""
+    finally:
+        os.close(opened)

@@ -1,0 +1,113 @@
+"""What the tests of a state folder share: a server's side of it in a few lines, and things to save."""
+
+import threading
+
+from memoire.journal import Journal, RunFacts
+from memoire.ledger import Account
+from memoire.limits import Limits
+from memoire.logbook import Entry, Logbook
+from memoire.store import Store
+from memoire.wire import Line, Update
+from netkit import until
+
+RUN = "ant/7"
+CLIENTS = [bytes([n]) * 16 for n in range(1, 9)]
+
+
+def account(client, episodes=0, steps=0, **facts):
+    """An account that says this much."""
+    return Account(client, 1.0, 2.0, report=Update(episodes=episodes, steps=steps), **facts)
+
+
+class Keeper:
+    """A desk in miniature over a store: what is asked is acknowledged when it is saved."""
+
+    def __init__(self, folder, name="home", *, run=RUN, begin=True, **options):
+        self.store = Store(folder, name, **options)
+        self.journal, self.lock = Journal(), threading.Lock()
+        self.acknowledged, self.failures = [], []
+        self.run = run
+        self.book = Logbook()
+        self.through = self.store.lines_through(run)
+        self.count = self.store.line_count(run)
+        self.hold = threading.Event()
+        self.hold.set()
+        self.store.start(self.collect, self.done, self.failures.append)
+        if begin and run not in [facts.name for facts in self.store.runs()]:
+            self.save(runs=[RunFacts(run, began=1.0)])
+
+    def collect(self):
+        self.hold.wait()
+        with self.lock:
+            return self.journal.take()
+
+    def done(self, group):
+        with self.lock:
+            self.journal.saved()
+        self.acknowledged.extend(group.tickets)
+
+    def post(self, accounts=(), lines=(), runs=(), models=(), inherited=(), settings=None, ticket=None, run=None):
+        """Hand something over to be saved; returns its ticket. Lines are (client, number, text)."""
+        run = run or self.run
+        with self.lock:
+            for facts in runs:
+                self.journal.run(facts)
+            for changed in accounts:
+                self.journal.touch(run, changed)
+            self.journal.lines(run, self.entries(lines))
+            for model in models:
+                self.journal.model(run, model)
+            for rows in inherited:
+                self.journal.inherit(run, rows)
+            for key, text in (settings or {}).items():
+                self.journal.setting(key, text)
+            ticket = object() if ticket is None else ticket
+            self.journal.wait(ticket, ticket)
+        self.store.wake()
+        return ticket
+
+    def entries(self, lines):
+        """Those not taken before, numbered."""
+        for client, number, text in lines:
+            if number > self.through.get(client, 0):
+                self.through[client] = number
+                self.count += 1
+                yield Entry(self.count, client, float(self.count), Line(number, 0.5, client[0], text))
+
+    def save(self, *arguments, **options):
+        """`post`, and wait until it is acknowledged."""
+        ticket = self.post(*arguments, **options)
+        until(lambda: ticket in self.acknowledged or self.failures)
+        assert not self.failures, self.failures
+        return ticket
+
+    def close(self, timeout=10.0):
+        return self.store.close(timeout)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def contents(store, run=RUN):
+    """Everything that a store has of a run."""
+    return {
+        "runs": store.runs(),
+        "accounts": store.accounts(run),
+        "through": store.lines_through(run),
+        "count": store.line_count(run),
+        "lines": store.search(run, most=10_000),
+        "models": store.models(run),
+        "inherited": store.inherited(run),
+        "settings": store.settings(),
+    }
+
+
+def text_of_log(folder):
+    """The log's text, all segments."""
+    return b"".join(path.read_bytes() for path in sorted((folder / "log").iterdir(), key=lambda path: path.name[-12:]))
+
+
+SMALL_LOG = Limits(log_bytes=16_000)

@@ -1,0 +1,208 @@
+"""A server's files: what was acknowledged is there again, whatever ended the process and whatever happened to the files."""
+
+import numpy as np
+import pytest
+
+from memoire import wire
+from memoire.errors import Closed, ParameterError, StateCorrupt, StateForeign, StateLocked, StateUnusable
+from memoire.journal import RunFacts
+from memoire.limits import Limits
+from memoire.models import make
+from memoire.store import Store
+from netkit import until
+from statekit import CLIENTS, RUN, Keeper, account, contents, text_of_log
+
+
+def rows(*homes, episodes=1):
+    packed = np.zeros(len(homes), wire.ACCOUNT)
+    packed["home"], packed["episodes"] = homes, episodes
+    packed["client"] = np.frombuffer(CLIENTS[0], "<u8")
+    return packed.tobytes()
+
+
+def filled(folder, **options):
+    """A keeper with something of everything."""
+    keeper = Keeper(folder, **options)
+    keeper.save(
+        accounts=[account(client, n, 10 * n, rejected={"schema": n}, label=n) for n, client in enumerate(CLIENTS)],
+        lines=[(client, n, f"line {n} of {client[0]}") for n in range(1, 4) for client in CLIENTS],
+        models=[make("policy", b"\x01" * 100_000, 7), make("note", "hello", 3)],
+        inherited=[rows(5, 6)],
+        settings={"parameters": "{}"},
+    )
+    return keeper
+
+
+# ---------------------------------------------------------------------------------------------- what comes back
+
+
+def test_everything_that_was_acknowledged_is_there_after_a_restart(tmp_path):
+    with filled(tmp_path / "state") as keeper:
+        before = contents(keeper.store)
+        epoch = keeper.store.epoch
+    with Store(tmp_path / "state") as store:
+        assert contents(store) == before
+        assert store.name == "home" and store.epoch > epoch
+        assert store.has_begun(epoch) and not store.has_begun(epoch - 1)
+        assert store.versions() == {"policy": 7, "note": 3}
+        assert store.restored == 0 and store.is_healthy and store.trouble == ""
+    assert before["accounts"][3].rejected == {"schema": 3} and before["accounts"][3].report.steps == 30
+    assert [model.value for model in before["models"]] == ["hello", b"\x01" * 100_000]
+    assert before["count"] == 24 and before["through"] == dict.fromkeys(CLIENTS, 3)
+    assert before["inherited"] == rows(5, 6)
+
+
+def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):
+    with filled(tmp_path) as keeper:
+        keeper.save(
+            accounts=[account(CLIENTS[2], 100, 1000)],
+            inherited=[rows(6, episodes=9)],
+            models=[make("note", "bye", 4)],
+            runs=[RunFacts(RUN, finished=True, began=1.0)],
+        )
+        found = contents(keeper.store)
+    with Store(tmp_path) as store:
+        assert contents(store) == found
+    assert [one.report.episodes for one in found["accounts"]] == [0, 1, 100, 3, 4, 5, 6, 7]
+    assert np.frombuffer(found["inherited"], wire.ACCOUNT)["episodes"].tolist() == [1, 9]
+    assert [(model.topic, model.version) for model in found["models"]] == [("note", 4), ("policy", 7)]
+    assert found["runs"] == [RunFacts(RUN, finished=True, began=1.0)]
+
+
+def test_runs_are_kept_apart_and_in_their_order(tmp_path):
+    with filled(tmp_path) as keeper:
+        before = contents(keeper.store)
+        keeper.count, keeper.through = 0, {}
+        keeper.save(
+            runs=[RunFacts(RUN, began=1.0, ended=2.0), RunFacts("a later one", began=2.0)],
+            run="a later one",
+            accounts=[account(CLIENTS[0], 1)],
+            lines=[(CLIENTS[0], 1, "new")],
+        )
+        assert [facts.name for facts in keeper.store.runs()] == [RUN, "a later one"]
+        assert keeper.store.line_count("a later one") == 1 and len(keeper.store.accounts("a later one")) == 1
+        assert keeper.store.models("a later one") == [] and keeper.store.inherited("a later one") == b""
+        assert {**contents(keeper.store), "runs": before["runs"]} == before
+        assert keeper.store.accounts("nobody") == [] == keeper.store.search("nobody")
+
+
+def test_the_log_file_has_the_documented_lines(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        keeper.save(lines=[(CLIENTS[0], 1, "two\nlines"), (CLIENTS[1], 1, "and, a comma")])
+    assert text_of_log(tmp_path) == (
+        b"1970-01-01T00:00:01.000000+00:00,00000001,two\\nlines\n"
+        b"1970-01-01T00:00:02.000000+00:00,00000002,and, a comma\n"
+    )
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["ant_7.00000001.log"]
+
+
+def test_only_what_is_on_disk_is_acknowledged(tmp_path):
+    reached = []
+    with Keeper(tmp_path, at=reached.append) as keeper:
+        reached.clear()
+        keeper.acknowledged = Watched(reached)
+        keeper.save(accounts=[account(CLIENTS[0], 1)], lines=[(CLIENTS[0], 1, "x")])
+    assert reached[:6] == ["before begin", "before commit", "after commit", "before text", "after text", "acknowledged"]
+
+
+class Watched(list):
+    def __init__(self, reached):
+        super().__init__()
+        self.reached = reached
+
+    def extend(self, tickets):
+        super().extend(tickets)
+        self.reached.append("acknowledged")
+
+
+def test_what_gathers_while_a_group_is_saved_is_the_next_group(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        groups = keeper.store.saved_groups
+        keeper.hold.clear()
+        tickets = [keeper.post(accounts=[account(client, 1)]) for client in CLIENTS for _ in range(5)]
+        keeper.hold.set()
+        until(lambda: set(tickets) <= set(keeper.acknowledged))
+        assert keeper.store.saved_groups - groups <= 2
+
+
+def test_a_group_of_tickets_alone_is_acknowledged_without_touching_the_disk(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        groups = keeper.store.saved_groups
+        keeper.save()
+        assert keeper.store.saved_groups == groups
+
+
+def test_what_nobody_waits_for_is_saved_soon(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        with keeper.lock:
+            keeper.journal.touch(RUN, account(CLIENTS[0], 5))
+        keeper.store.wake(soon=False)
+        until(lambda: [one.report.episodes for one in keeper.store.accounts(RUN)] == [5])
+
+
+# ------------------------------------------------------------------------------------------------ whose folder
+
+
+def test_a_second_server_is_refused_and_told_by_whom(tmp_path):
+    import os
+    import socket
+
+    with Store(tmp_path, "a"):
+        with pytest.raises(StateLocked) as caught:
+            Store(tmp_path, "a")
+        assert (caught.value.pid, caught.value.host) == (os.getpid(), socket.gethostname())
+        assert "only one server may write it" in str(caught.value)
+    Store(tmp_path, "a").close()
+
+
+def test_the_folder_knows_its_servers_name(tmp_path):
+    Store(tmp_path, default_name="first").close()
+    with Store(tmp_path, default_name="second") as store:
+        assert store.name == "first"
+    with pytest.raises(StateForeign, match="is the state of server 'first', not of 'other'"):
+        Store(tmp_path, "other")
+
+
+def test_a_closed_store_says_so(tmp_path):
+    store = Store(tmp_path, "a")
+    assert store.close() and store.close()
+    with pytest.raises(Closed):
+        store.settings()
+    with pytest.raises(Closed):
+        store.search(RUN)
+    assert not store.is_healthy
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateUnusable, match="not a folder"):
+        Store(tmp_path / "file", "a")
+    with pytest.raises(StateUnusable, match="Make its parent folder first"):
+        Store(tmp_path / "nowhere" / "state", "a")
+    with pytest.raises(StateUnusable):
+        Store(tmp_path / "file" / "state", "a")
+
+
+def test_a_missing_database_beside_other_files_is_no_empty_folder(tmp_path):
+    filled(tmp_path).close()
+    (tmp_path / "state.db").unlink()
+    with pytest.raises(StateCorrupt, match=r"it is missing, while .*state.db.backup-1 are there.*Put a backup back"):
+        Store(tmp_path, "home")
+
+
+def test_search_checks_how_many_are_asked_for(tmp_path):
+    with Store(tmp_path, "a") as store, pytest.raises(ParameterError, match="from 1 to 10000"):
+        store.search(RUN, most=0)
+
+
+def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_path):
+    with Keeper(tmp_path, limits=Limits(log_bytes=16_000)) as keeper:
+        for n in range(1, 41):
+            keeper.save(lines=[(CLIENTS[0], n, f"{n:03d} " + "x" * 950)])
+        until(lambda: sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) <= 17_100)
+        found = keeper.store.search(RUN, most=100)
+        assert keeper.store.line_count(RUN) == 40 and keeper.store.lines_through(RUN) == {CLIENTS[0]: 40}
+    assert [entry.line.number for entry in found] == list(range(41 - len(found), 41)) and 10 <= len(found) <= 17
+    assert [line.split(b",")[2][:3] for line in text_of_log(tmp_path).splitlines()] == [
+        b"%03d" % entry.line.number for entry in found
+    ]
