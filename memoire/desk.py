@@ -101,7 +101,7 @@ class Desk:
         self.max_step = max_step
         self.epoch = time.time_ns()
         self.parameters, self.parameters_version = parameters, 1
-        self.ledger, self.logbook, self.models = Ledger(), Logbook(), ModelStore(limits.model_bytes)
+        self.ledger, self.logbook, self.models = Ledger(epoch=self.epoch), Logbook(), ModelStore(limits.model_bytes)
         self.finished = False
         self._told: set[bytes] = set()  # clients that a reply told so
         self.facts: dict[bytes, ClientFacts] = {}
@@ -175,9 +175,10 @@ class Desk:
     # ------------------------------------------------------------------------------------------------ clients
 
     def _hello(self, header: wire.Header, body: wire.Hello, _: Any) -> Reply:
+        since = 0
         with self.lock:
             if body.role == "actor":
-                self.ledger.account(header.client, self._clock())
+                since = self.ledger.account(header.client, self._clock()).since
                 self.facts[header.client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
                 self._tell(header.client)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
@@ -197,6 +198,7 @@ class Desk:
                 limits=self._stated_limits(),
                 finished=self.finished,
                 software=SOFTWARE,
+                since=since,
             )
         return Reply(welcome, None, {"run": self.run, "home": self.home, "fingerprint": self.fingerprint})
 
@@ -215,7 +217,8 @@ class Desk:
             taken = self.logbook.take(header.client, body.lines, now)
             if taken:
                 self._on_lines(taken)
-            feedback = self._feedback_for(header.client, body.feedback_through)
+            # Pieces are numbered anew at each start.
+            feedback = self._feedback_for(header.client, body.feedback_through if body.epoch == self.epoch else 0)
             reply = self._updated(account, body)
         self.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
         if feedback is None:
@@ -275,13 +278,18 @@ class Desk:
             with self.lock:
                 self.refused[error.code] += 1
                 if client != wire.NO_CLIENT and header.run in (0, self.run):
-                    arrived = self.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes)
-                    self.ledger.rejected(arrived, error.code)
+                    account = self._arrived(client, size, body)
+                    if account is not None:
+                        self.ledger.rejected(account, error.code)
             raise
         with self.lock:
-            account = self.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes)
-            self.ledger.accepted(account, size, held.samples)
+            account = self._arrived(client, size, body)
+            if account is not None:
+                self.ledger.accepted(account, size, held.samples)
         return int(held.samples)
+
+    def _arrived(self, client: bytes, size: int, body: wire.Cache) -> Account | None:
+        return self.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes, body.since)
 
     def _check_origin(self, header: wire.Header) -> None:
         if header.client == wire.NO_CLIENT:

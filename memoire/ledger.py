@@ -10,7 +10,7 @@ lost, doubled or late without changing what is counted: the greater number wins.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,21 +22,12 @@ from .wire import Ended, Update
 MOST_CLIENTS = 1 << 16
 """Clients that one ledger keeps; a stranger who makes up names cannot fill the memory."""
 MOST_CODES = 32
+MOST_HOMES = 32
+"""Accounts that a client remembers of homes it has left, should it come back."""
 RECENT_EPISODES = 1000
 
-_SUMS = (
-    "episodes",
-    "steps",
-    "caches",
-    "cache_bytes",
-    "shipped_episodes",
-    "skipped",
-    "generated_bytes",
-    "dropped_lines",
-    "applied",
-    "stale",
-    "feedback_through",
-)
+_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale")
+_HOME_SUMS = ("caches", "cache_bytes", "shipped_episodes")
 
 
 @dataclass(slots=True)
@@ -46,6 +37,8 @@ class Account:
     client: bytes
     first_seen: float
     last_seen: float
+    since: int = 0
+    """The home's epoch when it was opened: what is per home (the client's caches) counts from then."""
     report: Update = field(default_factory=Update)
     """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
     sequence: int = -1
@@ -93,6 +86,8 @@ class Totals:
     """Sums over all clients of a ledger."""
 
     clients: int = 0
+    gone: int = 0
+    """Of these clients, those that said goodbye."""
     episodes: int = 0
     steps: int = 0
     pushed_caches: int = 0
@@ -115,15 +110,24 @@ class Totals:
 
 
 class Ledger:
-    """Accounts of all clients of one run at one server. Not thread-safe: the owner locks."""
+    """Accounts of all clients of one run at one server. Not thread-safe: the owner locks.
 
-    def __init__(self, *, most_clients: int = MOST_CLIENTS) -> None:
+    Args:
+        epoch: Of the server as it runs now; accounts that it opens say that they began in it.
+    """
+
+    def __init__(self, *, epoch: int = 0, most_clients: int = MOST_CLIENTS) -> None:
+        self.epoch = epoch
         self._accounts: dict[bytes, Account] = {}
         self._most_clients = most_clients
         self.episodes = 0
         """Episodes that all clients closed; a running sum, so that reading it costs nothing."""
         self.steps = 0
         self.accepted_caches = 0
+        self.gone = 0
+        """Clients that said goodbye."""
+        self.strays = 0
+        """Caches that came for accounts of a former life of this server."""
         self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
         """The newest closed episodes with who closed them, oldest first."""
 
@@ -146,9 +150,18 @@ class Ledger:
         if account is None:
             if len(self._accounts) >= self._most_clients:
                 raise ProtocolError("busy", f"this server already counts {self._most_clients} clients")
-            account = self._accounts[client] = Account(client, now, now)
+            account = self._accounts[client] = Account(client, now, now, self.epoch)
         account.last_seen = now
         return account
+
+    def restore(self, account: Account) -> None:
+        """Keep an account that was opened before, whole: it comes from a file. Not for a client that has one here."""
+        assert account.client not in self._accounts
+        self._accounts[account.client] = account
+        self.episodes += account.report.episodes
+        self.steps += account.report.steps
+        self.accepted_caches += account.accepted_caches
+        self.gone += account.report.leaving
 
     def find(self, client: bytes) -> Account | None:
         """The client's account, when it has one."""
@@ -157,6 +170,8 @@ class Ledger:
     def report(self, client: bytes, sequence: int, update: Update, now: float) -> Account:
         """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence.
 
+        What it counts per home is not taken from before this account was opened: it is about a former one.
+
         Raises:
             ProtocolError: a scalar or return is not finite, or the ledger is full; nothing was changed.
         """
@@ -164,11 +179,14 @@ class Ledger:
         account = self.account(client, now)
         old = account.report
         said = update if sequence > account.sequence else old
+        mine = update if update.epoch >= account.since else old
         sums = {name: max(getattr(old, name), getattr(update, name)) for name in _SUMS}
+        sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in _HOME_SUMS}
         account.report = msgspec.structs.replace(said, **sums, lines=[], ended=[])
         account.sequence = max(account.sequence, sequence)
         self.episodes += account.report.episodes - old.episodes
         self.steps += account.report.steps - old.steps
+        self.gone += account.report.leaving - old.leaving
         self._take_ended(account, update)
         return account
 
@@ -180,9 +198,18 @@ class Ledger:
                 account.returns_sum += ended.returned
                 self.ended.append((account.client, ended))
 
-    def arrived(self, client: bytes, byte_count: int, now: float, number: int = 0, pushed_bytes: int = 0) -> Account:
-        """A cache of this size came; `number` and `pushed_bytes` are what it says the client has pushed with it."""
+    def arrived(
+        self, client: bytes, byte_count: int, now: float, number: int = 0, pushed_bytes: int = 0, since: int = 0
+    ) -> Account | None:
+        """A cache of this size came; `number` and `pushed_bytes` are what it says the client has pushed with it.
+
+        None, and only `strays` counts it, when it was pushed to an account that this ledger has no more (`since` is
+        not this one's): its client has given it up.
+        """
         account = self.account(client, now)
+        if since not in (0, account.since):
+            self.strays += 1
+            return None
         account.received_caches += 1
         account.received_bytes += byte_count
         account.seen_caches = max(account.seen_caches, number)
@@ -209,6 +236,7 @@ class Ledger:
         reports = [account.report for account in accounts]
         return Totals(
             clients=len(accounts),
+            gone=self.gone,
             episodes=self.episodes,
             steps=self.steps,
             pushed_caches=sum(report.caches for report in reports),
@@ -235,6 +263,7 @@ class Ledger:
         assert self.episodes == sum(account.report.episodes for account in self)
         assert self.steps == sum(account.report.steps for account in self)
         assert self.accepted_caches == sum(account.accepted_caches for account in self)
+        assert self.gone == sum(account.report.leaving for account in self)
         for client, account in self._accounts.items():
             assert account.client == client
             assert not account.report.lines and not account.report.ended
@@ -253,12 +282,11 @@ def _check(update: Update) -> None:
 
 
 class Window:
-    """A client's side of the account: how many bytes may be on the way to its server, and what became of each.
+    """A client's side of its account at one home: how many bytes may be on the way there, and what became of each.
 
-    Always: pushed == received + lost + in flight. Lost is what a later cache has overtaken (the server says so), and
-    what was pushed long before an answered request and had not arrived by then; when it arrives after all,
-    `lost_bytes` goes down again. A server that starts anew counts from zero: what the former one received stays
-    received (`_before`).
+    Always: pushed == received + lost + in flight, in caches and in bytes. Lost is what a later cache has overtaken (the
+    server says so), and what was pushed long before an answered request and had not arrived by then; when it arrives
+    after all, it is no longer lost.
 
     Not thread-safe: the owner locks.
     """
@@ -269,34 +297,33 @@ class Window:
         self.pushed_caches = 0
         self.pushed_bytes = 0
         self.accepted_caches = 0
+        self.received_caches = 0
+        """Accepted and rejected ones."""
         self.received_bytes = 0
         self.rejected: dict[str, int] = {}
         self._lost_after = lost_after
-        self._through = 0  # a position in pushed_bytes: what lies before it was received or is lost
-        self._waiting: deque[tuple[float, int]] = deque()  # (time, pushed_bytes then) of pushes beyond it
-        self._pushed_before = (0, 0)  # caches, bytes pushed before the server as it is now began
-        self._accepted_before = 0
-        self._received_before = 0
+        self._through = (0, 0)  # caches and bytes pushed: what lies before was received or is lost
+        self._waiting: deque[tuple[float, tuple[int, int]]] = deque()  # (time, caches and bytes then) beyond it
 
     @property
-    def _known(self) -> int:
-        lost_before = self._pushed_before[1] - self._received_before
-        return max(self._through, lost_before + self.received_bytes)
+    def lost_caches(self) -> int:
+        """Caches that were pushed and are given up."""
+        return max(0, self._through[0] - self.received_caches)
 
     @property
     def lost_bytes(self) -> int:
         """Bytes that were pushed and are given up."""
-        return self._known - self.received_bytes
+        return max(0, self._through[1] - self.received_bytes)
+
+    @property
+    def in_flight_caches(self) -> int:
+        """Caches of which nobody knows yet."""
+        return self.pushed_caches - self.received_caches - self.lost_caches
 
     @property
     def in_flight(self) -> int:
         """Bytes of which nobody knows yet."""
-        return self.pushed_bytes - self._known
-
-    @property
-    def pushed_here(self) -> tuple[int, int]:
-        """Caches and bytes pushed to the server as it is now: what it is told."""
-        return self.pushed_caches - self._pushed_before[0], self.pushed_bytes - self._pushed_before[1]
+        return self.pushed_bytes - self.received_bytes - self.lost_bytes
 
     def has_room(self, byte_count: int) -> bool:
         """Whether a cache of this size may go now."""
@@ -311,31 +338,123 @@ class Window:
         """A cache of this size was handed to the socket."""
         self.pushed_caches += 1
         self.pushed_bytes += byte_count
-        self._waiting.append((now, self.pushed_bytes))
+        self._waiting.append((now, (self.pushed_caches, self.pushed_bytes)))
 
-    def answered(self, accepted: int, received: int, lost: int, rejected: Mapping[str, int], asked_at: float) -> None:
-        """The server's sums since it began, in answer to a request that was first sent at `asked_at`."""
-        # Never more than was pushed to it: what was on the way to the former server is lost, wherever it was delivered.
-        received = min(received, self.pushed_here[1])
-        self.accepted_caches = max(self.accepted_caches, self._accepted_before + accepted)
-        self.received_bytes = max(self.received_bytes, self._received_before + received)
-        self.rejected = dict(rejected)
-        if lost:
-            self._through = max(self._through, min(self.pushed_bytes, self._pushed_before[1] + received + lost))
-        while self._waiting and (
-            self._waiting[0][1] <= self._known or self._waiting[0][0] <= asked_at - self._lost_after
-        ):
-            self._through = max(self._through, self._waiting.popleft()[1])
+    def answered(
+        self,
+        accepted: int,
+        received: int,
+        lost: int,
+        rejected: Mapping[str, int],
+        asked_at: float,
+        *,
+        lost_caches: int = 0,
+    ) -> None:
+        """The account's sums, in answer to a request that was first sent at `asked_at`; `received`, `lost` in bytes."""
+        # By maximum: an answer may be late, and a server that was killed may have forgotten its newest caches. Never
+        # more than was pushed, whatever a server says.
+        came = min(accepted + sum(rejected.values()), self.pushed_caches)
+        received = min(received, self.pushed_bytes)
+        self.accepted_caches = max(self.accepted_caches, min(accepted, came))
+        self.received_caches = max(self.received_caches, came)
+        self.received_bytes = max(self.received_bytes, received)
+        self.rejected = {code: max(count, self.rejected.get(code, 0)) for code, count in (self.rejected | {**rejected}).items()}
+        if lost or lost_caches:
+            self._reach(min(self.pushed_caches, came + lost_caches), min(self.pushed_bytes, received + lost))
+        while self._waiting:
+            pushed_at, (caches, byte_count) = self._waiting[0]
+            is_known = caches <= max(self._through[0], self.received_caches) and byte_count <= max(
+                self._through[1], self.received_bytes
+            )
+            if not is_known and pushed_at > asked_at - self._lost_after:
+                break
+            self._waiting.popleft()
+            if not is_known:
+                self._reach(caches, byte_count)
 
-    def restarted(self) -> None:
-        """The server began anew and counts from zero; what was on the way is given up."""
-        self._pushed_before = (self.pushed_caches, self.pushed_bytes)
-        self._accepted_before = self.accepted_caches
-        self._received_before = self.received_bytes
-        self._through = self.pushed_bytes
+    def _reach(self, caches: int, byte_count: int) -> None:
+        self._through = max(self._through[0], caches), max(self._through[1], byte_count)
+
+    def give_up(self) -> None:
+        """Nobody will say any more what became of what is on the way: it is lost, unless the home is asked again."""
+        self._through = self.pushed_caches, self.pushed_bytes
         self._waiting.clear()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where bytes are not accounted for."""
-        assert self.in_flight >= 0 and self.lost_bytes >= 0 and self.received_bytes >= 0
+        """Raise AssertionError where bytes or caches are not accounted for."""
+        assert min(self.in_flight, self.lost_bytes, self.in_flight_caches, self.lost_caches) >= 0
         assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
+        assert self.pushed_caches == self.received_caches + self.lost_caches + self.in_flight_caches
+        assert self.accepted_caches <= self.received_caches
+
+
+@dataclass(slots=True)
+class Pushes:
+    """What became of the caches that a client pushed, to all of its homes."""
+
+    pushed_caches: int = 0
+    pushed_bytes: int = 0
+    accepted_caches: int = 0
+    received_bytes: int = 0
+    lost_caches: int = 0
+    lost_bytes: int = 0
+    in_flight_caches: int = 0
+    in_flight_bytes: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    def add(self, window: Window) -> None:
+        """Add those of one account."""
+        self.pushed_caches += window.pushed_caches
+        self.pushed_bytes += window.pushed_bytes
+        self.accepted_caches += window.accepted_caches
+        self.received_bytes += window.received_bytes
+        self.lost_caches += window.lost_caches
+        self.lost_bytes += window.lost_bytes
+        self.in_flight_caches += window.in_flight_caches
+        self.in_flight_bytes += window.in_flight
+        for code, count in window.rejected.items():
+            self.rejected[code] = self.rejected.get(code, 0) + count
+
+
+class Windows:
+    """A client's windows, one for each account that a home has opened for it. Not thread-safe: the owner locks.
+
+    home a ──▶ home b ──▶ home a      back at a, its numbers go on, since a says that it knows this client `since` then
+                                      as before; an a that has forgotten everything says a later `since`: from zero
+
+    What is on the way when a client moves is lost, unless it comes back and hears otherwise.
+    """
+
+    def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
+        self.now = Window(credit, lost_after=lost_after)
+        """The one towards the present home."""
+        self._lost_after = lost_after
+        self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
+        self._left: OrderedDict[tuple[int, int, int], Window] = OrderedDict()  # the newest last
+        self._forgotten = Pushes()  # of accounts that were left so long ago that only their sums are kept
+
+    def belong(self, run: int, home: int, since: int) -> None:
+        """From now on caches go to this account."""
+        key = (run, home, since)
+        if key == self._key:
+            return
+        self.now.give_up()
+        self._left[self._key] = self.now
+        credit = self.now.credit
+        self.now = self._left.pop(key, None) or Window(credit, lost_after=self._lost_after)
+        self.now.credit, self._key = credit, key
+        while len(self._left) > MOST_HOMES:
+            self._forgotten.add(self._left.popitem(last=False)[1])
+
+    def sums(self) -> Pushes:
+        """Over all accounts."""
+        sums = replace(self._forgotten, rejected=dict(self._forgotten.rejected))
+        for window in (*self._left.values(), self.now):
+            sums.add(window)
+        return sums
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where bytes or caches are not accounted for."""
+        for window in (*self._left.values(), self.now):
+            window.check_invariants()
+        assert not any(window.in_flight or window.in_flight_caches for window in self._left.values())

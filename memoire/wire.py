@@ -165,9 +165,9 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
     software: Name = ""  # of the home
-    known: bool = False  # the home has an account of this client: the numbers of what it pushed there go on
+    since: Word = 0  # epoch of the home in which it opened this client's account: what was pushed is counted from then
     durable: bool = False  # replies of this home mean "on disk"
-    leaving: bool = False  # this server takes no new clients: it is being drained
+    leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # of the servers: being drained, they take no new clients
 
 
 class Line(Part, frozen=True, array_like=True):
@@ -248,7 +248,8 @@ class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     type: ClassVar = Type.CACHE
     payload: ClassVar = Payload.ALWAYS
-    number: Count = 0  # caches and episodes pushed to this home, this one included
+    since: Word = 0  # the account that it belongs to, as WELCOME said; 0: whichever there is
+    number: Count = 0  # caches and episodes pushed to this home since then, this one included
     pushed_bytes: Count = 0  # their payload bytes, this one's included
 
 
@@ -257,6 +258,7 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     type: ClassVar = Type.EPISODE
     payload: ClassVar = Payload.ALWAYS
+    since: Word = 0
     number: Count = 0
     pushed_bytes: Count = 0
     has_final: bool = False  # FINAL blocks are there
