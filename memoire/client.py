@@ -42,7 +42,7 @@ from .errors import (
     Refused,
     SchemaMismatch,
 )
-from .ledger import Window
+from .ledger import Window, Windows
 from .limits import Limits, MiB
 from .logbook import Outbox
 from .memory import Memory
@@ -67,6 +67,12 @@ PRESSED = 0.01
 """Seconds between two UPDATE messages while the byte window is half used."""
 MOST_ENDED = 4096
 LINES_PER_UPDATE = 512
+ENDED_PER_UPDATE = 1024
+NEWS_WITHIN = 0.3
+"""Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
+MOVE_AGAIN = 2.0
+"""Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
+1.5."""
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 NOTICES_PER_TURN = 100
@@ -93,7 +99,9 @@ class ClientStats:
     accepted_caches: int
     received_bytes: int
     rejected: dict[str, int]
+    lost_caches: int
     lost_bytes: int
+    in_flight_caches: int
     in_flight_bytes: int
     credit: int
     skipped_caches: int
@@ -113,6 +121,43 @@ class ClientStats:
     stale: int
     finished: bool
     faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted for a run, since the client was made."""
+
+    episodes: int = 0
+    steps: int = 0
+    generated_bytes: int = 0
+    skipped: int = 0
+    dropped_lines: int = 0
+    applied: int = 0
+    stale: int = 0
+
+    def _with(self, other: _Counts, sign: int) -> _Counts:
+        return _Counts(*(getattr(self, name) + sign * getattr(other, name) for name in self.__slots__))
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return self._with(other, 1)
+
+    def __sub__(self, other: _Counts) -> _Counts:
+        return self._with(other, -1)
+
+
+@dataclass(slots=True)
+class _Boundary:
+    """The end of a run as this client met it: what came before belongs to the run that is over."""
+
+    counts: _Counts
+    line: int
+    """Number of the newest log line then."""
+    ended: int
+    """Number of the newest closed episode then."""
+    asked: int
+    """Calls of update() until then."""
+    is_told: bool = False
+    """Whether the former run has all of it, or is not known any more."""
 
 
 def connect(
@@ -208,10 +253,14 @@ class Client(Node):
         self._parameters, self._parameters_version = Parameters(), 0
         self._memory: Memory | None = None
         self._memory_lock = threading.RLock()  # making and replacing the memory
-        self._window = Window(self._limits.credit)
+        self._windows = Windows(self._limits.credit)
         self._outbox = Outbox(most_lines=self._limits.log_lines, line_bytes=self._limits.log_line_bytes)
         self._episodes = self._steps = self._generated_bytes = self._skipped = 0
-        self._counted_before = (0, 0, 0)  # episodes, steps, bytes reported to a former run
+        self._entered = _Counts()  # when the present run was met
+        self._already = _Counts()  # counted for the present run when it was met before
+        self._former: dict[int, _Counts] = {}  # counted for each run that was left
+        self._is_between = False  # until HELLO is answered: what is pushed now would count for nobody
+        self._boundary: _Boundary | None = None  # while another run has begun and the one before is not told all
         self._ended: deque[wire.Ended] = deque(maxlen=MOST_ENDED)
         self._ended_number = 0
         self._scalars: dict[str, float] = {}
@@ -248,6 +297,8 @@ class Client(Node):
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._update_sent = 0.0
         self._update_open = False
+        self._news_due = float("inf")  # when to answer NEWS
+        self._move_at = 0.0  # when to ask for another home again
         self._hello_open = False
         self._refused_notices: dict[str, int] = {}
         self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post)
@@ -288,6 +339,11 @@ class Client(Node):
         """Whether the run is over; an actor's loop ends with it."""
         self._check_open()
         return self._finished
+
+    @property
+    def _window(self) -> Window:
+        """What is on the way to the present home. Under `_changed`."""
+        return self._windows.now
 
     @property
     def _told(self) -> wire.Welcome:
@@ -404,9 +460,9 @@ class Client(Node):
         with self._changed:
             self._last_size = size
             self._window.pushed(size, time.monotonic())
-            number, pushed = self._window.pushed_here
+            since, number, pushed = self._told.since, self._window.pushed_caches, self._window.pushed_bytes
             frames = wire.encode(
-                wire.Cache(number=number, pushed_bytes=pushed),
+                wire.Cache(since=since, number=number, pushed_bytes=pushed),
                 client=self.client_id,
                 sequence=next(self._numbers),
                 run=self._channel.run,
@@ -425,7 +481,7 @@ class Client(Node):
         with self._changed:
             self._pressed += 1
             try:
-                while not self._window.has_room(size):
+                while self._is_between or not self._window.has_room(size):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         self._skipped += 1
@@ -524,7 +580,7 @@ class Client(Node):
     def stats(self) -> ClientStats:
         """All figures at this moment."""
         with self._changed:
-            window = self._window
+            pushes = self._windows.sums()
             return ClientStats(
                 client=self.client_id.hex(),
                 label=self.uuid,
@@ -534,14 +590,16 @@ class Client(Node):
                 episodes=self._episodes,
                 steps=self._steps,
                 generated_bytes=self._generated_bytes,
-                pushed_caches=window.pushed_caches,
-                pushed_bytes=window.pushed_bytes,
-                accepted_caches=window.accepted_caches,
-                received_bytes=window.received_bytes,
-                rejected=dict(window.rejected),
-                lost_bytes=window.lost_bytes,
-                in_flight_bytes=window.in_flight,
-                credit=window.credit,
+                pushed_caches=pushes.pushed_caches,
+                pushed_bytes=pushes.pushed_bytes,
+                accepted_caches=pushes.accepted_caches,
+                received_bytes=pushes.received_bytes,
+                rejected=pushes.rejected,
+                lost_caches=pushes.lost_caches,
+                lost_bytes=pushes.lost_bytes,
+                in_flight_caches=pushes.in_flight_caches,
+                in_flight_bytes=pushes.in_flight_bytes,
+                credit=self._window.credit,
                 skipped_caches=self._skipped,
                 waiting_lines=len(self._outbox),
                 dropped_lines=self._outbox.dropped,
@@ -644,14 +702,16 @@ class Client(Node):
         return min(self._channel.next_time(), self._update_due())
 
     def _update_due(self) -> float:
-        """When the next UPDATE is to be sent; never while one is open."""
+        """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another run."""
         if self._update_open or self._welcome is None or self._failed is not None:
             return float("inf")
+        if self._boundary is not None:
+            return float("inf") if self._boundary.is_told else self._update_sent
         if self._asked > self._answered or self._has_backlog:
             return self._update_sent
         if self._pressed or self._window.is_half_used:
             return self._update_sent + PRESSED
-        return self._update_sent + (self._limits.update_every if self._is_dirty else HEARTBEAT)
+        return min(self._news_due, self._update_sent + (self._limits.update_every if self._is_dirty else HEARTBEAT))
 
     @property
     def _has_backlog(self) -> bool:
@@ -681,7 +741,8 @@ class Client(Node):
             with self._changed:
                 self._changed.notify_all()
 
-    def _hello(self) -> None:
+    def _hello(self, home: int | None = None) -> None:
+        """Ask for everything anew; with home 0, for another home too."""
         if self._hello_open:
             return
         self._hello_open = True
@@ -693,7 +754,7 @@ class Client(Node):
             pid=os.getpid(),
             codecs=cache.codecs(),
         )
-        self._channel.ask(hello, self._welcomed, run=0)
+        self._channel.ask(hello, self._welcomed, run=0, home=home)
 
     def _welcomed(self, answer: Answer) -> None:
         self._hello_open = False
@@ -719,16 +780,20 @@ class Client(Node):
             raise SchemaMismatch(self.client_id.hex()[:8], "schema", str(schema), f"memory of {self._schema}")
         parameters = Parameters.from_wire(told.parameters)
         header, former = message.header, self._welcome
+        if former is not None and told.run_name != former.run_name and not self._has_left_run():
+            self._channel.home = header.home  # who hears the rest about the run that is over; then HELLO comes again
+            return
         self._schema = schema
         if former is None or told.endpoints != former.endpoints or self._channel.renewals != self._renewals:
             self._renewals = self._channel.renewals
             self._open_data(told.endpoints)
         self._apply_parameters(parameters, told.parameters_version)
         with self._changed:
-            if former is not None and (told.epoch, told.home_name) != (former.epoch, former.home_name):
-                self._window.restarted()
-            if former is not None and told.run_name != former.run_name:
-                self._counted_before = (self._episodes, self._steps, self._generated_bytes)
+            self._is_between = False
+            self._enter_run(header.run)
+            self._windows.belong(header.run, header.home, told.since)
+            if former is None or (told.epoch, told.home_name) != (former.epoch, former.home_name):
+                self._feedback_through = 0  # pieces are numbered anew at each start of each home
             self._channel.run, self._channel.home = header.run, header.home
             self._channel.fingerprint, self._channel.table = header.fingerprint, told.table
             self._window.credit = told.credit or self._window.credit
@@ -736,9 +801,44 @@ class Client(Node):
             self._welcome = told
             self._is_dirty = True
             self._changed.notify_all()
+        if former is not None:
+            self._news_due = 0.0  # a home that is new, or was away, is told at once
         if former is not None and told.epoch != former.epoch and told.home_name == former.home_name:
             self._topics.restarted()
         self._topics.announced(told.models)
+
+    # Runs. When a client hears that another run has begun, it draws a line: everything until then is the former run's,
+    # and is told in UPDATEs that still name it; only then does HELLO bring the new one, which counts from the line on.
+
+    def _counts(self) -> _Counts:
+        return _Counts(
+            self._episodes,
+            self._steps,
+            self._generated_bytes,
+            self._skipped,
+            self._outbox.dropped,
+            self._applied,
+            self._stale,
+        )
+
+    def _draw_line(self) -> _Boundary:
+        """Another run has begun. Under `_changed`."""
+        if self._boundary is None:
+            self._boundary = _Boundary(self._counts(), self._outbox.newest, self._ended_number, self._asked)
+        return self._boundary
+
+    def _has_left_run(self) -> bool:
+        """Whether the run that is over has been told everything; draws the line where nobody did."""
+        with self._changed:
+            return self._draw_line().is_told
+
+    def _enter_run(self, run: int) -> None:
+        """Count for this run from now on, or from the line on. Under `_changed`."""
+        if self._welcome is not None and run != self._channel.run:
+            line = self._draw_line().counts
+            self._former[self._channel.run] = self._already + line - self._entered
+            self._already, self._entered = self._former.pop(run, _Counts()), line
+        self._boundary = None
 
     def _open_data(self, endpoints: wire.Endpoints) -> None:
         push = self._given[0] or sockets.seen_from(self.endpoint, endpoints.push)
@@ -755,6 +855,7 @@ class Client(Node):
         if subscribe:
             made = sockets.subscriber(self._context, self._limits.request_bytes)
             sockets.connect(made, subscribe)
+            made.setsockopt(zmq.SUBSCRIBE, wire.NEWS_FRAME)
             self._sub = doors.add(made)
             self._topics.opened()
 
@@ -773,12 +874,14 @@ class Client(Node):
         with self._changed:
             self._is_dirty = False  # before the sums are read: what changes from here on is told the next time
         sums = self._sums()
+        self._news_due = float("inf")
         with self._changed:
-            covers, asked_at = self._asked, time.monotonic()
+            asked_at, boundary = time.monotonic(), self._boundary
+            covers = self._asked if boundary is None else boundary.asked
             body = self._update_body(*sums)
             self._update_open = True
             self._update_sent = asked_at
-        self._channel.ask(body, lambda answer: self._updated(answer, covers, asked_at))
+        self._channel.ask(body, lambda answer: self._updated(answer, covers, asked_at, boundary))
 
     def _sums(self) -> tuple[float, int, float]:
         """Total weight, number of positive weights and the smallest of them, from one moment; 0 where there is none."""
@@ -788,44 +891,49 @@ class Client(Node):
         return (weight, positives, minimum) if positives else (0.0, 0, 0.0)
 
     def _update_body(self, weight: float, positives: int, minimum: float) -> wire.Update:
-        caches, cache_bytes = self._window.pushed_here
-        episodes, steps, generated = self._counted_before
+        told, line = self._told, self._boundary
+        counts = self._already + (self._counts() if line is None else line.counts) - self._entered
+        is_home = self._channel.home == wire.name_hash(told.home_name)
         return wire.Update(
-            epoch=self._told.epoch,
-            episodes=self._episodes - episodes,
-            steps=self._steps - steps,
-            caches=caches,
-            cache_bytes=cache_bytes,
-            skipped=self._skipped,
-            generated_bytes=self._generated_bytes - generated,
+            epoch=told.epoch if is_home else 0,
+            episodes=counts.episodes,
+            steps=counts.steps,
+            caches=self._window.pushed_caches if is_home else 0,
+            cache_bytes=self._window.pushed_bytes if is_home else 0,
+            skipped=counts.skipped,
+            generated_bytes=counts.generated_bytes,
             total_weight=weight,
             positives=positives,
             minimum=minimum,
             parameters_version=self._parameters_version,
             models=self._topics.versions(),
             scalars=self._scalars,
-            lines=self._outbox.waiting(LINES_PER_UPDATE, self._limits.tail_bytes // 4),
-            dropped_lines=self._outbox.dropped,
-            ended=list(itertools.islice(self._ended, 1024)),
-            applied=self._applied,
-            stale=self._stale,
+            lines=self._outbox.waiting(
+                LINES_PER_UPDATE, self._limits.tail_bytes // 4, through=None if line is None else line.line
+            ),
+            dropped_lines=counts.dropped_lines,
+            ended=list(
+                itertools.islice(
+                    (ended for ended in self._ended if line is None or ended.number <= line.ended), ENDED_PER_UPDATE
+                )
+            ),
+            applied=counts.applied,
+            stale=counts.stale,
             feedback_through=self._feedback_through,
             leaving=self._leaving,
         )
 
-    def _updated(self, answer: Answer, covers: int, asked_at: float) -> None:
+    def _updated(self, answer: Answer, covers: int, asked_at: float, boundary: _Boundary | None) -> None:
         self._update_open = False
         if isinstance(answer, MemoireError) or not isinstance(answer.body, wire.Updated):
             self._update_refused(answer)
             return
         said = answer.body
-        if said.epoch != self._told.epoch:
-            # A server that began anew has counted what this message said; its window begins anew with HELLO.
-            self._hello()
+        is_same = said.epoch == self._told.epoch  # otherwise HELLO says what goes on at a server that began anew
         # Before anybody who waits for this answer goes on.
         if said.parameters is not None:
             self._take_parameters(said)
-        if answer.payload is not None and said.feedback_through > self._feedback_through:
+        if is_same and answer.payload is not None and said.feedback_through > self._feedback_through:
             self._apply_feedback(answer.payload, said.feedback_through)
         self._topics.announced(said.models)
         with self._changed:
@@ -835,14 +943,36 @@ class Client(Node):
             while self._ended and self._ended[0].number <= said.ended_through:
                 self._ended.popleft()
             self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended)
-            if said.epoch == self._told.epoch:
-                self._window.answered(said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at)
+            if is_same:
+                self._window.answered(
+                    said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at, lost_caches=said.lost
+                )
             self._window.credit = said.credit or self._window.credit
-            self._finished = said.finished
+            if said.run_name in ("", self._told.run_name):
+                self._finished = said.finished
+            elif self._draw_line() is boundary:  # this answer is to what was said after the line was drawn
+                boundary.is_told = self._outbox.oldest > boundary.line and not (
+                    self._ended and self._ended[0].number <= boundary.ended
+                )
+            wants_move = said.leaving and not self._leaving and time.monotonic() >= self._move_at
+            self._is_between = self._boundary is not None or not is_same or wants_move
             self._changed.notify_all()
+        # To the home as it is now, to another run, or to another home. All that this home was sent is in its answer:
+        # nothing will be counted or logged twice.
+        if self._boundary is not None:
+            if self._boundary.is_told:
+                self._hello()
+        elif not is_same:
+            self._hello()
+        elif wants_move:
+            self._move_at = time.monotonic() + MOVE_AGAIN * self._rng.uniform(0.5, 1.5)
+            self._hello(home=0)
 
     def _update_refused(self, answer: Answer) -> None:
         """The server does not take an UPDATE of ours: ask it anew what run, schema and home are."""
+        if isinstance(answer, Refused) and answer.code == "run":
+            with self._changed:
+                self._draw_line().is_told = True
         if isinstance(answer, Refused) and answer.code in ("run", "schema", "client"):
             self._hello()
         elif isinstance(answer, Refused):
@@ -894,8 +1024,11 @@ class Client(Node):
                 return
             try:
                 message = wire.parse_notice(frames, self._limits)
-                assert isinstance(message.body, wire.Notice)
-                self._topics.noticed(message.body, message.payload)
+                if isinstance(message.body, wire.Notice):
+                    self._topics.noticed(message.body, message.payload)
+                else:
+                    soon = time.monotonic() + self._rng.uniform(0.0, NEWS_WITHIN)
+                    self._news_due = min(self._news_due, soon)
             except ProtocolError as error:
                 self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
 

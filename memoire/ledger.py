@@ -351,14 +351,13 @@ class Window:
         lost_caches: int = 0,
     ) -> None:
         """The account's sums, in answer to a request that was first sent at `asked_at`; `received`, `lost` in bytes."""
-        # By maximum: an answer may be late, and a server that was killed may have forgotten its newest caches. Never
-        # more than was pushed, whatever a server says.
+        # Never more than was pushed, though somebody may use this client's id.
+        received, accepted = min(received, self.pushed_bytes), min(accepted, self.pushed_caches)
         came = min(accepted + sum(rejected.values()), self.pushed_caches)
-        received = min(received, self.pushed_bytes)
-        self.accepted_caches = max(self.accepted_caches, min(accepted, came))
-        self.received_caches = max(self.received_caches, came)
+        # An answer may be late, and a server that was killed may have forgotten its newest caches: those are lost.
+        if came >= self.received_caches:
+            self.accepted_caches, self.received_caches, self.rejected = accepted, came, dict(rejected)
         self.received_bytes = max(self.received_bytes, received)
-        self.rejected = {code: max(count, self.rejected.get(code, 0)) for code, count in (self.rejected | {**rejected}).items()}
         if lost or lost_caches:
             self._reach(min(self.pushed_caches, came + lost_caches), min(self.pushed_bytes, received + lost))
         while self._waiting:
@@ -385,7 +384,7 @@ class Window:
         assert min(self.in_flight, self.lost_bytes, self.in_flight_caches, self.lost_caches) >= 0
         assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
         assert self.pushed_caches == self.received_caches + self.lost_caches + self.in_flight_caches
-        assert self.accepted_caches <= self.received_caches
+        assert self.received_caches == min(self.pushed_caches, self.accepted_caches + sum(self.rejected.values()))
 
 
 @dataclass(slots=True)
@@ -441,7 +440,7 @@ class Windows:
         self.now.give_up()
         self._left[self._key] = self.now
         credit = self.now.credit
-        self.now = self._left.pop(key, None) or Window(credit, lost_after=self._lost_after)
+        self.now = self._left.pop(key) if key in self._left else Window(credit, lost_after=self._lost_after)
         self.now.credit, self._key = credit, key
         while len(self._left) > MOST_HOMES:
             self._forgotten.add(self._left.popitem(last=False)[1])

@@ -133,13 +133,15 @@ class Outbox:
         while self._lines and self._lines[0].number <= through:
             self._lines.popleft()
 
-    def waiting(self, most_lines: int, most_bytes: int) -> list[Line]:
-        """The oldest lines that fit one message; at least one when there is any."""
+    def waiting(self, most_lines: int, most_bytes: int, through: int | None = None) -> list[Line]:
+        """The oldest lines that fit one message, at least one when there is any; none numbered above `through`."""
         chosen: list[Line] = []
         size = 0
         for line in self._lines:
             size += 4 * len(line.text) + 48  # UTF-8 has at most four bytes a character
             if chosen and (len(chosen) >= most_lines or size > most_bytes):
+                break
+            if through is not None and line.number > through:
                 break
             chosen.append(line)
         return chosen

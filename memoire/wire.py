@@ -165,9 +165,9 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
     software: Name = ""  # of the home
-    since: Word = 0  # epoch of the home in which it opened this client's account: what was pushed is counted from then
+    since: Word = 0  # epoch of the home in which it opened this client's account: pushes are counted from then
     durable: bool = False  # replies of this home mean "on disk"
-    leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # of the servers: being drained, they take no new clients
+    leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
 
 
 class Line(Part, frozen=True, array_like=True):

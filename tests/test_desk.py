@@ -151,7 +151,7 @@ def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(desk):
         reply = me.ask(wire.Update())
         numbers, errors = cache.read_feedback(reply.payload, SCHEMA)[ME]
         assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
-    assert me.ask(wire.Update(feedback_through=reply.body.feedback_through)).payload is None
+    assert me.ask(wire.Update(epoch=reply.body.epoch, feedback_through=reply.body.feedback_through)).payload is None
 
 
 def test_feedback_that_nobody_fetches_is_bounded_and_counted(desk):
