@@ -7,9 +7,10 @@ from .client import Client, connect
 from .errors import MemoireError
 from .memory import Memory
 from .parameters import Parameters
+from .prioritized import PrioritizedReplayBuffer, Transition
 from .proxy import Proxy
 from .reader import Reader
-from .sampling import Prioritized, Uniform
+from .sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from .schema import Column, Schema
 from .server import Server
 from .version import VERSION
@@ -24,17 +25,22 @@ __all__ = [
     "Client",
     "Column",
     "Conn",
+    "Greedy",
+    "Linear",
     "Memory",
     "MemoireError",
     "Parameters",
     "Prioritized",
+    "PrioritizedReplayBuffer",
     "Proxy",
+    "RankBased",
     "Reader",
     "ReplayMemory",
     "ReplayMemoryClient",
     "ReplayMemoryServer",
     "Schema",
     "Server",
+    "Transition",
     "Uniform",
     "Writer",
     "__version__",

@@ -83,7 +83,10 @@ class EntryStore:
         most_episodes: int,
         gamma: list[float],
         coeff: list[float],
+        prioritization: int,
+        stratified: bool,
     ) -> None: ...
+    def _ranked(self) -> NDArray[np.int64]: ...
     def _add_status(self, lane: int, values: tuple[Any, ...], init_w: float, model_version: int) -> int: ...
     def _add_many(
         self,

@@ -87,10 +87,10 @@ cdef extern from *:
 
 cimport cython
 from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
-from libc.math cimport INFINITY, fabs, isfinite, pow, sqrt
+from libc.math cimport INFINITY, exp, expm1, fabs, isfinite, log, log1p, pow, sqrt
 from libc.stdint cimport int8_t, int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 import threading
 
@@ -315,6 +315,232 @@ cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64
                 if level > 0:
                     prefetch(tree.sums[level - 1] + 8 * leaves[i])
         start += CHUNK
+
+
+# Order: all positive leaves of a tree, the heaviest first, so that the rank of a leaf and the leaf of a rank are found
+# quickly and exactly, however weights change.
+#
+#     sequence   block 2          block 0          block 1      blocks of up to ORDER_BLOCK leaves, sorted inside,
+#     leaves     9 4 7            1 8              5 2 3        one after the other; of equal weights the lower leaf first
+#     before     0                3                5            leaves in the blocks in front: summed anew when asked for
+#
+# A full block is split; two neighbours that fit into three quarters of one become one. So a change moves at most a block,
+# and a million leaves are some eight thousand blocks, which are summed in microseconds.
+
+cdef enum:
+    ORDER_BLOCK = 256
+    EXACT_TERMS = 64  # terms of the sum over ranks that are added up; beyond, Euler and Maclaurin's formula is exact to rounding
+
+cdef struct Order:
+    int64_t blocks  # in the sequence
+    int64_t count  # leaves
+    int64_t free_count
+    bint settled
+    double* weights  # [all blocks, ORDER_BLOCK]
+    int32_t* leaves
+    int32_t* used  # of each block
+    int32_t* free_blocks
+    int32_t* sequence
+    int64_t* before
+    double sums[EXACT_TERMS + 1]  # of rank ** -alpha over the first ranks
+    double alpha
+
+
+cdef list _make_order(Order* order, int64_t size):
+    """Lay out an empty order with room for `size` leaves; returns the arrays that hold it, which the caller keeps."""
+    cdef int64_t blocks = 8 * size // (3 * ORDER_BLOCK) + 4  # two neighbours hold more than three quarters of a block
+    cdef cnp.ndarray weights = _aligned(blocks * ORDER_BLOCK, np.float64), leaves = _aligned(blocks * ORDER_BLOCK, np.int32)
+    cdef cnp.ndarray used = _aligned(blocks, np.int32), sequence = _aligned(blocks, np.int32)
+    cdef cnp.ndarray free_blocks = np.ascontiguousarray(np.arange(blocks)[::-1], np.int32), before = _aligned(blocks, np.int64)
+    order.weights, order.leaves = <double*>cnp.PyArray_DATA(weights), <int32_t*>cnp.PyArray_DATA(leaves)
+    order.used, order.sequence = <int32_t*>cnp.PyArray_DATA(used), <int32_t*>cnp.PyArray_DATA(sequence)
+    order.free_blocks, order.before = <int32_t*>cnp.PyArray_DATA(free_blocks), <int64_t*>cnp.PyArray_DATA(before)
+    order.free_count, order.count, order.settled = blocks, 0, True
+    order.blocks = 1
+    order_take(order, 0)
+    return [weights, leaves, used, sequence, free_blocks, before]
+
+
+cdef void order_take(Order* order, int64_t place) noexcept nogil:
+    """A free block at this place of the sequence, empty; those from there on have moved up already."""
+    order.free_count -= 1
+    order.sequence[place] = order.free_blocks[inside(order.free_count, order.free_count + 1)]
+    order.used[order.sequence[place]] = 0
+
+
+cdef inline bint order_is_before(double weight, int64_t leaf, double other, int64_t other_leaf) noexcept nogil:
+    return weight > other or (weight == other and leaf < other_leaf)
+
+
+cdef int64_t order_block(const Order* order, double weight, int64_t leaf) noexcept nogil:
+    """Place in the sequence of the block that holds this leaf, or that it belongs into: the first whose last is not before it."""
+    cdef int64_t low = 0, high = order.blocks - 1, middle, last
+    while low < high:
+        middle = (low + high) // 2
+        last = order.sequence[middle] * <int64_t>ORDER_BLOCK + order.used[order.sequence[middle]] - 1
+        if order_is_before(order.weights[last], order.leaves[last], weight, leaf):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef int64_t order_within(const Order* order, int64_t block, double weight, int64_t leaf) noexcept nogil:
+    """How many leaves of a block come before this one."""
+    cdef const double* weights = order.weights + block * ORDER_BLOCK
+    cdef const int32_t* leaves = order.leaves + block * ORDER_BLOCK
+    cdef int64_t low = 0, high = order.used[block], middle
+    while low < high:
+        middle = (low + high) // 2
+        if order_is_before(weights[middle], leaves[middle], weight, leaf):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef void order_insert(Order* order, int64_t leaf, double weight) noexcept nogil:
+    cdef int64_t place = order_block(order, weight, leaf), block = order.sequence[place], other, at, half
+    cdef double* weights
+    cdef int32_t* leaves
+    if order.used[block] == ORDER_BLOCK:
+        memmove(order.sequence + place + 1, order.sequence + place, (order.blocks - place) * sizeof(int32_t))
+        order.blocks += 1
+        order_take(order, place + 1)
+        other, half = order.sequence[place + 1], ORDER_BLOCK // 2
+        memcpy(order.weights + other * ORDER_BLOCK, order.weights + block * ORDER_BLOCK + half, half * sizeof(double))
+        memcpy(order.leaves + other * ORDER_BLOCK, order.leaves + block * ORDER_BLOCK + half, half * sizeof(int32_t))
+        order.used[block] = order.used[other] = <int32_t>half
+        at = block * ORDER_BLOCK + half - 1
+        if order_is_before(order.weights[at], order.leaves[at], weight, leaf):
+            block = other
+    weights, leaves = order.weights + block * ORDER_BLOCK, order.leaves + block * ORDER_BLOCK
+    at = order_within(order, block, weight, leaf)
+    memmove(weights + at + 1, weights + at, (order.used[block] - at) * sizeof(double))
+    memmove(leaves + at + 1, leaves + at, (order.used[block] - at) * sizeof(int32_t))
+    weights[at], leaves[at] = weight, <int32_t>leaf
+    order.used[block] += 1
+    order.count += 1
+    order.settled = False
+
+
+cdef void order_remove(Order* order, int64_t leaf, double weight) noexcept nogil:
+    cdef int64_t place = order_block(order, weight, leaf), block = order.sequence[place]
+    cdef int64_t at = inside(order_within(order, block, weight, leaf), order.used[block])
+    cdef double* weights = order.weights + block * ORDER_BLOCK
+    cdef int32_t* leaves = order.leaves + block * ORDER_BLOCK
+    order.used[block] -= 1
+    memmove(weights + at, weights + at + 1, (order.used[block] - at) * sizeof(double))
+    memmove(leaves + at, leaves + at + 1, (order.used[block] - at) * sizeof(int32_t))
+    order.count -= 1
+    order.settled = False
+    if place + 1 < order.blocks:
+        order_merge(order, place)
+    if place > 0:
+        order_merge(order, place - 1)
+
+
+cdef void order_merge(Order* order, int64_t place) noexcept nogil:
+    """Make one block of this one and the next, where they fit into three quarters of one, or one of them is empty."""
+    cdef int64_t block = order.sequence[place], other = order.sequence[place + 1]
+    cdef int64_t kept = order.used[block], added = order.used[other]
+    if kept > 0 and added > 0 and kept + added > ORDER_BLOCK * 3 // 4:
+        return
+    memcpy(order.weights + block * ORDER_BLOCK + kept, order.weights + other * ORDER_BLOCK, added * sizeof(double))
+    memcpy(order.leaves + block * ORDER_BLOCK + kept, order.leaves + other * ORDER_BLOCK, added * sizeof(int32_t))
+    order.used[block] = <int32_t>(kept + added)
+    order.free_blocks[order.free_count] = <int32_t>other
+    order.free_count += 1
+    order.blocks -= 1
+    memmove(order.sequence + place + 1, order.sequence + place + 2, (order.blocks - place - 1) * sizeof(int32_t))
+
+
+cdef void order_settle(Order* order) noexcept nogil:
+    cdef int64_t place, count = 0
+    if order.settled:
+        return
+    for place in range(order.blocks):
+        order.before[place] = count
+        count += order.used[order.sequence[place]]
+    order.settled = True
+
+
+cdef int64_t order_rank(Order* order, int64_t leaf, double weight) noexcept nogil:
+    """Rank of a leaf that is there, the heaviest has 1."""
+    cdef int64_t place = order_block(order, weight, leaf)
+    order_settle(order)
+    return order.before[place] + order_within(order, order.sequence[place], weight, leaf) + 1
+
+
+cdef int64_t order_leaf(Order* order, int64_t rank) noexcept nogil:
+    """The leaf of a rank from 1 to count."""
+    cdef int64_t low = 0, high = order.blocks - 1, middle
+    order_settle(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if order.before[middle] < rank:
+            low = middle
+        else:
+            high = middle - 1
+    return order.leaves[order.sequence[low] * <int64_t>ORDER_BLOCK + inside(rank - 1 - order.before[low], ORDER_BLOCK)]
+
+
+# Chances by rank: P(rank) = rank ** -alpha / sum over all ranks. The sum up to a rank, and the rank of a sum, are computed
+# anew at each draw, in constant time: so the segments of equal probability are right however many leaves there are.
+
+cdef void order_set_alpha(Order* order, double alpha) noexcept nogil:
+    cdef int rank
+    order.alpha = alpha
+    order.sums[0] = 0.0
+    for rank in range(1, EXACT_TERMS + 1):
+        order.sums[rank] = order.sums[rank - 1] + pow(rank, -alpha)
+
+
+cdef double order_sum(const Order* order, int64_t rank) noexcept nogil:
+    """Sum of r ** -alpha for r from 1 to rank."""
+    cdef double a = order.alpha, x = <double>rank, n = EXACT_TERMS, power, first, tail
+    if rank <= EXACT_TERMS:
+        return order.sums[rank]
+    power, first = pow(x, -a), pow(n, -a)
+    tail = 0.5 * (power - first) + a * (first / n - power / x) / 12.0
+    tail -= a * (a + 1.0) * (a + 2.0) * (first / (n * n * n) - power / (x * x * x)) / 720.0
+    return order.sums[EXACT_TERMS] + _power_integral(x, a) + tail
+
+
+cdef double _power_integral(double x, double alpha) noexcept nogil:
+    """Integral of t ** -alpha from EXACT_TERMS to x."""
+    cdef double n = EXACT_TERMS, exponent = 1.0 - alpha, logarithm = log(x / n)
+    if exponent == 0.0:
+        return pow(n, exponent) * logarithm
+    return pow(n, exponent) * expm1(exponent * logarithm) / exponent
+
+
+cdef int64_t order_find(const Order* order, double mass, int64_t count) noexcept nogil:
+    """The rank from 1 to count whose stretch of `order_sum` holds this mass."""
+    cdef double n = EXACT_TERMS, exponent = 1.0 - order.alpha, scaled
+    cdef int64_t rank, low = 1, high
+    if count <= EXACT_TERMS or mass < order.sums[EXACT_TERMS]:
+        high = min(count, <int64_t>EXACT_TERMS)
+        while low < high:
+            rank = (low + high) // 2
+            if order.sums[rank] > mass:
+                high = rank
+            else:
+                low = rank + 1
+        return low
+    # All but the terms of the rank itself turned round: off by a rank or two, and from there step by step.
+    scaled = mass - order.sums[EXACT_TERMS] + pow(n, -order.alpha) * (0.5 - order.alpha / (12.0 * n))
+    scaled /= pow(n, exponent)
+    if exponent == 0.0:
+        scaled = n * exp(scaled)
+    else:
+        scaled = n * exp(log1p(max(exponent * scaled, -1.0 + 1e-15)) / exponent)
+    rank = <int64_t>min(max(scaled, n), <double>count)
+    while rank < count and order_sum(order, rank) <= mass:
+        rank += 1
+    while rank > 1 and order_sum(order, rank - 1) > mass:
+        rank -= 1
+    return rank
 
 
 cdef cnp.ndarray _vector(object values, int kind, str name):
@@ -584,6 +810,11 @@ cdef enum:
     REPEAT = 1
     ZERO = 2
 
+cdef enum:  # how chances follow from weights
+    PROPORTIONAL = 0
+    BY_RANK = 1
+    GREEDY = 2
+
 cdef enum:
     NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
 
@@ -628,6 +859,7 @@ cdef class EntryStore:
     """
 
     cdef Tree tree
+    cdef Order order  # laid out while chances follow from ranks
     cdef Meta* meta
     cdef Episode* episodes
     cdef Lane* lanes
@@ -647,14 +879,16 @@ cdef class EntryStore:
     cdef int64_t episode_slots, lane_count, closed, final_rows, free_final_count, dimensions, most_episodes
     cdef int64_t frame_stack, multi_step
     cdef int32_t free_episode, oldest, newest, first_page, last_page
-    cdef int column_count, entry_columns, reward_column, value_column, return_column, start
+    cdef int column_count, entry_columns, reward_column, value_column, return_column, start, prioritization
     cdef int busy, has_lock_waiters
-    cdef bint is_live
-    cdef double alpha, lambda_, max_priority_, fixed_now
+    cdef bint is_live, is_stratified, is_ordered
+    cdef double alpha  # of the parameters: of priorities, or of ranks
+    cdef double exponent  # of priorities
+    cdef double lambda_, max_priority_, fixed_now
     cdef uint64_t random[4]
     cdef object lock
     cdef dict arrays
-    cdef list rooms, data_arrays, final_arrays
+    cdef list rooms, order_rooms, data_arrays, final_arrays
 
     def __cinit__(self, *args, **kwargs):
         self.lock = threading.RLock()
@@ -917,10 +1151,69 @@ cdef class EntryStore:
         meta = &self.meta[lane.ripe]
         if meta.priority < 0.0:
             meta.priority = <float>self.max_priority_
-        tree_put(&self.tree, lane.ripe, self._weight(lane.ripe))
+        self._put(lane.ripe, self._weight(lane.ripe))
+
+    cdef inline void _put(self, int64_t row, double weight) noexcept nogil:
+        """Give a row its weight, in the tree and, where there is one, in the order."""
+        cdef double former = self.tree.sums[0][row]
+        if self.is_ordered and weight != former:
+            if former > 0.0:
+                order_remove(&self.order, row, former)
+            if weight > 0.0:
+                order_insert(&self.order, row, weight)
+        tree_put(&self.tree, row, weight)
+
+    cdef inline double _mass(self, int64_t row) noexcept nogil:
+        """What a row's chance is proportional to: its weight, or what its rank makes of it."""
+        cdef double weight = self.tree.sums[0][row]
+        if self.prioritization == PROPORTIONAL or weight <= 0.0:
+            return weight
+        if self.prioritization == GREEDY:
+            return 1.0
+        return pow(<double>order_rank(&self.order, row, weight), -self.alpha)
+
+    cdef double _total(self) noexcept nogil:
+        """Sum of `_mass` over all rows; the tree is settled."""
+        if self.prioritization == PROPORTIONAL:
+            return tree_total(&self.tree)
+        return <double>self.order.count if self.prioritization == GREEDY else order_sum(&self.order, self.order.count)
+
+    cdef double _least(self) noexcept nogil:
+        """Least positive `_mass`, or infinity."""
+        if self.prioritization == PROPORTIONAL:
+            return tree_least(&self.tree)
+        if self.order.count == 0:
+            return INFINITY
+        return 1.0 if self.prioritization == GREEDY else pow(<double>self.order.count, -self.alpha)
+
+    def _order_anew(self):
+        """Sort all positive rows, under the lock; cost: one sort."""
+        cdef cnp.ndarray rows
+        cdef int32_t* row
+        cdef int64_t i
+        weights = self.rooms[0][:self.capacity_]
+        positive = np.flatnonzero(weights > 0.0)
+        rows = positive[np.lexsort((positive, -weights[positive]))].astype(np.int32)
+        self.order_rooms = _make_order(&self.order, self.capacity_)
+        order_set_alpha(&self.order, self.alpha)
+        row = <int32_t*>cnp.PyArray_DATA(rows)
+        with nogil:
+            for i in range(cnp.PyArray_SIZE(rows)):
+                order_insert(&self.order, row[i], self.tree.sums[0][row[i]])
+
+    def _ranked(self):
+        """Rows int64 of all entries that can be drawn, the heaviest first, as the order has them; for checks."""
+        cdef cnp.ndarray result = np.empty(self.order.count if self.prioritization != PROPORTIONAL else 0, np.int64)
+        cdef int64_t* row = <int64_t*>cnp.PyArray_DATA(result)
+        cdef int64_t i
+        for i in range(cnp.PyArray_SIZE(result)):
+            row[i] = order_leaf(&self.order, i + 1)
+            assert order_rank(&self.order, row[i], self.tree.sums[0][row[i]]) == i + 1
+        return result
 
     cdef double _weight(self, int64_t row) noexcept nogil:
-        """What an entry is drawn in proportion to: init_w * multiplier * priority ** alpha, 0 where its window is incomplete."""
+        """init_w * multiplier * priority ** exponent, 0 where its window is incomplete: what a row is drawn in proportion to, or
+        ranked by."""
         cdef Meta* meta = &self.meta[row]
         cdef Episode* episode = &self.episodes[meta.episode]
         cdef double weight, priority = meta.priority
@@ -931,16 +1224,16 @@ cdef class EntryStore:
         if not episode.ended and meta.position + self.multi_step >= episode.length:
             return 0.0
         weight = meta.init_w * episode.multiplier
-        if weight <= 0.0 or priority < 0.0 or self.alpha == 0.0:
+        if weight <= 0.0 or priority < 0.0 or self.exponent == 0.0:
             return min(max(weight, 0.0), 1e280)
-        if priority == 0.0:
+        if priority == 0.0 and self.prioritization == PROPORTIONAL:
             return 0.0
-        if self.alpha == 1.0:
+        if self.exponent == 1.0:
             weight *= priority
-        elif self.alpha == 0.5:
+        elif self.exponent == 0.5:
             weight *= sqrt(priority)
         else:
-            weight *= pow(priority, self.alpha)
+            weight *= pow(priority, self.exponent)
         # Sums of any number of weights stay finite, and what is above 0 does not vanish.
         return min(max(weight, 1e-280), 1e280)
 
@@ -970,7 +1263,7 @@ cdef class EntryStore:
         cdef int64_t row = episode.first_row, left = episode.length
         while left > 0:
             self.meta[row].episode = -1
-            tree_put(&self.tree, row, 0.0)
+            self._put(row, 0.0)
             left -= 1
             if left > 0:
                 row = self._after(row)
@@ -1199,27 +1492,34 @@ cdef class EntryStore:
     cdef void _weigh(self, Episode* episode) noexcept nogil:
         cdef int64_t row = episode.first_row, left = episode.length
         while left > 0:
-            tree_put(&self.tree, row, self._weight(row))
+            self._put(row, self._weight(row))
             left -= 1
             if left > 0:
                 row = self._after(row)
 
     def _configure(self, double alpha, double lambda_, int64_t frame_stack, int64_t multi_step, int start, int64_t most_episodes,
-                   list gamma, list coeff):
+                   list gamma, list coeff, int prioritization, bint stratified):
         """Set what weights and windows depend on, and weigh everything stored anew."""
         cdef int64_t d
         cdef int32_t index
-        cdef bint values, weights
+        cdef bint values, weights, is_order_new = False
+        cdef double exponent = alpha if prioritization == PROPORTIONAL else 1.0
         cdef Episode* episode
         assert len(gamma) == len(coeff) == self.dimensions
         self._hold()
         try:
             values = lambda_ != self.lambda_
-            weights = alpha != self.alpha or frame_stack != self.frame_stack or multi_step != self.multi_step or start != self.start
+            weights = exponent != self.exponent or frame_stack != self.frame_stack or multi_step != self.multi_step or start != self.start
             for d in range(self.dimensions):
                 values = values or gamma[d] != self.gamma[d]
                 weights = weights or coeff[d] != self.coeff[d]
                 self.gamma[d], self.coeff[d] = gamma[d], coeff[d]
+            weights = weights or (prioritization == PROPORTIONAL) != (self.prioritization == PROPORTIONAL)
+            is_order_new = prioritization != PROPORTIONAL and (weights or values or self.prioritization == PROPORTIONAL)
+            # While everything is weighed anew nothing is ordered; afterwards all of it is sorted at once.
+            self.is_ordered = self.is_ordered and not is_order_new and prioritization != PROPORTIONAL
+            self.prioritization, self.is_stratified = prioritization, stratified
+            self.exponent = exponent
             self.alpha, self.lambda_, self.start = alpha, lambda_, start
             self.frame_stack, self.multi_step, self.most_episodes = frame_stack, multi_step, most_episodes
             with nogil:
@@ -1238,6 +1538,13 @@ cdef class EntryStore:
                         if self.lanes[index].episode >= 0:
                             self._ripen_again(index)
                 tree_settle(&self.tree)
+            if is_order_new:
+                self._order_anew()
+            elif prioritization == PROPORTIONAL:
+                self.order_rooms = None
+            else:
+                order_set_alpha(&self.order, alpha)
+            self.is_ordered = prioritization != PROPORTIONAL
         finally:
             self._release()
 
@@ -1480,8 +1787,8 @@ cdef class EntryStore:
         try:
             with nogil:
                 tree_settle(&self.tree)
-                least = tree_least(&self.tree) if with_least else 0.0
-            return tree_total(&self.tree), self.tree.positive, least
+                least = self._least() if with_least else 0.0
+            return self._total(), self.tree.positive, least
         finally:
             self._release()
 
@@ -1499,7 +1806,8 @@ cdef class EntryStore:
         return <double>(mixed >> 11) * (1.0 / 9007199254740992.0)
 
     def _draw(self, int64_t count, fractions):
-        """Numbers int64 [count] of entries drawn with replacement in proportion to their weights; None where all weights are 0.
+        """Numbers int64 [count] of entries drawn with replacement by their chances; None where all weights are 0. Greedily: the heaviest
+        ones, each once before any comes twice.
 
         fractions: checked float64 [count], or None for random ones.
         """
@@ -1515,22 +1823,55 @@ cdef class EntryStore:
         try:
             with nogil:
                 tree_settle(&self.tree)
-                total = tree_total(&self.tree)
+                total = self._total()
                 if total > 0.0:
                     start = 0
                     while start < count:
                         size = min(<int64_t>CHUNK, count - start)
                         for i in range(size):
-                            masses[i] = (self._random() if fraction == NULL else fraction[start + i]) * total
-                        tree_find(&self.tree, masses, size, number + start)
+                            masses[i] = self._fraction(start + i, count, fraction) * total
+                        if self.prioritization == PROPORTIONAL:
+                            tree_find(&self.tree, masses, size, number + start)
+                        else:
+                            self._find_ranked(masses, size, number + start)
                         for i in range(start, start + size):
                             prefetch(&self.meta[number[i]])
                         for i in range(start, start + size):
                             number[i] = self.meta[inside(number[i], self.capacity_)].number
                         start += CHUNK
+                    if fraction == NULL and (self.is_stratified or self.prioritization == GREEDY):
+                        self._shuffle(number, count)
             return result if total > 0.0 else None
         finally:
             self._release()
+
+    cdef double _fraction(self, int64_t i, int64_t count, const double* given) noexcept nogil:
+        """Where in [0, 1) the i-th of `count` samples is drawn."""
+        if given != NULL:
+            return given[i]
+        if self.prioritization == GREEDY:
+            return (<double>(i % self.order.count) + 0.5) / <double>self.order.count
+        if self.is_stratified:
+            return min((<double>i + self._random()) / <double>count, 1.0 - 1.1102230246251565e-16)
+        return self._random()
+
+    cdef void _find_ranked(self, const double* masses, int64_t count, int64_t* rows) noexcept nogil:
+        cdef int64_t i, rank
+        for i in range(count):
+            if self.prioritization == GREEDY:
+                rank = min(<int64_t>masses[i] + 1, self.order.count)
+            else:
+                rank = order_find(&self.order, masses[i], self.order.count)
+            rows[i] = order_leaf(&self.order, rank)
+
+    cdef void _shuffle(self, int64_t* numbers, int64_t count) noexcept nogil:
+        """In place, all orders alike: Fisher and Yates."""
+        cdef int64_t i, other, number
+        for i in range(count - 1, 0, -1):
+            other = min(<int64_t>(self._random() * <double>(i + 1)), i)
+            number = numbers[i]
+            numbers[i] = numbers[other]
+            numbers[other] = number
 
     cdef int64_t _rows_of(self, const int64_t* numbers, int64_t count, int64_t* rows) noexcept nogil:
         """Rows of entries. Position of the first that is not there (any more), or -1."""
@@ -1558,7 +1899,7 @@ cdef class EntryStore:
                 bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, row)
                 if bad < 0:
                     for i in range(count):
-                        weight[i] = self.tree.sums[0][row[i]]
+                        weight[i] = self._mass(row[i])
             return bad
         finally:
             self._release()
@@ -1594,7 +1935,7 @@ cdef class EntryStore:
                         meta.priority = _float(fabs(td[i]) + epsilon)
                         meta.learned = 1
                         self.max_priority_ = max(self.max_priority_, <double>meta.priority)
-                        tree_put(&self.tree, row, self._weight(row))
+                        self._put(row, self._weight(row))
                         applied += 1
                 tree_settle(&self.tree)
             return applied, count - applied
@@ -1730,7 +2071,7 @@ cdef class EntryStore:
                         else:
                             self._window(rows[i], prev_codes + i * k, next_codes + i * k, next_rows + i, step + start + i,
                                          total + (start + i) * dimensions, factor + (start + i) * dimensions)
-                        weight[start + i] = _float(self.tree.sums[0][rows[i]])
+                        weight[start + i] = _float(self._mass(rows[i]))
                         age[start + i] = <float>max(now - self.meta[rows[i]].born, 0.0)
                         version[start + i] = self.meta[rows[i]].model_version
                     for job in range(jobs):
@@ -1829,7 +2170,7 @@ cdef class EntryStore:
                         if version:
                             version[i] = self.meta[row[i]].model_version
                         if weight:
-                            weight[i] = self.tree.sums[0][row[i]]
+                            weight[i] = self._mass(row[i])
             return bad
         finally:
             self._release()
@@ -1988,7 +2329,7 @@ def unique_frames(prev_codes, next_codes, bint ordered):
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 # Checksum of every message: XXH64, written from the public description of the algorithm. Four running products take stripes
 # of 32 bytes, are merged, then come the bytes left over and an avalanche. Multiplications wrap around on purpose.

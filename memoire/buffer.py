@@ -13,7 +13,7 @@ from .batch import Batch
 from .errors import ParameterError
 from .memory import Memory
 from .parameters import Parameters, Start
-from .sampling import Sampler
+from .sampling import Annealing, Sampler
 from .schema import Schema
 from .writer import Observer, Writer, layout
 
@@ -33,7 +33,7 @@ class Buffer:
     Args:
         schema: The columns of an entry.
         capacity: Entries there is room for.
-        sampler: How entries are chosen: `Prioritized(exponent, beta=...)` or `Uniform()`. None is
+        sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. None is
             Prioritized(0.6, beta=0.4).
         multi_step: Steps between obs and next_obs in a batch; the rewards between are summed.
         discount: gamma: a number, or one for each dimension of the reward.
@@ -63,6 +63,7 @@ class Buffer:
         parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         chosen = Parameters().replace(**_fields(sampler, discount, parameters))
         self._memory = Memory(schema, capacity, chosen, live=True, seed=seed)
+        self._annealing = Annealing()  # changes while the memory is held
         self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
@@ -160,13 +161,14 @@ class Buffer:
         with self._memory.held():
             gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
-        beta, by_largest = parameters.importance_exponent, parameters.normalize == "global"
+            beta = self._annealing.next(parameters)
+        by_largest = parameters.normalize == "global"
         corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
         return batch if out is None else batch.copy_into(out)
 
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
-        """Give entries the priority |td error| + 1e-6.
+        """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.
 
         Args:
             ids: [B] a batch's ids.
@@ -183,7 +185,8 @@ class Buffer:
     def configure(self, *, sampler: Sampler | None = None, discount: Any = None, **parameters: Any) -> None:
         """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
 
-        `configure(importance_exponent=...)` costs nothing, and may be called before each batch to anneal beta.
+        Beta goes its way by itself with `Prioritized(0.6, beta=Linear(0.4, 1.0, batches))`, from the batch after this
+        call on. Alpha is changed here, now and then: weights of all entries follow from it.
 
         Raises:
             ParameterError: nothing was changed.

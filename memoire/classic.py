@@ -27,7 +27,7 @@ from .client import Client
 from .errors import Closed, ForkedError, MemoireError, ParameterError, SchemaError
 from .memory import Memory
 from .parameters import Parameters, Start, reward_size
-from .sampling import importance
+from .sampling import Annealing, importance
 from .schema import Schema
 from .server import Server
 
@@ -112,7 +112,7 @@ class ReplayMemory:
         ParameterError: max_step or input_uuid is out of range.
     """
 
-    __slots__ = ("__weakref__", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
+    __slots__ = ("__weakref__", "_annealing", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class ReplayMemory:
 
     def _settle(self, schema: Schema, uuid: int, client_id: bytes) -> None:
         self._schema, self._uuid, self._client_id = schema, uuid, client_id
+        self._annealing = Annealing()
         templates = {name: np.zeros(column.shape, column.dtype) for name, column in schema.items()}
         for each in templates.values():
             each.flags.writeable = False
@@ -445,7 +446,8 @@ class ReplayMemory:
             parameters = memory.parameters
             sample = memory.sample(whole("batch_size", batch_size, 1))
             chance = sample.weights / sample.total_weight
-        factor, _ = importance(chance, sample.num_positive, parameters.importance_exponent)
+            beta = self._annealing.next(parameters)
+        factor, _ = importance(chance, sample.num_positive, beta)
         return batch_of(self._schema, parameters, sample.gathered, factor, out)
 
     def update_priorities(self, ids: NDArray[np.int64], td_errors: Any) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from .errors import (
     ParameterError,
     StaleEntry,
 )
-from .parameters import STARTS, Parameters, reward_size
+from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .schema import Column, Schema, exact
 
 Int64s = NDArray[np.int64]
@@ -34,8 +34,6 @@ Float64s = NDArray[np.float64]
 MOST_LANES = 1 << 20
 MOST_ROWS = (1 << 31) - 256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-TD_EPSILON = 1e-6
-"""Added to a learner's TD errors, so that nothing becomes unreachable. Schaul et al., ICLR 2016, section 3.3."""
 
 NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED = -1, -2, -3, -4, -5, -6
 
@@ -330,7 +328,8 @@ class Memory(_core.EntryStore):
         gamma, coeff = (_broadcast(each, self._dimensions) for each in (new.discount_factor, new.reward_coeff))
         start = STARTS.index(new.start)
         windows = (new.frame_stack, new.multi_step, start, new.max_episode)
-        self._configure(new.priority_exponent, new.mix_lambda, *windows, gamma, coeff)
+        chances = (PRIORITIZATIONS.index(new.prioritization), new.stratified)
+        self._configure(new.priority_exponent, new.mix_lambda, *windows, gamma, coeff, *chances)
         names = (
             self.schema.names if new.prev is None else new.prev,
             self.schema.states if new.next is None else new.next,
@@ -449,7 +448,7 @@ class Memory(_core.EntryStore):
         errors = np.ascontiguousarray(td_errors, np.float64)
         if wanted.shape != errors.shape:
             raise ParameterError("td_errors", f"shape {errors.shape}", f"as long as the numbers, {wanted.shape}")
-        applied, stale = self._update_priorities(wanted, errors, TD_EPSILON)
+        applied, stale = self._update_priorities(wanted, errors, self._parameters.priority_epsilon)
         if applied < 0:
             raise ParameterError(f"td_errors[{stale}]", float(errors[stale]), "finite")
         return applied, stale
@@ -535,8 +534,13 @@ class Memory(_core.EntryStore):
             assert (inside["meta"]["number"] % self.capacity == np.arange(self.capacity)).all()
             assert not weights[~held].any() and (weights >= 0.0).all()
             assert positive == (weights > 0.0).sum()
+            if self._parameters.prioritization != "proportional":
+                rows = np.flatnonzero(weights > 0.0)
+                assert (self._ranked() == rows[np.lexsort((rows, -weights[rows]))]).all()
+                exponent = self._parameters.priority_exponent if self._parameters.prioritization == "rank" else 0.0
+                weights = np.arange(1, positive + 1, dtype=np.float64) ** -exponent
             assert math.isclose(total, math.fsum(weights), rel_tol=1e-12)
-            assert least == weights[weights > 0.0].min(initial=math.inf)
+            assert math.isclose(least, weights[weights > 0.0].min(initial=math.inf), rel_tol=1e-12)
 
     # Converting and explaining
 

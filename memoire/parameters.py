@@ -19,10 +19,12 @@ from .errors import ParameterError
 Start = Literal["skip", "repeat", "zero"]
 Normalize = Literal["batch", "global"]
 Compression = Literal["none", "zlib", "lz4"]
+Prioritization = Literal["proportional", "rank", "greedy"]
 
 STARTS = ("skip", "repeat", "zero")
 NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4")
+PRIORITIZATIONS = ("proportional", "rank", "greedy")
 MOST_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
 
@@ -53,6 +55,16 @@ class Parameters:
     """alpha: weight = init_w * multiplier * priority ** alpha; 0 draws all entries alike. At least 0."""
     importance_exponent: float = 0.4
     """beta: importance = (population * probability) ** -beta; 1 corrects fully. In [0, 1]."""
+    importance_final: float | None = None
+    """beta after `importance_batches` batches, reached in equal steps; None keeps it as it is. In [0, 1]."""
+    importance_batches: int = 0
+    """Batches that whoever draws has drawn when beta has become `importance_final`. At least 0."""
+    prioritization: Prioritization = "proportional"
+    """Chances in proportion to weights, to rank ** -alpha of the weight ("rank"), or the heaviest first ("greedy")."""
+    stratified: bool = False
+    """Whether the samples of one draw come from as many segments of equal probability, one each, or independently."""
+    priority_epsilon: float = 1e-6
+    """Added to a learner's absolute TD errors, so that nothing becomes unreachable. At least 0."""
     mix_lambda: float = 1.0
     """lambda of the TD(lambda) return: 1 sums all rewards, 0 looks one step ahead. In [0, 1]."""
     frame_stack: int = 1
@@ -86,6 +98,12 @@ class Parameters:
         put = object.__setattr__
         put(self, "priority_exponent", _real("priority_exponent", self.priority_exponent))
         put(self, "importance_exponent", _real("importance_exponent", self.importance_exponent, high=1.0))
+        if self.importance_final is not None:
+            put(self, "importance_final", _real("importance_final", self.importance_final, high=1.0))
+        put(self, "importance_batches", _whole("importance_batches", self.importance_batches, 0, (1 << 53) - 1))
+        put(self, "prioritization", _one_of("prioritization", self.prioritization, PRIORITIZATIONS))
+        put(self, "stratified", _truth("stratified", self.stratified))
+        put(self, "priority_epsilon", _real("priority_epsilon", self.priority_epsilon))
         put(self, "mix_lambda", _real("mix_lambda", self.mix_lambda, high=1.0))
         put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MOST_STEPS))
         put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MOST_STEPS))
@@ -100,6 +118,18 @@ class Parameters:
         put(self, "samples_per_insert", _real("samples_per_insert", self.samples_per_insert))
         put(self, "normalize", _one_of("normalize", self.normalize, NORMALIZATIONS))
         put(self, "compression", _one_of("compression", self.compression, COMPRESSIONS))
+
+    def beta(self, batches: int) -> float:
+        """The importance exponent of whoever has drawn this many batches. Schaul et al., ICLR 2016, section 3.4.
+
+        0 where samples are chosen greedily: what has no chance cannot be corrected by it.
+        """
+        if self.prioritization == "greedy":
+            return 0.0
+        if self.importance_final is None:
+            return self.importance_exponent
+        done = min(1.0, batches / self.importance_batches) if self.importance_batches else 1.0
+        return self.importance_exponent + (self.importance_final - self.importance_exponent) * done
 
     def replace(self, **changes: Any) -> Parameters:
         """These parameters with some fields changed, checked anew. Unknown names raise ParameterError."""

@@ -32,6 +32,7 @@ from .batch import Gathered, place
 from .errors import Closed, NotEnoughSamples, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
+from .sampling import Annealing
 from .schema import Schema
 from .wire import CLIENT_COUNTS, CLIENT_SUMS
 
@@ -119,6 +120,7 @@ class Pool:
         self._elsewhere: dict[bytes, int] = {}  # what each said of its draws from other pools
         self._looked = clock()
         self._closed = False
+        self._annealing = Annealing()
         self._waiting = 0
         self._added = self._overwritten = self._overwritten_samples = self._left = self._misses = 0
         self._take_parameters(parameters or Parameters())
@@ -279,10 +281,10 @@ class Pool:
             raise ValueError(f"a batch has from 1 to {MOST_BATCH} samples, got {samples}")
         layout = self._layout
         ready = self._ready(layout, samples, out)
-        picks, drawn_by, parameters = self._draw(samples, timeout)
+        picks, drawn_by, parameters, beta = self._draw(samples, timeout)
         if drawn_by is not layout:  # parameters changed while waiting
             ready = self._ready(drawn_by, samples, out)
-        return _pooled(picks, drawn_by, parameters, ready)
+        return _pooled(picks, drawn_by, parameters, beta, ready)
 
     def _ready(self, layout: cache.Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
         """Arrays for a batch: the caller's, or new ones."""
@@ -294,14 +296,14 @@ class Pool:
             place(self.schema, made, out)
         return made
 
-    def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, cache.Layout, Parameters]":
-        """The samples of a batch, taken but not copied, and what they were drawn under."""
+    def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, cache.Layout, Parameters, float]":
+        """The samples of a batch, taken but not copied, and what they were drawn under, beta last."""
         with self._lock:
             self._look()
             picks = self._try(samples)
             if picks is None:
                 picks = self._wait(samples, timeout or 0.0)
-            return picks, self._layout, self._parameters
+            return picks, self._layout, self._parameters, self._annealing.next(self._parameters)
 
     def _try(self, samples: int) -> "_core.Picks | None":
         if self._closed:
@@ -407,10 +409,12 @@ class Pool:
         return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
 
 
-def _pooled(picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, gathered: Gathered) -> Pooled:
+def _pooled(
+    picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, beta: float, gathered: Gathered
+) -> Pooled:
     layout.gather(picks, gathered)
     importance = np.empty(picks.size, np.float32)
-    divisor = picks.importance(parameters.importance_exponent, parameters.normalize == "global", importance)
+    divisor = picks.importance(beta, parameters.normalize == "global", importance)
     return Pooled(gathered, importance, divisor, picks.left_out)
 
 
@@ -507,8 +511,10 @@ def finish(
     layout: cache.Layout,
     parameters: Parameters,
     seed: int,
+    beta: float,
 ) -> Pooled:
-    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`.
+    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`,
+    its importance made with exponent `beta`.
 
     A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
 
@@ -526,4 +532,4 @@ def finish(
     picks = _core.assemble(
         layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
     )
-    return _pooled(picks, layout, parameters, layout.allocate(picks.size))
+    return _pooled(picks, layout, parameters, beta, layout.allocate(picks.size))

@@ -53,6 +53,7 @@ from .errors import (
 from .limits import Limits
 from .models import Model, check_topic, make
 from .parameters import Parameters
+from .sampling import Annealing
 from .schema import Schema
 from .sockets import Context
 from .version import SOFTWARE
@@ -209,6 +210,7 @@ class Reader(Node):
         self._parameters, self._parameters_version = Parameters(), 0
         self._finished = False
         self._batches = self._samples = self._short = 0
+        self._annealing = Annealing()
         self._waited = 0.0
         self._feedback_given = self._feedback_lost = 0
         self._last_shortage = (0, 0)  # samples kept for this reader, clients
@@ -751,7 +753,8 @@ class Reader(Node):
             self._short += max(0, made.wanted - samples)
             if samples < made.wanted:
                 return  # a server had less than it said, or went away: these samples are lost, the next round is whole
-            drawn = pool.finish(made.plan, held, made.layout, made.parameters, self._rng.getrandbits(64))
+            beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
+            drawn = pool.finish(made.plan, held, made.layout, made.parameters, seed, beta)
         except ProtocolError as error:
             self._wrong[error.code] = self._wrong.get(error.code, 0) + 1
             self._look_soon()  # perhaps parameters changed

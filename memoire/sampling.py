@@ -25,12 +25,26 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True)
+class Linear:
+    """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
+
+    start: float
+    end: float
+    batches: int
+    """Batches until it is there. At least 0."""
+
+
+@dataclass(frozen=True)
 class Uniform:
     """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
 
+    stratified: bool = False
+    """One sample from each of as many segments of equal probability as a draw has samples."""
+
     def fields(self) -> dict[str, Any]:
         """Fields of `Parameters`, for its `replace`."""
-        return {"priority_exponent": 0.0, "importance_exponent": 0.0, "normalize": "batch"}
+        chances = _fields("proportional", 0.0, self.stratified)
+        return chances | _correction(0.0, "batch")
 
 
 @dataclass(frozen=True)
@@ -42,21 +56,98 @@ class Prioritized:
 
     exponent: float = 0.6
     """alpha: 0 is uniform, 1 follows the priorities fully. At least 0."""
-    beta: float = 0.4
-    """How far importance corrects for the drawing: 1 fully. In [0, 1]."""
+    beta: float | Linear = 0.4
+    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
     normalize: Normalize = "batch"
     """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    stratified: bool = False
+    """One sample from each of as many segments of equal probability as a draw has samples."""
 
     def __post_init__(self) -> None:
         Parameters().replace(**self.fields())
 
     def fields(self) -> dict[str, Any]:
         """Fields of `Parameters`, for its `replace`."""
-        return {
-            "priority_exponent": self.exponent,
-            "importance_exponent": self.beta,
-            "normalize": self.normalize,
-        }
+        chances = _fields("proportional", self.exponent, self.stratified)
+        return chances | _correction(self.beta, self.normalize)
+
+
+@dataclass(frozen=True)
+class RankBased:
+    """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
+
+    A few huge priorities change little here. Ranks are exact at each draw, and chances too: where the paper draws
+    uniformly within segments whose ends it computes now and then, these segments are as the power law has them, for
+    however many entries there are. Schaul et al., ICLR 2016, section 3.3 and appendix B.2.1.
+
+    Each actor of a cluster ranks its own entries. Raises ParameterError when made with a field outside its range.
+    """
+
+    exponent: float = 0.7
+    """alpha: 0 is uniform, 1 draws rank 1 twice as often as rank 2. At least 0."""
+    beta: float | Linear = 0.5
+    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
+    normalize: Normalize = "batch"
+    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    stratified: bool = True
+    """One sample from each of as many segments of equal probability as a draw has samples."""
+
+    def __post_init__(self) -> None:
+        Parameters().replace(**self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        chances = _fields("rank", self.exponent, self.stratified)
+        return chances | _correction(self.beta, self.normalize)
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance
+    is 1.
+
+    For comparison: noise keeps an entry on top, and what looked easy once is never seen again. Schaul et al., ICLR
+    2016, section 3.2.
+    """
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        return _fields("greedy", 1.0, False) | _correction(0.0, "batch")
+
+
+class Annealing:
+    """Counts the batches of whoever draws, and says each one's beta; begins anew when how beta goes is changed.
+
+    Not thread-safe: the owner locks.
+    """
+
+    def __init__(self) -> None:
+        self._course: tuple[float, float | None, int] | None = None
+        self.batches = 0
+        """Batches drawn on this course."""
+
+    def next(self, parameters: Parameters) -> float:
+        """The importance exponent of the batch that is drawn now."""
+        course = (parameters.importance_exponent, parameters.importance_final, parameters.importance_batches)
+        if course != self._course:
+            self._course, self.batches = course, 0
+        self.batches += 1
+        return parameters.beta(self.batches - 1)
+
+
+def _fields(prioritization: str, exponent: float, stratified: bool) -> dict[str, Any]:
+    return {"prioritization": prioritization, "priority_exponent": exponent, "stratified": stratified}
+
+
+def _correction(beta: float | Linear, normalize: Normalize) -> dict[str, Any]:
+    """How importance corrects; a constant beta also ends a former schedule."""
+    grows = beta if isinstance(beta, Linear) else Linear(beta, beta, 0)
+    return {
+        "importance_exponent": grows.start,
+        "importance_final": grows.end if isinstance(beta, Linear) else None,
+        "importance_batches": grows.batches,
+        "normalize": normalize,
+    }
 
 
 def importance(

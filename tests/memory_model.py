@@ -156,8 +156,11 @@ class Model:
             return 0.0
         if not episode.ended and t + parameters.multi_step > len(episode.entries) - 1:
             return 0.0
-        factor = 1.0 if entry.priority is None else entry.priority**parameters.priority_exponent
-        return entry.init_w * episode.multiplier * factor
+        share = entry.init_w * episode.multiplier
+        if parameters.prioritization == "proportional":
+            return share if entry.priority is None else share * entry.priority**parameters.priority_exponent
+        # What entries are ranked by: the priority itself, and one of 0 comes last instead of nowhere.
+        return 0.0 if share == 0.0 else max(share * (1.0 if entry.priority is None else entry.priority), 1e-280)
 
     def weights(self) -> dict[int, float]:
         return {

@@ -91,6 +91,8 @@ class Walk:
             reward_coeff=self.choose([(1.0,), (0.5,), tuple(np.linspace(2.0, 0.0, size))]),
             start=self.choose(["skip", "repeat", "zero"]),
             next=self.schema.names,
+            prioritization=self.choose(["proportional", "proportional", "rank", "greedy"]),
+            stratified=self.choose([False, True]),
         )
 
     def values(self, axes: tuple = ()) -> tuple:
@@ -248,8 +250,9 @@ class Walk:
         assert memory.num_entries == len(expected)
         assert memory.num_episodes == len(self.model.closed)
         numbers = np.array(list(expected), np.int64)
-        weights = memory.weights(numbers)
+        weights = memory._inside()["weights"][numbers % memory.capacity]
         np.testing.assert_allclose(weights, list(expected.values()), rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(memory.weights(numbers), self.masses(numbers, weights), rtol=1e-12)
         np.testing.assert_allclose(memory.max_priority, self.model.max_priority, rtol=1e-4)
         if self.gone:
             with pytest.raises(StaleEntry):
@@ -262,6 +265,16 @@ class Walk:
         assert set(memory.draw(20)) <= set(drawable)
         chosen = drawable if len(drawable) < 6 else self.rng.choice(drawable, 6, replace=False)
         self.compare(memory.gather(chosen), chosen)
+
+    def masses(self, numbers: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """What chances are proportional to, given weights: of equal ones the entry in the lower row comes first."""
+        parameters = self.memory.parameters
+        if parameters.prioritization == "proportional":
+            return weights
+        ranks = np.empty(len(numbers))
+        ranks[np.lexsort((numbers % self.memory.capacity, -weights))] = np.arange(1, len(numbers) + 1)
+        exponent = parameters.priority_exponent if parameters.prioritization == "rank" else 0.0
+        return np.where(weights > 0.0, ranks**-exponent, 0.0)
 
     def compare(self, got: Any, numbers: np.ndarray) -> None:
         for i, number in enumerate(numbers.tolist()):

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "version", "_core", "parameters", "schema"},
     "what decides": {
-        "memory", "sampling", "writer", "batch", "buffer", "cache", "pool", "wire", "calls", "ledger", "logbook", "models",
-        "desk", "journal", "subscriptions",
+        "memory", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
+        "calls", "ledger", "logbook", "models", "desk", "journal", "subscriptions",
     },
     "what touches the world": {"sockets", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},

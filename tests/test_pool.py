@@ -655,7 +655,7 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
         payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
         if payload is not None:
             helds.append(cache.check(payload, layout, checksum=_core.checksum(payload)))
-    return finish(chosen, helds, layout, pools[0].parameters, seed=9)
+    return finish(chosen, helds, layout, pools[0].parameters, seed=9, beta=pools[0].parameters.importance_exponent)
 
 
 @pytest.mark.parametrize("parameters", [PLAIN, STACKED, STACKED.replace(prev=("action",), next=())])
@@ -784,7 +784,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     layout = cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
     held = cache.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
-        finish(chosen, [held], layout, PLAIN, 0)
+        finish(chosen, [held], layout, PLAIN, 0, 0.4)
 
 
 def test_samples_of_a_client_without_a_share_are_refused() -> None:
@@ -798,7 +798,7 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
     layout = cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
     with pytest.raises(ProtocolError, match="not asked for"):
-        finish(chosen, [cache.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0)
+        finish(chosen, [cache.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0, 0.4)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
