@@ -502,7 +502,7 @@ ACCOUNT: Final = np.dtype(
         ("first_seen", "<f8"),  # unix
         ("last_seen", "<f8"),
         ("label", "<u4"),
-        ("zero", "<u4"),
+        ("flags", "<u4"),  # 1: said goodbye
     ]
 )
 _ACCOUNT_COUNTS: Final = [name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name != "home"]
@@ -536,8 +536,8 @@ def unpack_accounts(packed: bytes) -> NDArray[np.void]:
     for name in ("returns_sum", "first_seen", "last_seen"):
         if not np.isfinite(rows[name]).all():
             raise ValueError(f"{name} of a client is not finite")
-    if rows["zero"].any():
-        raise ValueError("bytes that must be 0 are not")
+    if (rows["flags"] > 1).any():
+        raise ValueError("flags of a client that this version does not have")
     return rows
 
 

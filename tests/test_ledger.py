@@ -1,6 +1,5 @@
 """The ledger against a slow model, whatever is lost, doubled or late; and the byte window's identity under faults."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
