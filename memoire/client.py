@@ -110,6 +110,12 @@ class ClientStats:
     dropped_lines: int
     parameters_version: int
     models: dict[str, int]
+    skipped_models: int
+    """Versions between two that came, over all topics: passed over, because newer ones were there."""
+    fetched_bytes: int
+    """Of models, asked for beyond what notices brought."""
+    resubscribed: int
+    """Topics subscribed to again, because their notices did not come."""
     updates: int
     """UPDATE messages that were answered."""
     resends: int
@@ -605,9 +611,12 @@ class Client(Node):
                 dropped_lines=self._outbox.dropped,
                 parameters_version=self._parameters_version,
                 models=self._topics.versions(),
+                skipped_models=self._topics.skipped,
+                fetched_bytes=self._topics.fetched_bytes,
+                resubscribed=self._topics.resubscribed,
                 updates=self._updates,
                 resends=self._channel.resends,
-                refused=dict(self._channel.refused) | self._refused_notices,
+                refused=dict(self._channel.refused) | self._refused_notices | dict(self._topics.refused),
                 silent=time.monotonic() - self._channel.heard_at,
                 applied=self._applied,
                 stale=self._stale,
@@ -699,7 +708,7 @@ class Client(Node):
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
     def _next_time(self) -> float:
-        return min(self._channel.next_time(), self._update_due())
+        return min(self._channel.next_time(), self._update_due(), self._topics.next_time())
 
     def _update_due(self) -> float:
         """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another run."""
@@ -724,6 +733,7 @@ class Client(Node):
             self._hello()  # its answer opens the other sockets anew
         if self._sub is not None and self._sub in ready:
             self._take_notices()
+        self._topics.turn()
         self._send_pushes()
         if time.monotonic() >= self._update_due():
             self._send_update()
@@ -803,6 +813,8 @@ class Client(Node):
             self._changed.notify_all()
         if former is not None:
             self._news_due = 0.0  # a home that is new, or was away, is told at once
+            if told.run_name != former.run_name:
+                self._topics.begin_run()
         if former is not None and told.epoch != former.epoch and told.home_name == former.home_name:
             self._topics.restarted()
         self._topics.announced(told.models)
@@ -1013,8 +1025,8 @@ class Client(Node):
         self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, wire.topic_frame(topic))
         return True
 
-    def _fetch(self, topic: str, version: int, offset: int, finish: Callable[[Answer], None]) -> None:
-        self._channel.ask(wire.Fetch(topic=topic, version=version, offset=offset), finish)
+    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
+        self._channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
 
     def _take_notices(self) -> None:
         assert self._sub is not None
@@ -1024,11 +1036,11 @@ class Client(Node):
                 return
             try:
                 message = wire.parse_notice(frames, self._limits)
-                if isinstance(message.body, wire.Notice):
-                    self._topics.noticed(message.body, message.payload)
-                else:
+                if not isinstance(message.body, wire.Notice):
                     soon = time.monotonic() + self._rng.uniform(0.0, NEWS_WITHIN)
                     self._news_due = min(self._news_due, soon)
+                elif message.header.run in (0, self._channel.run):
+                    self._topics.noticed(message.body, message.payload)
             except ProtocolError as error:
                 self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
 

@@ -23,7 +23,7 @@ from .errors import MemoireError, ProtocolError
 from .ledger import Account, Ledger
 from .limits import Limits
 from .logbook import Entry, Logbook
-from .models import Assembly, Model, ModelStore, StaleVersion
+from .models import Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
 from .pool import Pool
 from .schema import Schema
@@ -310,20 +310,25 @@ class Desk:
         size = len(content)
         if size > self.limits.model_bytes:
             raise ValueError(f"a model of {size} bytes; {self.limits.model_bytes} are allowed (limits.model_bytes)")
+        made = make(topic, content, 0)  # hashed here: nobody else has to wait for that
         with self.lock:
-            model = self.models.publish(topic, content, version)
+            model = self.models.add(made, version)
             self._on_model(model)
         return model
 
     def _publish(self, header: wire.Header, body: wire.Publish, payload: Any) -> Reply:
         with self.lock:
+            known = self.models.get(body.topic, body.version) if body.version else None
+            if known is not None and known.digest == body.sha256:  # published again, by who cannot know that it is here
+                self._uploads.pop((header.client, body.topic), None)
+                return Reply(wire.Published(topic=body.topic, received=body.size, version=body.version))
             assembly = self._upload(header.client, body)
             whole = assembly.add(body.offset, memoryview(b"" if payload is None else payload).cast("B"))
             if whole is None:
                 return Reply(wire.Published(topic=body.topic, received=assembly.offset))
             del self._uploads[header.client, body.topic]
             try:
-                model = self.models.publish(body.topic, whole.body.decode() if body.text else whole.body, body.version)
+                model = self.models.add(whole, body.version)
             except (StaleVersion, ValueError) as error:
                 raise ProtocolError("topic", str(error)) from error
             self._on_model(model)
@@ -337,13 +342,16 @@ class Desk:
                 raise ProtocolError("missing", f"a stretch at {body.offset} of a model whose beginning is not here")
             assembly = Assembly(body.topic, 0, body.size, body.sha256, body.text, byte_limit=self.limits.model_bytes)
             self._uploads[key] = assembly
-            while len(self._uploads) > MOST_UPLOADS:
-                self._uploads.popitem(last=False)
+        self._uploads.move_to_end(key)
+        while len(self._uploads) > MOST_UPLOADS or (
+            len(self._uploads) > 1 and sum(kept.offset for kept in self._uploads.values()) > self.limits.model_bytes
+        ):
+            self._uploads.popitem(last=False)  # begun and not gone on with: its publisher begins again, if it is there
         return assembly
 
     def _fetch(self, header: wire.Header, body: wire.Fetch, _: Any) -> Reply:
         with self.lock:
-            model = self.models.get(body.topic, body.version)
+            model = self.models.serve(body.topic, body.version)
         return chunk_of(model, body, self.limits)
 
     # ------------------------------------------------------------------------------------------------ learners

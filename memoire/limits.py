@@ -35,8 +35,12 @@ class Limits:
     """Largest msgpack tail of a message."""
     model_bytes: int = 1 * GiB
     """Bytes of models a node keeps over all topics; at least the newest of each is kept."""
-    model_chunk: int = 512 * KiB
+    model_chunk: int = 256 * KiB
     """Bytes of one chunk of a model body."""
+    model_window: int = 4
+    """Chunks of one body that may be asked for before the first of them has come."""
+    model_spread: float = 0.5
+    """Seconds within which clients begin with a large body, each at a random moment; less for smaller ones."""
     inline_model: int = 16 * KiB
     """Largest body that travels inside its notice."""
     log_lines: int = 10_000

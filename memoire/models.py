@@ -7,8 +7,10 @@ the newest few of each topic; who comes late asks for the newest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from .errors import MemoireError, ProtocolError
 
@@ -17,6 +19,10 @@ MOST_TOPICS = 256
 MOST_VERSIONS = 256
 SMALL_BYTES = 1 << 22
 """Bytes of a topic's versions that are kept beyond the newest few: short messages can be fetched by who missed them."""
+LEASE = 10.0
+"""Seconds for which a version that somebody fetches is kept, however many newer ones come: where models are published
+faster than a slow client can fetch one, it would never hold a whole one otherwise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +80,23 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
 
 
 class ModelStore:
-    """The newest few models of each topic, within a number of bytes; more of them while they are small.
+    """The newest few models of each topic, within a number of bytes; more while they are small or being fetched.
 
     Not thread-safe: the owner locks.
+
+    Args:
+        byte_limit: Bytes over all topics; the newest of each stays, whatever it weighs.
+        keep: Versions of a topic that are kept at least, within the bytes.
+        clock: Seconds, of any beginning.
     """
 
-    def __init__(self, byte_limit: int, *, keep: int = 4) -> None:
+    def __init__(self, byte_limit: int, *, keep: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
+        self._passed: dict[str, int] = {}  # newest versions that a former run had
+        self._leases: dict[tuple[str, int], float] = {}  # until when somebody fetches this version
         self._byte_limit = byte_limit
         self._keep = keep
+        self._clock = clock
         self.bytes = 0
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
@@ -92,41 +106,61 @@ class ModelStore:
             StaleVersion: the topic has this version or a newer one.
             ValueError: the topic is malformed, or one too many.
         """
-        newest = self.version(check_topic(topic))
+        return self.add(make(topic, content, 0), version)
+
+    def add(self, made: Model, version: int = 0) -> Model:
+        """`publish` of a model that was made (and hashed) before, perhaps outside of the owner's lock."""
+        newest = self.version(check_topic(made.topic))
         if version and version <= newest:
-            raise StaleVersion(topic, version, newest)
-        model = make(topic, content, version or newest + 1)
+            raise StaleVersion(made.topic, version, newest)
+        model = replace(made, version=version or newest + 1)
         if not self.put(model):
-            raise ValueError(f"topic {topic!r} is one too many: a node keeps {MOST_TOPICS} topics")
+            raise ValueError(f"topic {made.topic!r} is one too many: a node keeps {MOST_TOPICS} topics")
         return model
 
     def put(self, model: Model) -> bool:
         """Store a model that somebody else made; False (and nothing stored) unless it is the newest of its topic."""
+        if model.version <= self.version(model.topic):
+            return False
         versions = self._topics.get(model.topic)
         if versions is None:
             if len(self._topics) >= MOST_TOPICS:
                 return False
             versions = self._topics[model.topic] = {}
-        elif model.version <= next(reversed(versions)):
-            return False
         versions[model.version] = model
         self.bytes += model.size
-        while len(versions) > self._keep and (
-            len(versions) > MOST_VERSIONS or sum(kept.size for kept in versions.values()) > SMALL_BYTES
-        ):
-            self._drop_oldest(versions)
+        self._thin(model.topic, versions)
         self._shrink()
         return True
 
-    def _drop_oldest(self, versions: dict[int, Model]) -> None:
-        self.bytes -= versions.pop(next(iter(versions))).size
+    def _thin(self, topic: str, versions: dict[int, Model]) -> None:
+        """Drop the topic's versions beyond those that are kept, but for those that somebody fetches now."""
+        for version in list(versions)[:-1]:
+            is_small = sum(kept.size for kept in versions.values()) <= SMALL_BYTES and len(versions) <= MOST_VERSIONS
+            if len(versions) <= self._keep or is_small:
+                return
+            if not self._is_leased(topic, version):
+                self._drop(topic, version)
+
+    def _drop(self, topic: str, version: int) -> None:
+        self.bytes -= self._topics[topic].pop(version).size
+        self._leases.pop((topic, version), None)
+
+    def _is_leased(self, topic: str, version: int) -> bool:
+        return self._leases.get((topic, version), 0.0) > self._clock()
 
     def _shrink(self) -> None:
+        """Keep to the bytes: the oldest of the largest topic goes first, one that is being fetched only at the end."""
         while self.bytes > self._byte_limit:
-            shrinkable = [versions for versions in self._topics.values() if len(versions) > 1]
-            if not shrinkable:
-                return  # the newest of each topic stays, whatever it weighs
-            self._drop_oldest(max(shrinkable, key=lambda versions: sum(model.size for model in versions.values())))
+            older = [(topic, version) for topic, versions in self._topics.items() for version in list(versions)[:-1]]
+            if not older:
+                return
+            free = [place for place in older if not self._is_leased(*place)] or older
+            largest = max({topic for topic, _ in free}, key=self._topic_bytes)
+            self._drop(*next(place for place in free if place[0] == largest))
+
+    def _topic_bytes(self, topic: str) -> int:
+        return sum(model.size for model in self._topics[topic].values())
 
     def newest(self, topic: str) -> Model | None:
         """The topic's newest model, when it has one."""
@@ -137,10 +171,17 @@ class ModelStore:
         """The version asked for, or the newest where `version` is 0; None when it is not (or no longer) here."""
         return self._topics.get(topic, {}).get(version) if version else self.newest(topic)
 
+    def serve(self, topic: str, version: int) -> Model | None:
+        """`get` for somebody who fetches it chunk by chunk: it stays until nobody asked for `LEASE` seconds."""
+        model = self.get(topic, version)
+        if model is not None:
+            self._leases[topic, model.version] = self._clock() + LEASE
+        return model
+
     def version(self, topic: str) -> int:
-        """Newest version of the topic, 0 when there is none."""
+        """Newest version of the topic, also one of a former run; 0 when there is none."""
         versions = self._topics.get(topic)
-        return next(reversed(versions)) if versions else 0
+        return next(reversed(versions)) if versions else self._passed.get(topic, 0)
 
     def versions(self) -> dict[str, int]:
         """Newest version of each topic."""
@@ -148,8 +189,17 @@ class ModelStore:
 
     def forget(self, topic: str) -> None:
         """Drop a topic with all its versions: its publisher began anew and counts from 1."""
-        for model in self._topics.pop(topic, {}).values():
-            self.bytes -= model.size
+        self._passed.pop(topic, None)
+        for version in list(self._topics.get(topic, {})):
+            self._drop(topic, version)
+        self._topics.pop(topic, None)
+
+    def renew(self) -> None:
+        """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
+        self._passed = (self._passed | self.versions()) if len(self._passed) < MOST_TOPICS else self.versions()
+        self._topics.clear()
+        self._leases.clear()
+        self.bytes = 0
 
     def __iter__(self) -> Iterator[Model]:
         return (model for versions in self._topics.values() for model in versions.values())
@@ -159,59 +209,92 @@ class ModelStore:
         assert self.bytes == sum(model.size for model in self)
         for topic, versions in self._topics.items():
             assert versions and list(versions) == sorted(versions)
-            size = sum(model.size for model in versions.values())
-            assert len(versions) <= self._keep or (len(versions) <= MOST_VERSIONS and size <= SMALL_BYTES)
+            size = self._topic_bytes(topic)
+            free = [version for version in list(versions)[:-1] if not self._is_leased(topic, version)]
+            assert len(versions) <= self._keep or not free or (len(versions) <= MOST_VERSIONS and size <= SMALL_BYTES)
             assert all(model.topic == topic and model.version == v for v, model in versions.items())
+            assert next(iter(versions)) > self._passed.get(topic, 0)
+        assert all(version in self._topics.get(topic, {}) for topic, version in self._leases)
         if self.bytes > self._byte_limit:
             assert all(len(versions) == 1 for versions in self._topics.values())
 
 
 class Assembly:
-    """A body on its way, chunk by chunk, in order; checked against its size and SHA-256 before anybody sees it."""
+    """A body on its way, chunk by chunk; checked against its size and SHA-256 before anybody sees it.
 
-    def __init__(self, topic: str, version: int, size: int, digest: bytes, is_text: bool, *, byte_limit: int) -> None:
+    It is hashed as it comes, and handed out without another copy: a body is in memory once.
+
+    Args:
+        early: Chunks that are kept at most until the one before them has come.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        version: int,
+        size: int,
+        digest: bytes,
+        is_text: bool,
+        *,
+        byte_limit: int,
+        early: int = 0,
+    ) -> None:
         if not 0 <= size <= byte_limit:
             raise ProtocolError(
                 "too_large", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}"
             )
         self.topic, self.version, self.size = topic, version, size
         self.digest, self._is_text = digest, is_text
-        # Grown as chunks come, never reserved by what a notice claims.
-        self._body = bytearray()
-
-    @property
-    def offset(self) -> int:
-        """Where the next chunk begins."""
-        return len(self._body)
+        # Grown as chunks come, never reserved by what a notice claims. A BytesIO gives its bytes away uncopied.
+        self._body = io.BytesIO()
+        self._hash = hashlib.sha256()
+        self._most_early = early
+        self._early: dict[int, bytes] = {}
+        self.offset = 0
+        """Where the next chunk begins: all before it is here."""
 
     def add(self, offset: int, chunk: bytes | memoryview) -> Model | None:
-        """Append a chunk; a repeated one is ignored. Returns the model when it is whole.
+        """Take a chunk; a repeated one is ignored. Returns the model when it is whole.
 
         Raises:
             ProtocolError: the chunk leaves a gap or goes beyond the end, or the whole has another hash.
         """
-        if offset < len(self._body):
+        if offset < self.offset:
             return None
-        if offset > len(self._body) or offset + len(chunk) > self.size:
-            detail = f"chunk {offset}+{len(chunk)} does not follow {len(self._body)} of {self.size} bytes"
+        if offset + len(chunk) > self.size or (offset > self.offset and len(self._early) >= self._most_early):
+            detail = f"chunk {offset}+{len(chunk)} does not follow {self.offset} of {self.size} bytes"
             raise ProtocolError("index", detail)
         if not len(chunk) and self.size:
             raise ProtocolError("index", f"an empty chunk at {offset} of {self.size} bytes")
-        self._body += chunk
-        return self._finish() if len(self._body) == self.size else None
+        if offset > self.offset:
+            self._early[offset] = bytes(chunk)
+            return None
+        self._append(chunk)
+        while (kept := self._early.pop(self.offset, None)) is not None:
+            self._append(kept)
+        for passed in [place for place in self._early if place < self.offset]:
+            del self._early[passed]
+        return self._finish() if self.offset == self.size else None
+
+    def _append(self, chunk: bytes | memoryview) -> None:
+        self._body.write(chunk)
+        self._hash.update(chunk)
+        self.offset += len(chunk)
 
     def _finish(self) -> Model:
-        body = bytes(self._body)
-        if hashlib.sha256(body).digest() != self.digest:
+        self._early.clear()
+        if self._hash.digest() != self.digest:
             detail = f"model {self.topic!r} version {self.version} has another SHA-256 than announced"
             raise ProtocolError("payload", detail)
+        body = self._body.getvalue()
         if self._is_text:
-            _check_text(body, self.topic)
+            check_text(body, self.topic, self.version)
         return Model(self.topic, self.version, body, self._is_text, self.digest)
 
 
-def _check_text(body: bytes, topic: str) -> None:
+def check_text(body: bytes, topic: str, version: int) -> None:
+    """Raise ProtocolError (code "value") unless a body that says it is text is UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("value", f"model {topic!r} says it is text and is not UTF-8") from error
+        raise ProtocolError("value", f"model {topic!r} version {version} says it is text and is not UTF-8") from error

@@ -23,7 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -35,7 +35,8 @@ from .desk import chunk_of
 from .errors import Closed, EndpointError, ForkedError, MemoireError, ProtocolError
 from .limits import Limits, MiB
 from .models import Model, ModelStore
-from .server import ENVELOPE, newest_of, notice_of
+from .notices import Notices, notice_of
+from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics
 from .worker import Node, Worker, close_at_exit
@@ -53,6 +54,9 @@ GRACE = 10.0
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
 MESSAGES_PER_TURN = 200
+HOLD = 5.0
+"""Seconds for which a request for a chunk waits for a model that is on its way here, before its server is asked."""
+MOST_HELD = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,23 @@ class Lane:
         return True
 
 
+class _Source(NamedTuple):
+    """Where the newest model of a topic came from."""
+
+    back: _Back
+    epoch: int
+    run: int
+
+
+class _Held(NamedTuple):
+    """A request for a chunk of a model that is on its way here."""
+
+    until: float
+    topic: str
+    version: int
+    frames: list[zmq.Frame]
+
+
 class _Back:
     """One address behind the proxy. Everything here belongs to the proxy's thread."""
 
@@ -138,8 +159,15 @@ class _Back:
         self.sub: Socket | None = None
         self._renewals = 0  # of the channel, that the other sockets have followed
         self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
+        self.run = 0  # hash of the run that is counted there
+        self._is_hearing = False
         self.topics = Topics(
-            limits, self._fetch, lambda *_: True, proxy._worker.post, functools.partial(proxy._published, self)
+            limits,
+            self._fetch,
+            self._hear,
+            proxy._worker.post,
+            functools.partial(proxy._published, self),
+            proxy._find,
         )
         self.look_at = 0.0
         self._looking = False
@@ -170,6 +198,7 @@ class _Back:
                 self._proxy._reply(self, frames)
         if self.sub is not None and self.sub in ready:
             self._take_notices(self.sub)
+        self.topics.turn()
         self._send(self.dealer, self.requests, reading=True)
         if self.push is not None:
             self._send(self.push, self.caches, reading=False)
@@ -192,7 +221,7 @@ class _Back:
         self._writing.pop(made, None)
 
     def next_time(self) -> float:
-        return min(self.channel.next_time(), float("inf") if self._looking else self.look_at)
+        return min(self.channel.next_time(), self.topics.next_time(), float("inf") if self._looking else self.look_at)
 
     def _send(self, made: Socket, lane: Lane, *, reading: bool) -> None:
         blocked = not lane.send(made)
@@ -216,6 +245,9 @@ class _Back:
         if self.epochs.get(told.home_name, told.epoch) != told.epoch:
             self.topics.restarted()
         self.epochs[told.home_name] = told.epoch
+        if self.run not in (0, answer.header.run):
+            self._proxy._begin_run(self)
+        self.run = answer.header.run
         self.welcome = told
         self.names = tuple(told.servers or [told.home_name])
         self._proxy._learned(self)
@@ -232,8 +264,16 @@ class _Back:
         if told.endpoints.publish:
             sub = sockets.subscriber(context, limits.request_bytes)
             sockets.connect(sub, sockets.seen_from(self.endpoint, told.endpoints.publish))
-            sub.setsockopt(zmq.SUBSCRIBE, b"")
             self.sub = self.doors.add(sub)
+            self._is_hearing = False
+            self._hear("", True)
+
+    def _hear(self, _: str, wanted: bool) -> bool:
+        """Subscribe to all topics at once, or end that."""
+        if self.sub is not None and wanted != self._is_hearing:
+            self.sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, b"")
+            self._is_hearing = wanted
+        return self._is_hearing
 
     def _want(self, topic: str) -> None:
         try:
@@ -249,13 +289,16 @@ class _Back:
             try:
                 message = wire.parse_notice(frames, self._proxy._limits)
                 assert isinstance(message.body, wire.Notice)
+                if message.header.run not in (0, self.run):
+                    self.look_at = 0.0  # another run than its server counted when it was asked last
+                    continue
                 self._want(message.body.topic)
                 self.topics.noticed(message.body, message.payload)
             except ProtocolError as error:
                 self._proxy._refused[error.code] += 1
 
-    def _fetch(self, topic: str, version: int, offset: int, finish: Any) -> None:
-        self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset), finish)
+    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Any) -> None:
+        self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
 
 
 class Proxy(Node):
@@ -302,7 +345,10 @@ class Proxy(Node):
         self._homes: dict[int, _Back] = {}
         self._pending: deque[list[zmq.Frame]] = deque(maxlen=PENDING)
         self._models = ModelStore(self._limits.model_bytes)
-        self._sources: dict[str, tuple[_Back, int]] = {}  # who the newest model of a topic came from, and its epoch
+        self._sources: dict[str, _Source] = {}  # of the newest model of each topic
+        self._notices = Notices(time.monotonic())
+        # Requests for chunks of models that are on their way here, by client and number, and when to ask the server.
+        self._held: dict[tuple[bytes, int], _Held] = {}
         self._worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
         self._backs: list[_Back] = []
         beside = sockets.beside(front)
@@ -409,18 +455,23 @@ class Proxy(Node):
     def _next_time(self) -> float:
         waiting = bool(self._pending and self._homes)
         pending = self._started + SETTLE if waiting else float("inf")
-        return min(pending, *(back.next_time() for back in self._backs))
+        held = min((each.until for each in self._held.values()), default=float("inf"))
+        return min(pending, held, self._notices.next_time(), *(back.next_time() for back in self._backs))
 
     def _turn(self, ready: dict[object, int]) -> None:
         if self._router in ready:
             self._take_requests()
         if self._pull in ready:
             self._take_caches()
+        now = time.monotonic()
         if self._pub in ready:
-            for model in newest_of(self._models, sockets.subscribed(self._pub)):
-                sockets.send(self._pub, notice_of(model, self._limits, self._sources[model.topic][1]))
+            self._notices.subscribed(sockets.subscribed(self._pub), self._models, now)
+        for model in self._notices.due(self._models, now):
+            self._notice(model, again=True)
         for back in self._backs:
             back.turn(ready)
+        if self._held:
+            self._release([key for key, held in self._held.items() if now >= held.until])
         while self._pending and self._is_ready:
             self._request(self._pending.popleft())
 
@@ -439,7 +490,7 @@ class Proxy(Node):
         envelope, request = frames[: empty + 1], frames[empty + 1 :]
         try:
             header, _ = wire.parse_header(request, self._limits)
-            if header.type is wire.Type.FETCH and self._answer_fetch(envelope, request):
+            if header.type is wire.Type.FETCH and self._answer_fetch(frames, envelope, request):
                 return
             self._route(header, frames)
         except ProtocolError as error:
@@ -492,17 +543,55 @@ class Proxy(Node):
             body = wire.Refused(code=error.code, text=error.detail[:1000])
             sockets.send(self._router, [*envelope, *wire.reply(header, body)])
 
-    def _answer_fetch(self, envelope: list[zmq.Frame], request: list[zmq.Frame]) -> bool:
-        """Hand out a model that is kept here; False where the server has to be asked."""
+    def _answer_fetch(self, frames: list[zmq.Frame], envelope: list[zmq.Frame], request: list[zmq.Frame]) -> bool:
+        """Hand out a model that is kept here, or soon; False where the server has to be asked."""
         message = wire.parse(request, self._limits)
-        assert isinstance(message.body, wire.Fetch)
-        model = self._models.get(message.body.topic, message.body.version)
-        if model is None:
+        asked, header = message.body, message.header
+        assert isinstance(asked, wire.Fetch)
+        source = self._sources.get(asked.topic)
+        if source is not None and header.run not in (0, source.run):
             return False
-        reply = chunk_of(model, message.body, self._limits)
+        model = self._models.serve(asked.topic, asked.version)
+        if model is None:
+            return self._hold(frames, header, asked)
+        reply = chunk_of(model, asked, self._limits)
         self._requests += 1
-        sockets.send(self._router, [*envelope, *wire.reply(message.header, reply.body, payload=reply.payload)])
+        sockets.send(self._router, [*envelope, *wire.reply(header, reply.body, payload=reply.payload)])
         return True
+
+    def _hold(self, frames: list[zmq.Frame], header: wire.Header, asked: wire.Fetch) -> bool:
+        """Keep the request while the model is on its way here: it crosses the way behind this proxy once, not once for
+        each client. A client may have heard of it before this proxy has.
+        """
+        home = self._homes.get(header.home)
+        if home is not None and asked.version > self._models.version(asked.topic):
+            home.topics.announced({asked.topic: asked.version})
+        key = (header.client, header.sequence)
+        if key in self._held:
+            return True  # sent again: it is answered once
+        if len(self._held) >= MOST_HELD or not self._is_coming(asked.topic, asked.version):
+            return False
+        self._held[key] = _Held(time.monotonic() + HOLD, asked.topic, asked.version, frames)
+        return True
+
+    def _is_coming(self, topic: str, version: int) -> bool:
+        return any(back.topics.is_coming(topic, version) for back in self._backs)
+
+    def _release(self, keys: list[tuple[bytes, int]]) -> None:
+        """Answer what was held, from here or by the server."""
+        for key in keys:
+            frames = self._held.pop(key).frames
+            empty = next(place for place, frame in enumerate(frames) if not len(frame))
+            envelope, request = frames[: empty + 1], frames[empty + 1 :]
+            message = wire.parse(request, self._limits)
+            assert isinstance(message.body, wire.Fetch)
+            try:
+                if self._models.get(message.body.topic, message.body.version) is None:
+                    self._route(message.header, frames)
+                else:
+                    self._answer_fetch(frames, envelope, request)
+            except ProtocolError as error:
+                self._refuse(envelope, request, error)
 
     def _reply(self, back: _Back, frames: list[zmq.Frame]) -> None:
         """A server's reply to a client: handed on; WELCOME gets this proxy's own addresses."""
@@ -552,16 +641,34 @@ class Proxy(Node):
             # At once: a turn may bring more than the queue holds, while the server has room for all of it.
             back.caches.send(back.push)
 
+    def _find(self, topic: str, version: int, digest: bytes) -> Model | None:
+        """A model that came from another server already."""
+        model = self._models.get(topic, version)
+        return model if model is not None and model.digest == digest else None
+
     def _published(self, back: _Back, model: Model, is_renewed: bool, epoch: int) -> None:
         """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
         if back.welcome is not None and len(back.names) == 1:
             epoch = max(epoch, back.welcome.epoch)
-        source, _ = self._sources.get(model.topic, (back, 0))
-        if is_renewed and source is back:
+        source = self._sources.get(model.topic)
+        if is_renewed and (source is None or source.back is back):
             self._models.forget(model.topic)  # its publisher began anew and counts from 1
         if self._models.put(model):
-            self._sources[model.topic] = (back, epoch)
-            sockets.send(self._pub, notice_of(model, self._limits, epoch))
+            self._sources[model.topic] = _Source(back, epoch, back.run)
+            self._notice(model)
+        mine = [(key, held) for key, held in self._held.items() if held.topic == model.topic]
+        self._release([key for key, held in mine if held.version <= model.version or not self._is_coming(*held[1:3])])
+
+    def _notice(self, model: Model, *, again: bool = False) -> None:
+        source = self._sources[model.topic]
+        sockets.send(self._pub, notice_of(model, self._limits, epoch=source.epoch, run=source.run, again=again))
+
+    def _begin_run(self, back: _Back) -> None:
+        """The servers there count another run: the models of the former one are no longer handed out."""
+        back.topics.begin_run()
+        for topic in [topic for topic, source in self._sources.items() if source.back is back]:
+            self._models.forget(topic)
+            del self._sources[topic]
 
     def _at_end(self) -> None:
         for back in self._backs:

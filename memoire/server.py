@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from .ledger import Totals
 from .limits import Limits
 from .logbook import Entry, format_line
 from .logfile import LogFile
-from .models import Model, ModelStore
+from .models import Model
+from .notices import Notices, notice_of
 from .parameters import Parameters
 from .pool import Pool, Pooled
 from .sampling import Sampler
@@ -181,6 +182,7 @@ class Server(Node):
         self._logfile: LogFile | None = None
         self._log_due = 0.0
         self._notices: deque[Model] = deque()
+        self._again = Notices(time.monotonic())  # belongs to the thread
         self._pool = Pool(
             self.schema,
             chosen,
@@ -323,7 +325,9 @@ class Server(Node):
     # ------------------------------------------------------------------------------------------------ requests
 
     def _next_time(self) -> float:
-        return time.monotonic() if self._notices else self._log_due or float("inf")
+        if self._notices:
+            return time.monotonic()
+        return min(self._log_due or float("inf"), self._again.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
         for made in self._request_sockets.intersection(ready):
@@ -332,8 +336,8 @@ class Server(Node):
                 if frames is None:
                     break
                 self._serve(made, frames)
-        if self._pub is not None and self._pub in ready:
-            self._repeat_notices(self._pub)
+        if self._pub is not None:
+            self._repeat_notices(self._pub, self._pub in ready)
         self._send_notices()
         if self._log_due and time.monotonic() >= self._log_due:
             self._log_due = 0.0
@@ -370,11 +374,16 @@ class Server(Node):
             _log.exception("%s: a %s could not be answered", self.name, message.type.name)
             return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
-    def _repeat_notices(self, pub: Socket) -> None:
-        """Tell who has just subscribed what is newest: nothing published while it was connecting is missed."""
-        with self._desk.lock:
-            for model in newest_of(self._desk.models, sockets.subscribed(pub)):
-                sockets.send(pub, notice_of(model, self._limits, self._desk.epoch))
+    def _repeat_notices(self, pub: Socket, is_asked: bool) -> None:
+        """Tell who has just subscribed what is newest: nothing published while it was connecting is missed. And
+        everybody, every few seconds.
+        """
+        desk, now = self._desk, time.monotonic()
+        with desk.lock:
+            if is_asked:
+                self._again.subscribed(sockets.subscribed(pub), desk.models, now)
+            for model in self._again.due(desk.models, now):
+                sockets.send(pub, notice_of(model, self._limits, epoch=desk.epoch, run=desk.run, again=True))
 
     def _announce(self, model: Model) -> None:
         self._notices.append(model)
@@ -384,7 +393,8 @@ class Server(Node):
         while self._notices:
             model = self._notices.popleft()
             if self._pub is not None:
-                sockets.send(self._pub, notice_of(model, self._limits, self._desk.epoch))
+                desk = self._desk
+                sockets.send(self._pub, notice_of(model, self._limits, epoch=desk.epoch, run=desk.run))
 
     def _write_lines(self, lines: list[Entry]) -> None:
         if self._logfile is not None:
@@ -667,30 +677,6 @@ class Server(Node):
             raise ForkedError("this server", self._pid, os.getpid())
         if self._closing.is_set():
             raise Closed("this server")
-
-
-def notice_of(model: Model, limits: Limits, epoch: int) -> list[Any]:
-    """Frames that tell subscribers of a model; a small body is in them."""
-    body = wire.Notice(
-        topic=model.topic,
-        version=model.version,
-        size=model.size,
-        sha256=model.digest,
-        text=model.is_text,
-        epoch=epoch,
-    )
-    inline = model.body if 0 < model.size <= limits.inline_model else None
-    return [wire.topic_frame(model.topic), *wire.encode(body, payload=inline)]
-
-
-def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]:
-    """The newest model of each topic that was subscribed to; an empty subscription is to all of them."""
-    asked = set(subscriptions)
-    return [
-        model
-        for topic in models.versions()
-        if (b"" in asked or wire.topic_frame(topic) in asked) and (model := models.newest(topic)) is not None
-    ]
 
 
 def _default_name(endpoint: str | None) -> str:

@@ -1,23 +1,30 @@
 """What a client or proxy knows of the models of each topic: announced, on the way, here, and who waits for them.
 
-Bodies are fetched one at a time for each topic, in chunks, and are seen by nobody before their hash is right. No
+    notice v7 ─┐                                  ┌─ is it here already, or at a neighbour? then nothing is fetched
+    UPDATED v7 ┴▶ queue of the topic ─▶ fetching ─┼─ first chunk: says size and hash
+                                                  └─ a random pause, then a few chunks at a time ─▶ hash ─▶ delivered
+
+Bodies are fetched one at a time for each topic, in chunks, and are seen by nobody before their hash is right. What
+fails is forgotten, and asked for again when its version is announced the next time: that happens every few seconds. No
 socket: it is told of notices and answers, and asks through the functions it was made with.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from . import wire
 from .calls import Answer
 from .errors import Closed, MemoireError, MemoireTimeout, ProtocolError
 from .limits import Limits
-from .models import MOST_TOPICS, Assembly, Model
+from .models import MOST_TOPICS, Assembly, Model, check_text
 
 KEPT = 64
 """Models that wait for one subscription; the oldest are skipped beyond."""
@@ -25,7 +32,18 @@ KEPT_BYTES = 1 << 28
 MOST_MISSED = 64
 """Versions that are fetched after a gap in what was heard."""
 
-Fetch = Callable[[str, int, int, Callable[[Answer], None]], None]
+MOST_QUEUED = 256
+"""Versions of one topic that wait until the one that is being fetched is here; the oldest are skipped beyond."""
+STALL = 10.0
+"""Seconds without a chunk after which a newer version is fetched instead, where there is one."""
+UNHEARD = 12.0
+"""Seconds after which a version that a reply named, and no notice did, shows that the subscription was lost: notices
+are repeated more often.
+"""
+LARGE = 16 << 20
+"""Bytes of a body from which on the whole of `limits.model_spread` is used."""
+
+Fetch = Callable[[str, int, int, int, Callable[[Answer], None]], None]
 
 
 class Subscription:
@@ -50,35 +68,60 @@ class Subscription:
             self.skipped += 1
 
 
-class _Topic:
-    """One topic; under the lock of `Topics`."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A version that was announced, 0 for the newest; its hash where a notice said it."""
 
-    def __init__(self) -> None:
+    version: int
+    digest: bytes = b""
+
+
+class _Fetching:
+    """A body on its way."""
+
+    def __init__(self, version: int, now: float) -> None:
+        self.version = version
+        self.heard_at = now  # when the newest chunk came
+        self.assembly: Assembly | None = None
+        self.asked = 0  # everything before this offset was asked for
+        self.open = 0  # chunks that were asked for and have not come
+        self.stride = 0  # bytes of a chunk, as the first one came
+        self.resume_at = 0.0  # when the random pause is over
+
+
+class _Topic:
+    """One topic; belongs to the thread, but for `newest` and `subscriptions`, under the lock of `Topics`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.newest: Model | None = None
+        self.subscriptions: list[Subscription] = []
         self.epoch = 0  # newest one of a notice
         self.heard = 0  # newest version that was announced, fetched or not
-        self.subscriptions: list[Subscription] = []
+        self.noticed = 0  # the same, by notices alone
+        self.told: tuple[int, float] | None = None  # a version that a reply named before any notice, and when
         self.is_heard = False  # the socket is subscribed
-        self.queue: deque[Model | int] = deque()  # in order: a body that is here, or a version to fetch
-        self.assembly: Assembly | None = None
-        self.is_fetching = False
+        self.queue: deque[Model | _Wanted] = deque()  # in order: a body that is here, or a version to fetch
+        self.fetching: _Fetching | None = None
         self.asked_newest = False
         self.is_renewed = False  # the server began anew: a version that we know may name another model
 
 
 class Topics:
-    """All topics of one client.
+    """All topics of one client, or of one server behind a proxy.
 
-    `want`, `subscribe`, `newest`, `wait` and `receive` are called from any thread; the others inside of the client's
-    thread.
+    `want`, `subscribe`, `newest`, `wait` and `receive` are called from any thread; the others inside of the thread that
+    owns the sockets, which calls `turn` when `next_time` has come.
 
     Args:
-        fetch: Asks for a stretch of a body (topic, version or 0 for the newest, offset, what to do with the answer).
+        fetch: Asks for a stretch of a body (topic, version or 0 for the newest, offset, bytes or 0 for as many as the
+            node likes, what to do with the answer).
         hear: Subscribes the socket to a topic, or ends that; False while there is none.
-        post: Has the client's thread call a function soon.
+        post: Has the thread call a function soon.
         on_model: Told of each model that is complete, inside of the thread; whether its publisher began anew, so that
-        the
-            version may be lower than before; and the newest epoch that a notice of this topic had.
+            the version may be lower than before; and the newest epoch that a notice of this topic had.
+        find: A model that is here already, from another server, by topic, version and SHA-256.
+        rng: Of the random pauses.
     """
 
     def __init__(
@@ -88,12 +131,22 @@ class Topics:
         hear: Callable[[str, bool], bool],
         post: Callable[[Callable[[], None]], None],
         on_model: Callable[[Model, bool, int], None] = lambda model, is_renewed, epoch: None,
+        find: Callable[[str, int, bytes], Model | None] = lambda topic, version, digest: None,
+        rng: random.Random | None = None,
     ) -> None:
         self._limits, self._fetch, self._hear, self._post, self._on_model = limits, fetch, hear, post, on_model
+        self._find = find
+        self._rng = rng or random.Random()
         self._topics: dict[str, _Topic] = {}
         self._changed = threading.Condition()  # guards everything here
-        self.refused: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
         """Bodies that were refused, by code."""
+        self.skipped = 0
+        """Versions between two that came: published, and passed over because newer ones were there."""
+        self.fetched_bytes = 0
+        """Of all chunks that came."""
+        self.resubscribed = 0
+        """Topics that were subscribed to again, because notices of them did not come."""
 
     # From any thread
 
@@ -104,8 +157,8 @@ class Topics:
                 return
             if len(self._topics) >= MOST_TOPICS:
                 raise ValueError(f"topic {name!r} is one too many: a client follows {MOST_TOPICS}")
-            self._topics[name] = _Topic()
-        self._post(lambda: self._begin(name))
+            topic = self._topics[name] = _Topic(name)
+        self._post(lambda: self._begin(topic))
 
     def subscribe(self, name: str) -> Subscription:
         """A new receiver of this topic; begins with the newest model, if there is one."""
@@ -191,30 +244,30 @@ class Topics:
 
     def opened(self) -> None:
         """There is a socket to hear with now, the first or one made anew."""
-        for name, topic in list(self._topics.items()):
+        for topic in list(self._topics.values()):
             topic.is_heard = False
-            self._begin(name)
+            self._begin(topic)
 
-    def _begin(self, name: str) -> None:
-        with self._changed:
-            topic = self._topics[name]
+    def _begin(self, topic: _Topic) -> None:
         # Heard first and asked for afterwards, so that nothing is published in between.
         if not topic.is_heard:
-            topic.is_heard = self._hear(name, True)
+            topic.is_heard = self._hear(topic.name, True)
         if not topic.asked_newest:
             topic.asked_newest = True
-            topic.queue.append(0)
-            self._advance(name, topic)
+            topic.queue.append(_Wanted(0))
+            self._advance(topic)
 
     def announced(self, versions: Mapping[str, int]) -> None:
         """The server says what its newest versions are: a notice may have been missed."""
         for name, version in versions.items():
             topic = self._topics.get(name)
-            if topic is not None and version > topic.heard:
-                self._queue_missed(topic, version)
-                topic.heard = version
-                topic.queue.append(version)
-                self._advance(name, topic)
+            if topic is None:
+                continue
+            if topic.told is None and version > topic.noticed and topic.is_heard:
+                topic.told = (version, time.monotonic())
+            if version > topic.heard:
+                self._queue(topic, _Wanted(version), version)
+                self._advance(topic)
 
     def noticed(self, notice: wire.Notice, payload: Any) -> None:
         """A model was published; its body may be here already.
@@ -226,93 +279,212 @@ class Topics:
         if topic is None:
             return
         self._look_at_epoch(topic, notice)
+        topic.noticed = max(topic.noticed, notice.version)
+        if topic.told is not None and topic.told[0] <= topic.noticed:
+            topic.told = None
         if notice.version <= topic.heard:
             return
-        self._queue_missed(topic, notice.version)
         if payload is None and notice.size:
-            topic.queue.append(notice.version)
+            item: Model | _Wanted = _Wanted(notice.version, notice.sha256)
         else:
-            topic.queue.append(model_of(notice, b"" if payload is None else bytes(payload)))
-        topic.heard = notice.version
-        self._advance(notice.topic, topic)
+            item = model_of(notice, b"" if payload is None else bytes(payload))
+        self._queue(topic, item, notice.version)
+        self._advance(topic)
 
-    def _queue_missed(self, topic: _Topic, version: int) -> None:
-        """Fetch what was published between the newest that was heard of and this: the node may have it still."""
+    def _queue(self, topic: _Topic, item: Model | _Wanted, version: int) -> None:
+        """Put a version behind those that were heard of; who receives every one gets those in between too, as far as
+        the node still has them.
+        """
         if topic.subscriptions and topic.heard:
-            topic.queue.extend(range(max(topic.heard + 1, version - MOST_MISSED), version))
+            between = range(max(topic.heard + 1, version - MOST_MISSED), version)
+            topic.queue.extend(_Wanted(missed) for missed in between)
+        topic.queue.append(item)
+        topic.heard = version
+        while len(topic.queue) > MOST_QUEUED:
+            topic.queue.popleft()
 
     def _look_at_epoch(self, topic: _Topic, notice: wire.Notice) -> None:
         """A publisher that began anew counts from 1: its epoch is newer, and its versions name other models."""
         if notice.epoch > topic.epoch:
             is_known = topic.newest is not None and topic.newest.digest == notice.sha256
             if topic.epoch and notice.version <= topic.heard and not is_known:
-                topic.heard = 0
-                topic.is_renewed = True
+                self._renew(topic)
             topic.epoch = notice.epoch
 
     def restarted(self) -> None:
         """The server began anew: its versions may be lower than those we know, and count from here on."""
-        for topic in self._topics.values():
-            topic.heard = 0
-            topic.is_renewed = True
+        for topic in list(self._topics.values()):
+            self._renew(topic)
 
-    def _advance(self, name: str, topic: _Topic) -> None:
+    def _renew(self, topic: _Topic) -> None:
+        topic.heard = topic.noticed = 0
+        topic.told = None
+        topic.is_renewed = True
+        topic.fetching = None  # its chunks belong to a version of before
+        topic.queue.clear()
+
+    def begin_run(self) -> None:
+        """Another run is counted: its models are others, and those that are here belong to the former one.
+
+        Versions go on counting over runs.
+        """
+        with self._changed:
+            for topic in self._topics.values():
+                topic.newest = None
+                topic.heard = topic.noticed = 0
+                topic.told = topic.fetching = None
+                topic.queue.clear()
+                for subscription in topic.subscriptions:
+                    subscription.models.clear()
+
+    def is_coming(self, name: str, version: int) -> bool:
+        """Whether this version (0: any) is being fetched now, or waits for it."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return False
+        there = [*([topic.fetching] if topic.fetching else []), *topic.queue]
+        return any(version in (0, item.version) or item.version == 0 for item in there)
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        times = [float("inf")]
+        for topic in list(self._topics.values()):
+            if topic.told is not None:
+                times.append(topic.told[1] + UNHEARD)
+            if topic.fetching is not None:
+                if not topic.fetching.open:
+                    times.append(topic.fetching.resume_at)
+                elif topic.queue:
+                    times.append(topic.fetching.heard_at + STALL)
+        return min(times)
+
+    def turn(self) -> None:
+        """Go on with the bodies whose pause is over, give up those that stall, and look after subscriptions."""
+        now = time.monotonic()
+        for topic in list(self._topics.values()):
+            fetching = topic.fetching
+            if fetching is not None and fetching.open and topic.queue and now >= fetching.heard_at + STALL:
+                topic.fetching = None  # its server is away, perhaps; another one may have what came after it
+                self._advance(topic)
+            elif fetching is not None and not fetching.open and now >= fetching.resume_at:
+                self._ask(topic, fetching)
+            if topic.told is not None and now >= topic.told[1] + UNHEARD:
+                topic.told = None
+                self.resubscribed += 1
+                self._hear(topic.name, False)
+                topic.is_heard = self._hear(topic.name, True)
+
+    def _advance(self, topic: _Topic) -> None:
         """Deliver what is next in the queue, or fetch it."""
-        while topic.queue and not topic.is_fetching:
+        while topic.queue and topic.fetching is None:
             if not topic.subscriptions and len(topic.queue) > 1:
                 topic.queue.popleft()  # only the newest counts
                 continue
             item = topic.queue.popleft()
-            if topic.newest is not None and item in (0, topic.newest.version) and not topic.is_renewed:
-                continue  # it is here; what came after it is announced
             if isinstance(item, Model):
                 self._deliver(topic, item)
-            else:
-                topic.is_fetching = True
-                topic.assembly = None
-                self._fetch(name, item, 0, lambda answer: self._fetched(name, topic, answer))
+            elif not self._is_here(topic, item.version, item.digest):
+                topic.fetching = _Fetching(item.version, time.monotonic())
+                self._ask(topic, topic.fetching)
 
-    def _fetched(self, name: str, topic: _Topic, answer: Answer) -> None:
-        if isinstance(answer, Closed):
+    def _is_here(self, topic: _Topic, version: int, digest: bytes) -> bool:
+        """Whether this version need not be fetched: it is the newest one here, or a neighbour has it."""
+        newest = topic.newest
+        if newest is not None and not topic.is_renewed and version <= newest.version:
+            return True  # what came after it is announced, also where the newest was asked for
+        if newest is not None and digest and (version, digest) == (newest.version, newest.digest):
+            topic.is_renewed = False  # published again, by a server that began anew
+            return True
+        found = self._find(topic.name, version, digest) if digest else None
+        if found is not None:
+            self._deliver(topic, found)
+        return found is not None
+
+    def _ask(self, topic: _Topic, fetching: _Fetching) -> None:
+        """Ask for the first chunk, or for as many as may be on their way at once."""
+
+        def answered(answer: Answer) -> None:
+            self._answered(topic, fetching, answer)
+
+        assembly = fetching.assembly
+        if assembly is None:
+            fetching.open += 1
+            self._fetch(topic.name, fetching.version, 0, self._limits.model_chunk, answered)
             return
+        if not fetching.open:
+            fetching.asked = assembly.offset  # again from here, should a node have sent less than it was asked for
+        end = min(assembly.size, assembly.offset + self._limits.model_window * fetching.stride)
+        while fetching.open < self._limits.model_window and fetching.asked < end:
+            offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
+            fetching.open += 1
+            self._fetch(topic.name, assembly.version, offset, fetching.stride, answered)
+
+    def _answered(self, topic: _Topic, fetching: _Fetching, answer: Answer) -> None:
+        if isinstance(answer, Closed) or topic.fetching is not fetching:
+            return  # or it was given up meanwhile
+        fetching.open -= 1
+        fetching.heard_at = time.monotonic()
         try:
-            model = self._assemble(topic, answer)
-        except ProtocolError as error:
-            self.refused[error.code] = self.refused.get(error.code, 0) + 1
-            model = None
-            topic.assembly = None
-        if model is None and topic.assembly is not None:
-            assembly = topic.assembly
-            self._fetch(name, assembly.version, assembly.offset, lambda answer: self._fetched(name, topic, answer))
-            return
-        topic.is_fetching = False
-        topic.assembly = None
-        if model is not None and model.version > topic.heard:
-            self._queue_missed(topic, model.version)  # the newest was asked for, and it is newer than expected
-            topic.heard = model.version
-            topic.queue.append(model)
-        elif model is not None:
-            self._deliver(topic, model)
-        self._advance(name, topic)
+            model = self._assemble(topic, fetching, answer)
+        except MemoireError as error:
+            if isinstance(error, ProtocolError):
+                self.refused[error.code] += 1
+            self._give_up(topic)
+        else:
+            self._go_on(topic, fetching, model)
+        self._advance(topic)
 
-    def _assemble(self, topic: _Topic, answer: Answer) -> Model | None:
+    def _give_up(self, topic: _Topic) -> None:
+        """It is not there (any more), or damaged: the next announcement of this version, or a newer one, fetches it."""
+        topic.fetching = None
+        known = topic.newest.version if topic.newest and not topic.is_renewed else 0
+        topic.heard = max([known, *(item.version for item in topic.queue)])
+
+    def _go_on(self, topic: _Topic, fetching: _Fetching, model: Model | None) -> None:
+        if model is None and fetching.assembly is not None:
+            if fetching.heard_at >= fetching.resume_at:
+                self._ask(topic, fetching)
+            return
+        topic.fetching = None
+        if model is not None:
+            self._deliver(topic, model)
+
+    def _assemble(self, topic: _Topic, fetching: _Fetching, answer: Answer) -> Model | None:
+        """Take a chunk; returns the model when it is whole, or here already (then there is no assembly)."""
         if isinstance(answer, MemoireError):
-            topic.assembly = None
-            return None  # it is not there (any more): the next announcement brings a newer one
+            raise answer
         chunk = answer.body
         if not isinstance(chunk, wire.Chunk):
             raise ProtocolError("unexpected", f"FETCH was answered by {answer.type.name}")
-        if topic.assembly is None:
-            newest = topic.newest
-            if newest and not topic.is_renewed and (newest.version, newest.digest) == (chunk.version, chunk.sha256):
-                return None  # the newest was asked for, and it is here: not again, however large
-            topic.assembly = Assembly(
-                chunk.topic, chunk.version, chunk.size, chunk.sha256, chunk.text, byte_limit=self._limits.model_bytes
-            )
-        if (chunk.version, chunk.sha256) != (topic.assembly.version, topic.assembly.digest):
-            raise ProtocolError("unexpected", "a chunk of another model")
         payload = b"" if answer.payload is None else memoryview(answer.payload)
-        return topic.assembly.add(chunk.offset, payload)
+        self.fetched_bytes += len(payload)
+        if fetching.assembly is None:
+            topic.heard = max(topic.heard, chunk.version)  # the newest was asked for, and it is newer than expected
+            if self._is_here(topic, chunk.version, chunk.sha256):
+                return None  # not again, however large
+            self._start(fetching, chunk, len(payload))
+        assembly = fetching.assembly
+        assert assembly is not None
+        if (chunk.version, chunk.sha256) != (assembly.version, assembly.digest):
+            raise ProtocolError("unexpected", "a chunk of another model")
+        return assembly.add(chunk.offset, payload)
+
+    def _start(self, fetching: _Fetching, chunk: wire.Chunk, stride: int) -> None:
+        """The first chunk says what is coming. Many clients hear of a model at once: each takes the rest a little
+        later, at random.
+        """
+        fetching.assembly = Assembly(
+            chunk.topic,
+            chunk.version,
+            chunk.size,
+            chunk.sha256,
+            chunk.text,
+            byte_limit=self._limits.model_bytes,
+            early=4 * self._limits.model_window,
+        )
+        fetching.stride = fetching.asked = stride
+        spread = self._limits.model_spread * min(1.0, chunk.size / LARGE)
+        fetching.resume_at = fetching.heard_at + self._rng.uniform(0.0, spread)
 
     def _deliver(self, topic: _Topic, model: Model) -> None:
         with self._changed:
@@ -320,9 +492,11 @@ class Topics:
             if newest is not None and not topic.is_renewed and model.version <= newest.version:
                 return
             is_renewed, topic.is_renewed = topic.is_renewed, False
+            if newest is not None and model.version > newest.version + 1:
+                self.skipped += model.version - newest.version - 1
             topic.newest = model
             for subscription in topic.subscriptions:
-                if model.version != subscription.newest:
+                if model.version != subscription.newest or is_renewed:
                     subscription.put(model)
             self._changed.notify_all()
         self._on_model(model, is_renewed, topic.epoch)
@@ -339,8 +513,5 @@ def model_of(notice: wire.Notice, body: bytes) -> Model:
             "payload", f"the body of {notice.topic!r} version {notice.version} is not the announced one"
         )
     if notice.text:
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise ProtocolError("value", f"model {notice.topic!r} says it is text and is not UTF-8") from error
+        check_text(body, notice.topic, notice.version)
     return Model(notice.topic, notice.version, body, notice.text, notice.sha256)

@@ -130,6 +130,25 @@ def test_a_model_is_published_once_however_often_its_stretches_come(desk, told, 
     assert me.ask(huge, payload=b"0").body.code == "too_large"
 
 
+def test_a_version_that_is_here_is_taken_again_at_once(desk, told):
+    """A reader publishes what it has to a server that comes back, which may have it from its disk."""
+    model = desk.publish("t", b"x" * 30, 4)
+    publish = wire.Publish(topic="t", size=30, sha256=model.digest, version=4)
+    said = Asker(desk).ask(publish, payload=b"x" * 10).body
+    assert (said.received, said.version) == (30, 4) and told["models"] == [model]
+    other = wire.Publish(topic="t", size=1, sha256=hashlib.sha256(b"y").digest(), version=4)
+    assert Asker(desk, YOU).ask(other, payload=b"y").body.code == "topic"
+
+
+def test_uploads_that_nobody_goes_on_with_are_bounded_in_bytes(desk):
+    for number in range(10):
+        publish = wire.Publish(topic=f"t{number}", size=500, sha256=bytes(32))
+        assert Asker(desk, bytes([number + 1]) * 16).ask(publish, payload=bytes(400)).body.received == 400
+    assert sum(kept.offset for kept in desk._uploads.values()) <= 1000 + 400
+    begun = wire.Publish(topic="t0", size=500, sha256=bytes(32), offset=400)
+    assert Asker(desk, bytes(15) + b"z").ask(begun, payload=bytes(100)).body.code == "missing"
+
+
 def test_a_model_is_fetched_in_stretches(desk):
     desk.publish("t", b"fifteen bytes..")
     me = Asker(desk)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.errors import ProtocolError
-from memoire.models import Assembly, ModelStore, StaleVersion, make
+from memoire.models import LEASE, SMALL_BYTES, Assembly, ModelStore, StaleVersion, make
 
 
 def test_a_topic_counts_its_versions_and_keeps_the_published_type():
@@ -27,6 +27,44 @@ def test_a_version_never_goes_back():
         store.publish("policy", b"", version=7)
     assert not store.put(make("policy", b"late", 3))
     assert store.newest("policy").version == 7
+
+
+def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
+    now = [0.0]
+    store = ModelStore(1 << 30, keep=2, clock=lambda: now[0])
+    large = bytes(SMALL_BYTES)
+    store.publish("policy", large)
+    assert store.serve("policy", 0).version == 1
+    for _ in range(5):
+        store.publish("policy", large)
+        assert store.serve("policy", 1).version == 1
+    store.check_invariants()
+    assert [model.version for model in store] == [1, 6]
+    now[0] += LEASE
+    store.publish("policy", large)
+    assert [model.version for model in store] == [6, 7] and store.serve("policy", 1) is None
+    store.check_invariants()
+
+
+def test_even_what_is_being_fetched_goes_when_the_bytes_are_used_up():
+    store = ModelStore(250)
+    for _ in range(3):
+        assert store.serve("policy", store.publish("policy", bytes(100)).version)
+    assert [model.version for model in store] == [2, 3]
+    store.check_invariants()
+
+
+def test_another_run_has_no_models_and_goes_on_counting():
+    store = ModelStore(1000)
+    store.publish("policy", b"abc", version=7)
+    store.renew()
+    assert store.versions() == {} and store.newest("policy") is None and store.bytes == 0
+    assert not store.put(make("policy", b"late", 7))
+    assert store.publish("policy", b"x").version == 8
+    store.renew()
+    store.renew()
+    assert store.publish("policy", b"x").version == 9
+    store.check_invariants()
 
 
 def test_a_topic_that_was_forgotten_begins_anew():
@@ -111,6 +149,8 @@ def test_a_body_with_another_hash_or_size_is_refused():
         Assembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"evil")
     with pytest.raises(ProtocolError, match="does not follow"):
         Assembly("t", 1, 4, digest, False, byte_limit=10).add(0, b"good!")
+    with pytest.raises(ProtocolError, match="does not follow"):
+        Assembly("t", 1, 4, digest, False, byte_limit=10, early=1).add(2, b"od!")
     with pytest.raises(ProtocolError, match="does not follow"):
         Assembly("t", 1, 4, digest, False, byte_limit=10).add(1, b"ood")
     with pytest.raises(ProtocolError, match="empty chunk"):

@@ -1,0 +1,345 @@
+"""Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, and never backwards."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire import subscriptions, wire
+from memoire.desk import chunk_of
+from memoire.errors import ProtocolError, Refused
+from memoire.limits import Limits
+from memoire.models import ModelStore
+from memoire.subscriptions import Topics
+
+LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
+
+
+class Node:
+    """A node's models, and the requests of one client that it has not answered yet."""
+
+    def __init__(self, limits=LIMITS, *, find=lambda topic, version, digest: None, rng=None):
+        self.limits, self.store, self.epoch = limits, ModelStore(limits.model_bytes), 1
+        self.asked = []  # (body of the request, what to do with the answer)
+        self.heard = []  # calls of hear
+        self.got = []  # versions, as they came
+        self.topics = Topics(
+            limits, self.fetch, self.hear, lambda function: function(), self.on_model, find, rng or random.Random(0)
+        )
+
+    def fetch(self, topic, version, offset, size, finish):
+        self.asked.append((wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish))
+
+    def hear(self, topic, wanted):
+        self.heard.append((topic, wanted))
+        return wanted
+
+    def on_model(self, model, is_renewed, epoch):
+        self.got.append((model.version, is_renewed))
+
+    def publish(self, size=45, *, notice=True, fill=None, inline=False):
+        version = self.store.version("t") + 1
+        body = bytes([version % 256 if fill is None else fill]) * size
+        model = self.store.publish("t", body)
+        if notice:
+            self.notice(model, body if inline else None)
+        return body
+
+    def notice(self, model, payload=None):
+        said = wire.Notice(
+            topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
+        )
+        self.topics.noticed(said, payload)
+
+    def answer(self, place=0, *, damage=False):
+        """Answer one request; the reply goes through the wire's own functions."""
+        asked, finish = self.asked.pop(place)
+        try:
+            reply = chunk_of(self.store.serve(asked.topic, asked.version), asked, self.limits)
+        except ProtocolError as error:
+            finish(Refused("node", error.code, error.detail))
+            return
+        payload = None if reply.payload is None else bytes(reply.payload)
+        if damage and payload:
+            payload = bytes([payload[0] ^ 1]) + payload[1:]
+        header = wire.encode(wire.Fetch(topic="t"), client=b"c" * 16)
+        finish(wire.parse(wire.reply(wire.parse(header).header, reply.body, payload=payload)))
+
+    def answer_all(self):
+        while self.asked:
+            self.answer()
+
+    def restart(self, versions=()):
+        """A server that has forgotten everything, as its clients notice it."""
+        self.store, self.epoch = ModelStore(self.limits.model_bytes), self.epoch + 1
+        for body in versions:
+            self.store.publish("t", body)
+        self.topics.restarted()
+        self.topics.announced(self.store.versions())
+
+    @property
+    def newest(self):
+        return self.topics.newest("t")
+
+
+def following(*arguments, **options):
+    node = Node(*arguments, **options)
+    node.topics.want("t")
+    node.answer_all()
+    return node
+
+
+def test_a_few_chunks_are_asked_for_at_a_time_and_each_byte_once():
+    node = following()
+    body = node.publish(size=95)
+    assert [asked.offset for asked, _ in node.asked] == [0]
+    most = 0
+    while node.asked:
+        most = max(most, len(node.asked))
+        node.answer()
+    assert most == 3 and node.newest.body == body
+    assert node.topics.fetched_bytes == 95
+
+
+@given(st.integers(0, 120), st.randoms(use_true_random=False))
+def test_chunks_may_come_in_any_order(size, rng):
+    node = following()
+    body = node.publish(size)
+    while node.asked:
+        node.answer(rng.randrange(len(node.asked)))
+    assert node.newest.body == body and node.got == [(1, False)]
+
+
+def test_a_node_may_send_less_than_was_asked_for():
+    node = following()
+    body = node.publish(size=95)
+    node.answer()
+    node.limits = Limits(model_chunk=4)  # the rest comes from another node
+    node.answer_all()
+    assert node.newest.body == body
+
+
+def test_what_was_missing_or_damaged_is_fetched_again_when_it_is_announced_again():
+    node = following()
+    body = node.publish()
+    kept, node.store = node.store, ModelStore(100)
+    node.answer_all()
+    assert node.newest is None and not node.asked
+    node.store = kept
+    node.topics.announced({"t": 1})
+    node.answer(damage=True)
+    node.answer_all()
+    assert node.newest is None and node.topics.refused == {"payload": 1}
+    node.topics.announced({"t": 1})
+    node.answer_all()
+    assert node.newest.body == body
+    node.topics.announced({"t": 1})
+    assert not node.asked
+
+
+def test_a_slow_client_ends_with_the_newest_and_skips():
+    node = following()
+    node.publish()
+    node.answer()
+    bodies = [node.publish() for _ in range(20)]
+    node.answer_all()
+    assert node.newest.body == bodies[-1]
+    assert [version for version, _ in node.got] == [1, 21]  # what was on its way is finished, though it is old
+    assert node.topics.skipped == 19
+
+
+def test_who_receives_every_version_gets_them_in_order():
+    node = following()
+    subscription = node.topics.subscribe("t")
+    node.publish()
+    node.answer()
+    for size in (45, 5, 45, 5):
+        node.publish(size, inline=size == 5)
+    node.answer_all()
+    assert [model.version for model in subscription.models] == [1, 2, 3, 4, 5]
+    assert subscription.skipped == 0
+
+
+def test_the_queue_of_a_topic_is_bounded():
+    node = following()
+    node.topics.subscribe("t")
+    node.publish()
+    for _ in range(1000):
+        node.publish(5, inline=True)
+    assert len(node.topics._topics["t"].queue) == subscriptions.MOST_QUEUED
+    node.answer_all()
+    assert node.newest.version == 1001
+
+
+def test_a_version_that_never_comes_gives_way_to_a_newer_one(monkeypatch):
+    monkeypatch.setattr(subscriptions, "STALL", 0.0)
+    node = following()
+    node.publish()
+    node.topics.turn()
+    assert len(node.asked) == 1  # nothing newer: it goes on waiting
+    late = node.asked.pop()
+    body = node.publish()
+    node.topics.turn()
+    node.answer()
+    waiting = [asked.version for asked, _ in node.asked]
+    node.asked.append(late)
+    node.answer(-1)  # in the middle of the other
+    assert [asked.version for asked, _ in node.asked] == waiting == [2] * 3
+    node.answer_all()
+    assert node.newest.body == body and node.got == [(2, False)]
+
+
+def test_the_same_body_from_a_server_that_began_anew_is_not_fetched_again():
+    node = following()
+    body = node.publish(size=95)
+    node.answer_all()
+    node.restart([body])
+    before = node.topics.fetched_bytes
+    node.answer_all()
+    assert node.topics.fetched_bytes - before <= LIMITS.model_chunk
+    assert node.got == [(1, False)]
+    node.publish()
+    node.answer_all()
+    assert node.got == [(1, False), (2, False)]
+
+
+def test_versions_of_a_server_that_began_anew_count_from_there():
+    node = following()
+    for _ in range(5):
+        node.publish()
+        node.answer_all()
+    node.restart([b"other"])
+    node.answer_all()
+    assert (node.newest.body, node.got[-1]) == (b"other", (1, True))
+    node.topics.announced({"t": 5})  # an old message that comes late asks for what is not there any more
+    node.answer_all()
+    assert node.newest.body == b"other"
+    body = node.publish()
+    node.answer_all()
+    assert (node.newest.body, node.got[-1]) == (body, (2, False))
+
+
+def test_what_was_on_its_way_from_a_server_that_began_anew_is_not_taken_for_its_new_models():
+    node = following()
+    for _ in range(3):
+        node.publish(10)
+    late = node.asked.pop()
+    kept = node.store
+    node.restart([b"other"])
+    node.answer_all()
+    node.store, new = kept, node.store
+    node.asked.append(late)
+    node.answer_all()
+    node.store = new
+    assert node.newest.body == b"other" and node.got == [(1, True)]
+
+
+def test_a_newer_epoch_in_a_notice_says_the_same():
+    node = following()
+    for _ in range(5):
+        node.publish()
+        node.answer_all()
+    node.store, node.epoch = ModelStore(1000), 2
+    body = node.publish(fill=99)
+    node.answer_all()
+    assert (node.newest.version, node.newest.body) == (1, body)
+
+
+def test_what_a_neighbour_has_is_not_fetched():
+    other = ModelStore(1000)
+    node = following(find=lambda topic, version, digest: other.get(topic, version))
+    other.publish("t", bytes([1]) * 45)
+    node.publish()
+    assert not node.asked and node.got == [(1, False)]
+
+
+def test_a_topic_whose_notices_do_not_come_is_subscribed_to_again(monkeypatch):
+    node = following()
+    node.publish(notice=False)
+    node.topics.announced({"t": 1})
+    node.answer_all()
+    node.topics.turn()
+    assert node.heard == [("t", True)] and node.topics.resubscribed == 0
+    assert node.topics.next_time() < float("inf")
+    monkeypatch.setattr(subscriptions, "UNHEARD", 0.0)
+    node.topics.turn()
+    assert node.heard == [("t", True), ("t", False), ("t", True)] and node.topics.resubscribed == 1
+    node.publish()
+    node.topics.announced({"t": 2})
+    node.topics.turn()
+    assert node.topics.resubscribed == 1
+
+
+def test_clients_begin_with_a_large_body_at_random_moments():
+    limits = Limits(model_chunk=10, model_spread=100.0, model_bytes=1 << 30)
+    times = []
+    for seed in range(20):
+        node = following(limits, rng=random.Random(seed))
+        body = node.publish(size=45)
+        node.answer()
+        assert not node.asked
+        times.append(node.topics.next_time())
+        monkey = node.topics._topics["t"].fetching
+        monkey.resume_at = 0.0
+        node.topics.turn()
+        node.answer_all()
+        assert node.newest.body == body
+    assert len({round(moment, 9) for moment in times}) == 20
+
+
+def test_another_run_begins_without_models_and_goes_on_counting():
+    node = following()
+    subscription = node.topics.subscribe("t")
+    for _ in range(3):
+        node.publish()
+        node.answer_all()
+    node.store.renew()
+    node.topics.begin_run()
+    assert node.newest is None and not subscription.models and node.topics.versions() == {}
+    node.topics.announced(node.store.versions())
+    assert not node.asked
+    node.publish()
+    node.answer_all()
+    assert [model.version for model in subscription.models] == [4]
+
+
+steps = st.lists(
+    st.sampled_from(["publish", "notice", "announce", "answer", "damage", "lose", "restart", "forget", "turn"]),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(steps, st.randoms(use_true_random=False), st.booleans())
+def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last(steps, rng, receives):
+    node = following()
+    subscription = node.topics.subscribe("t") if receives else None
+    bodies = {}
+    for step in steps:
+        if step == "publish":
+            body = node.publish(rng.choice([0, 5, 45, 70]), notice=rng.random() < 0.7, fill=rng.randrange(256))
+            bodies.setdefault(node.store.version("t"), set()).add(body)
+        elif step == "notice" and (model := node.store.newest("t")):
+            node.notice(model)
+        elif step == "announce":
+            node.topics.announced(node.store.versions())
+        elif step in ("answer", "damage") and node.asked:
+            node.answer(rng.randrange(len(node.asked)), damage=step == "damage")
+        elif step == "lose" and node.asked:
+            rng.shuffle(node.asked)  # a lost request or reply is a resend, later
+        elif step == "restart":
+            node.restart()
+        elif step == "forget":
+            node.store.renew()
+        elif step == "turn":
+            node.topics.turn()
+        if node.newest is not None:
+            assert node.newest.body in bodies[node.newest.version]
+    for _ in range(3):
+        body = node.publish(fill=7)
+        node.answer_all()
+        node.topics.announced(node.store.versions())
+        node.answer_all()
+    assert node.newest.version == node.store.version("t") and node.newest.body == body
+    if subscription is not None:
+        assert subscription.models[-1].body == body
