@@ -153,6 +153,24 @@ def test_the_weighted_mean_is_the_uniform_mean(sampler):
     assert abs(unweighted - values.mean()) > 8.0 * error or error > 0.01, "there was a bias to correct"
 
 
+@pytest.mark.parametrize("prioritization", ["proportional", "rank"])
+def test_an_exponent_of_zero_is_uniform(prioritization):
+    memory = filled(50, np.arange(1.0, 51.0), prioritization=prioritization, priority_exponent=0.0)
+    np.testing.assert_array_equal(memory.weights(np.arange(50)), np.ones(50))
+    assert chisquare(np.bincount(memory.draw(50_000), minlength=50)).pvalue > 1e-3
+
+
+def test_what_is_added_to_an_error_of_zero_can_be_set():
+    made = filled(3, None, priority_exponent=1.0)
+    made.update_priorities([0], [0.0])
+    assert made.weights([0]) == 0.0 and made.num_positive == 2
+    made.configure(priority_epsilon=0.25)
+    made.update_priorities([0, 1], [0.0, -0.5])
+    np.testing.assert_array_equal(made.weights([0, 1]), [0.25, 0.75])
+    ranked = filled(3, [1.0, 0.0, 2.0], prioritization="rank", priority_exponent=1.0)
+    np.testing.assert_allclose(ranked.weights([0, 1, 2]), [1 / 2, 1 / 3, 1.0])
+
+
 def test_beta_is_annealed_over_batches_and_begins_anew_when_it_is_set():
     buffer = Buffer(SCHEMA, 100, sampler=Prioritized(1.0, beta=Linear(0.0, 1.0, 4), normalize="global"), seed=1)
     writer = buffer.writer(num_envs=1, autoreset="disabled")

@@ -1,0 +1,141 @@
+"""How many updates does learning take on the blind cliffwalk, drawn uniformly, greedily, by rank and in proportion?
+
+The toy problem of Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.1 and appendix B.1: n states in a
+row, two actions in each; one goes on, the other ends the episode with nothing, and only the last state's right action
+pays 1. The memory holds every sequence of actions there is, so that one entry in 2 ** n carries news at first. Tabular
+Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from measure import machine
+
+from memoire import Greedy, Memory, Parameters, Prioritized, RankBased, Schema, Uniform
+from memoire.sampling import Sampler
+
+SAMPLERS: dict[str, Sampler] = {
+    "uniform": Uniform(),
+    "proportional": Prioritized(0.6, beta=0.0),
+    "rank-based": RankBased(0.7, beta=0.0, stratified=False),
+    "greedy": Greedy(),
+}
+STEP = 0.25
+GOAL = 1e-3
+MOST_UPDATES = 10_000_000
+SCHEMA = Schema({"state": (np.int8, ()), "action": np.int8, "reward": np.float32})
+
+
+def walk(length: int) -> list[tuple[int, int, float, bool]]:
+    """Every transition of every sequence of actions: (state, action, reward, is the last of its episode)."""
+    steps = []
+    for sequence in range(1 << length):
+        for state in range(length):
+            action = sequence >> state & 1
+            is_right = action == state & 1
+            is_last = not is_right or state == length - 1
+            steps.append((state, action, float(is_right and state == length - 1), is_last))
+            if is_last:
+                break
+    return steps
+
+
+def truth(length: int) -> np.ndarray:
+    """The values that Q-learning ends in, [length, 2]."""
+    values = np.zeros((length, 2))
+    for state in range(length):
+        values[state, state & 1] = (1.0 - 1.0 / length) ** (length - 1 - state)
+    return values
+
+
+def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
+    """How many entries are replayed before the values are right; MOST_UPDATES where they never are."""
+    rng = np.random.default_rng(seed)
+    transitions = walk(length)
+    memory = Memory(SCHEMA, len(transitions), Parameters().replace(**sampler.fields(), start="repeat"), seed=seed)
+    memory.open()
+    steps = [transitions[i] for i in _shuffled_episodes(transitions, rng)]
+    for state, action, reward, is_last in steps:
+        memory.add(0, (np.int8(state), np.int8(action), np.float32(reward)))
+        if is_last:
+            memory.close(terminated=True)
+            memory.open()
+    q = rng.normal(size=(length, 2)) * 0.1
+    right, discount = truth(length), 1.0 - 1.0 / length
+    for update in range(1, MOST_UPDATES):
+        number = memory.draw(1)
+        state, action, reward, is_last = steps[number[0]]
+        error = reward - q[state, action] + (0.0 if is_last else discount * q[state + 1].max())
+        q[state, action] += STEP * error
+        memory.update_priorities(number, [error])
+        if update % 16 == 0 and np.square(q - right).mean() < GOAL:
+            return update
+    return MOST_UPDATES
+
+
+def _shuffled_episodes(transitions: list[tuple[int, int, float, bool]], rng: np.random.Generator) -> np.ndarray:
+    ends = np.flatnonzero([last for *_, last in transitions]) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    return np.concatenate([np.arange(starts[i], ends[i]) for i in rng.permutation(len(ends))])
+
+
+def measure(lengths: list[int], seeds: int, tell: Callable[[str], None]) -> dict[str, dict[int, list[int]]]:
+    """Updates of each sampler at each length, one for each seed."""
+    found: dict[str, dict[int, list[int]]] = {name: {} for name in SAMPLERS}
+    for length in lengths:
+        for name, sampler in SAMPLERS.items():
+            found[name][length] = [updates_to_learn(length, sampler, seed) for seed in range(seeds)]
+        medians = "   ".join(f"{name} {statistics.median(found[name][length]):9.0f}" for name in SAMPLERS)
+        tell(f"{length:2d} states, {len(walk(length)):6d} entries   {medians}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(range(2, 17)), help="states in the row")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write a page and a plot there (needs matplotlib)")
+    given = parser.parse_args()
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    found = measure(given.lengths, given.seeds, tell)
+    if given.write:
+        given.write.mkdir(parents=True, exist_ok=True)
+        draw(found, given.write / "cliffwalk.svg")
+        page = f"# {__doc__.splitlines()[0]}\n\n{machine()}\n\n" + "\n".join(__doc__.splitlines()[2:])
+        page += f"\nMedians of {given.seeds} seeds, updates until the values are right:\n\n"
+        page += "\n".join(f"    {line}" for line in lines) + "\n\n![curves](cliffwalk.svg)\n"
+        (given.write / "cliffwalk.md").write_text(page, encoding="utf-8")
+
+
+def draw(found: dict[str, dict[int, list[int]]], path: Path) -> None:
+    """The curves on double logarithmic axes, medians over the range of all seeds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "cliffwalk"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, by_length in found.items():
+        sizes = [len(walk(length)) for length in by_length]
+        updates = list(by_length.values())
+        (curve,) = axes.loglog(
+            sizes, [statistics.median(each) for each in updates], marker="o", markersize=3, label=name
+        )
+        axes.fill_between(sizes, list(map(min, updates)), list(map(max, updates)), color=curve.get_color(), alpha=0.2)
+    axes.set(xlabel="entries in the memory", ylabel="updates until the values are right", title="Blind cliffwalk")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
