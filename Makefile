@@ -80,6 +80,7 @@ format: setup-dev
 bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
+	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 
 wheel: setup
 	@rm -rf dist
