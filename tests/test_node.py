@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import json
 import math
+import os
 import socket
 import threading
 import time
@@ -375,6 +376,26 @@ def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server)
     assert "memoire-http" not in {thread.name for thread in threading.enumerate()}
     with NodePages(pages.address, server) as again:
         assert ask(again, "/livez")[0] == 200
+
+
+def test_a_forked_child_does_not_keep_the_address(server):
+    """Nobody would answer there: whoever asks should be told at once that nothing listens."""
+    pages = NodePages("127.0.0.1:0", server)
+    stop, go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_on)
+        os.read(stop, 1)
+        os._exit(0)
+    try:
+        assert ask(pages, "/livez")[0] == 200
+        pages.close()
+        with pytest.raises(ConnectionRefusedError):
+            dial(pages)
+    finally:
+        os.close(go_on)
+        os.close(stop)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_no_address_opens_nothing():

@@ -21,6 +21,7 @@ import resource
 import socket
 import threading
 import urllib.parse
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
@@ -103,6 +104,7 @@ class NodePages:
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_local = host in LOOPBACK
+        _opened.add(self)
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memoire-http", daemon=True)
         self._thread.start()
@@ -135,6 +137,10 @@ class NodePages:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def forget(self) -> None:
+        """Let go of the address: in a forked child, which has no thread to answer, and would keep it taken."""
+        self._listener.close()
 
     # ------------------------------------------------------------------------------------------ inside of the thread
 
@@ -233,6 +239,17 @@ class NodePages:
         if isinstance(node, Server):
             facts["clients"] = _clients(node, query)
         return _json(facts)
+
+
+_opened: weakref.WeakSet[NodePages] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for pages in list(_opened):
+        pages.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Connection(asyncio.Protocol):
