@@ -65,6 +65,11 @@ class Calls:
         self.resends += call.sends > 0
         call.sends += 1
 
+    def hurry(self, now: float) -> None:
+        """Have everything sent again now: whoever answers has just come back."""
+        for call in self._calls.values():
+            call.next_send = min(call.next_send, now)
+
     def take(self, number: int) -> Call | None:
         """The call that this reply answers, which is over now; None when it has been answered or given up."""
         return self._calls.pop(number, None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from . import sockets, wire
+from . import links, sockets, wire
 from .calls import Answer, Call, Calls
 from .errors import MemoireError, MemoireTimeout, ProtocolError, Refused
 from .limits import Limits
@@ -24,6 +24,8 @@ MOST_PER_TURN = 64
 RENEW_AFTER = 5.0
 """Seconds without a word, while an answer is awaited, after which the socket is made anew, times 1 to 1.5: ZeroMQ never
 reconnects one whose address was for a moment somebody else's, who did not understand it."""
+LONGEST_ATTEMPT = 12.0
+"""Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
 
 
 class Channel:
@@ -52,7 +54,10 @@ class Channel:
         self.heard_at = 0.0
         """When the newest reply came, by time.monotonic(); 0 when none has."""
         self.renewals = 0
-        """How often the socket was made anew; the owner's other sockets to the same node need it as well."""
+        """How often the socket was made anew or its name led elsewhere; the owner's other sockets to the same node have
+        to follow."""
+        self.connections = 0
+        """How often a connection came about."""
         self._client = client
         self._limits = limits
         self._doors = doors
@@ -64,7 +69,8 @@ class Channel:
 
     def _open(self) -> sockets.Socket:
         made = sockets.request_client(self._context, self._limits.message_bytes)
-        sockets.connect(made, self.endpoint)
+        self._link = links.dial(self._doors, made, self.endpoint, watch=True)
+        self._address, self._seen = self._link.address, 0
         self._is_blocked = False
         self._patience = RENEW_AFTER * self._rng.uniform(1.0, 1.5)
         self._asked_at = time.monotonic()  # since when somebody waits for an answer
@@ -73,7 +79,31 @@ class Channel:
     @property
     def _renew_at(self) -> float:
         """When to give the socket up, should nobody answer until then."""
-        return max(self.heard_at, self._asked_at) + self._patience if len(self._calls) else float("inf")
+        if not len(self._calls):
+            return float("inf")
+        give_up = max(self.heard_at, self._asked_at) + self._patience
+        # While ZeroMQ goes on trying, a new socket could do no better.
+        return max(give_up, self._link.stirred_at + LONGEST_ATTEMPT) if self._link.is_down else give_up
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is surely no connection now; known as soon as a process is killed, but not when a host is gone.
+        From any thread.
+        """
+        return self._link.is_down
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint leads: itself, with an address for its name; "" until that is known. From any thread."""
+        return self._link.address
+
+    def trouble(self) -> str:
+        """Why there may be no answer and what to do, in a sentence or two. From any thread; waits 0.2 s at most."""
+        return self._link.explain()
+
+    def join(self, made: sockets.Socket) -> sockets.Socket:
+        """Connect a socket of the same owner to wherever this channel leads, until it renews itself."""
+        return self._link.join(made)
 
     @property
     def resends(self) -> int:
@@ -125,6 +155,7 @@ class Channel:
         now = time.monotonic()
         for call in self._calls.expired(now):
             call.finish(self._timeout(call, now))
+        self._look_after_link(now)
         if now >= self._renew_at:
             self._doors.drop(self._socket)
             self._socket = self._open()
@@ -138,6 +169,16 @@ class Channel:
         if blocked != self._is_blocked:
             self._is_blocked = blocked
             self._doors.watch(self._socket, reading=True, writing=blocked)
+
+    def _look_after_link(self, now: float) -> None:
+        link = self._link
+        if link.connections != self._seen:
+            self.connections += link.connections - self._seen
+            self._seen = link.connections
+            self._calls.hurry(now)
+        if link.address != self._address:
+            self.renewals += bool(self._address)
+            self._address = link.address
 
     def next_time(self) -> float:
         """When `pump` has something to do; while nobody is connected, when a request expires."""
@@ -184,5 +225,5 @@ class Channel:
 
     def _timeout(self, call: Call, now: float) -> MemoireTimeout:
         tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
-        advice = f"{tries} Is a memoire server or proxy running there? Try `memoire doctor {self.endpoint}`."
+        advice = f"{tries} {self._link.explain(probe=False)}"
         return MemoireTimeout("reply", self.endpoint, now - call.started, advice)

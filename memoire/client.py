@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import zmq
 
-from . import _core, cache, sockets, wire
+from . import _core, cache, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
 from .errors import (
@@ -686,7 +686,7 @@ class Client(Node):
 
     def _advice(self) -> str:
         """What a person can look at; a proxy may be there while the client's home behind it is not."""
-        where = sockets.why_unreachable(self.endpoint)
+        where = self._channel.trouble()
         if self._welcome is None:
             return where
         silent = time.monotonic() - self._channel.heard_at
@@ -853,8 +853,8 @@ class Client(Node):
         self._boundary = None
 
     def _open_data(self, endpoints: wire.Endpoints) -> None:
-        push = self._given[0] or sockets.seen_from(self.endpoint, endpoints.push)
-        subscribe = self._given[1] or sockets.seen_from(self.endpoint, endpoints.publish)
+        push = self._given[0] or sockets.seen_from(self._channel.address, endpoints.push)
+        subscribe = self._given[1] or sockets.seen_from(self._channel.address, endpoints.publish)
         doors = self._worker.doors
         for former in (self._push, self._sub):
             if former is not None:
@@ -862,11 +862,11 @@ class Client(Node):
         self._push, self._sub, self._is_push_blocked = None, None, False
         if push:
             made = sockets.data_sender(self._context)
-            sockets.connect(made, push)
+            links.dial(doors, made, push)
             self._push = doors.add(made, reading=False)
         if subscribe:
             made = sockets.subscriber(self._context, self._limits.request_bytes)
-            sockets.connect(made, subscribe)
+            links.dial(doors, made, subscribe)
             made.setsockopt(zmq.SUBSCRIBE, wire.NEWS_FRAME)
             self._sub = doors.add(made)
             self._topics.opened()

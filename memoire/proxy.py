@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from . import sockets, wire
+from . import links, sockets, wire
 from .calls import Answer
 from .channel import Channel
 from .desk import chunk_of
@@ -175,12 +175,11 @@ class _Back:
 
     def _open_dealer(self) -> Socket:
         made = sockets.request_client(self._proxy._context, self._proxy._limits.message_bytes)
-        sockets.connect(made, self.endpoint)
-        return self.doors.add(made)
+        return self.doors.add(self.channel.join(made))
 
     @property
     def is_away(self) -> bool:
-        return time.monotonic() - self.channel.heard_at > AWAY_AFTER
+        return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_AFTER
 
     def turn(self, ready: dict[object, int]) -> None:
         self.channel.turn(ready)
@@ -259,11 +258,11 @@ class _Back:
         """Connect the sockets whose addresses the other side has just said."""
         limits, context = self._proxy._limits, self._proxy._context
         push = sockets.data_sender(context)
-        sockets.connect(push, sockets.seen_from(self.endpoint, told.endpoints.push))
+        links.dial(self.doors, push, sockets.seen_from(self.channel.address, told.endpoints.push))
         self.push = self.doors.add(push, reading=False)
         if told.endpoints.publish:
             sub = sockets.subscriber(context, limits.request_bytes)
-            sockets.connect(sub, sockets.seen_from(self.endpoint, told.endpoints.publish))
+            links.dial(self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish))
             self.sub = self.doors.add(sub)
             self._is_hearing = False
             self._hear("", True)

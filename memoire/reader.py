@@ -314,7 +314,7 @@ class Reader(Node):
     def _shortage(self, batch_size: int, timeout: float) -> MemoireError:
         answering = [remote for remote in self._remotes.values() if not remote.is_away]
         if not answering:
-            return MemoireTimeout("batch", ", ".join(self.urls), timeout, sockets.why_unreachable(self.urls[0]))
+            return MemoireTimeout("batch", ", ".join(self.urls), timeout, self._links[0].channel.trouble())
         samples, clients = self._last_shortage
         return NotEnoughSamples(batch_size, samples, 0, clients, timeout)
 
@@ -532,7 +532,7 @@ class Reader(Node):
                 if left <= 0:
                     break
                 self._changed.wait(min(left, 0.1))
-        raise MemoireTimeout(what, ", ".join(self.urls), seconds, sockets.why_unreachable(self.urls[0]))
+        raise MemoireTimeout(what, ", ".join(self.urls), seconds, self._links[0].channel.trouble())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import zmq
 
-from . import sockets, wire
+from . import links, sockets, wire
 from .batch import Batch
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ForkedError, ParameterError, ProtocolError
@@ -224,7 +224,7 @@ class Server(Node):
             push, pub = push or beside[0], pub or beside[1]
         if pub is not None:
             made = sockets.publisher(self._context)
-            self._endpoints = wire.Endpoints(publish=self._attach(made, pub, True))
+            self._endpoints = wire.Endpoints(publish=self._attach(made, pub))
             self._pub = self._requests.doors.add(made)
         if push is not None:
             self._endpoints = wire.Endpoints(
@@ -232,7 +232,7 @@ class Server(Node):
             )
         if endpoint is not None:
             made = sockets.request_server(self._context, self._limits.request_bytes)
-            bound = self._attach(made, endpoint, True)
+            bound = self._attach(made, endpoint)
             self._request_sockets.add(self._requests.doors.add(made))
             self._endpoints = wire.Endpoints(request=bound, push=self._endpoints.push, publish=self._endpoints.publish)
 
@@ -265,9 +265,15 @@ class Server(Node):
         with self._close_lock:
             self._check_open()
             made = sockets.request_server(self._context, self._limits.request_bytes)
-            bound = self._attach(made, endpoint, bind)
+            doors = self._requests.doors
+            bound = self._attach(made, endpoint) if bind else endpoint
+            link = None if bind else links.dial(doors, made, endpoint, follow=False)
+
+            def take() -> None:
+                self._request_sockets.add(doors.add(made, way=link))
+
             # Handed over, not shared: the worker's thread is the only one to use it from here on.
-            self._requests.post(lambda: self._request_sockets.add(self._requests.doors.add(made)))
+            self._requests.post(take)
             return bound
 
     def add_pull_worker(self, endpoint: str, *, bind: bool = True) -> str:
@@ -279,16 +285,16 @@ class Server(Node):
         with self._close_lock:
             self._check_open()
             made = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-            bound = self._attach(made, endpoint, bind)
+            bound = self._attach(made, endpoint) if bind else endpoint
             worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
             worker.doors.add(made)
+            if not bind:
+                links.dial(worker.doors, made, endpoint)
             self._pullers.append(worker)
             worker.start()
             return bound
 
-    def _attach(self, made: Socket, endpoint: str, bind: bool) -> str:
-        if not bind:
-            return sockets.connect(made, endpoint)
+    def _attach(self, made: Socket, endpoint: str) -> str:
         self._bound.append(sockets.bind(made, endpoint))
         return self._bound[-1]
 

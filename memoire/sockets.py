@@ -15,11 +15,13 @@ import re
 import socket as _socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import zmq
 
+from . import names
 from .errors import EndpointError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -38,6 +40,8 @@ SUBSCRIPTION_BYTES = 1024
 COPY_BELOW = 65536
 """Payloads up to this many bytes are copied when sent; from here on ZeroMQ reads them where they are."""
 PATIENCE = 0.5
+PROBE = 0.2
+"""Seconds that an explanation of a fault may wait for the network."""
 LULL = 0.05
 """Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
 first.
@@ -176,12 +180,22 @@ def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
 
 
 def connect(made: Socket, endpoint: str) -> str:
-    """Connect; returns at once, whether anybody is there or not.
+    """Connect to an address, not to a name (`links.dial` takes both); returns at once, whether anybody is there or not.
 
     Raises:
         EndpointError: this is no address; the socket is closed.
     """
-    return _attach(made, endpoint, "connect to", made.connect)
+
+    def attach(address: str) -> None:
+        named = _CONNECTABLE.fullmatch(address)
+        if named is not None and not names.is_numeric(named["host"]):
+            raise ValueError("a name has to be looked up first")
+        made.connect(address)
+
+    return _attach(made, endpoint, "connect to", attach)
+
+
+_CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 
 
 def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
@@ -233,20 +247,45 @@ def seen_from(dialled: str, endpoint: str) -> str:
     return f"{host}:{port}"
 
 
-def why_unreachable(endpoint: str) -> str:
-    """What a person can do about an address that did not answer; looks the name up, so it may take seconds."""
+def why_unreachable(endpoint: str, address: str = "", *, known: names.Names | None = None, probe: bool = True) -> str:
+    """What a person can do about an address that did not answer.
+
+    Waits at most `PROBE` seconds for a name server, and as long for a connection.
+
+    Args:
+        address: Where the endpoint's name led, if it led anywhere.
+        known: Look-ups of names; the process's own by default.
+        probe: Try to connect.
+    """
     if endpoint.startswith("tcp://"):
         host = endpoint[len("tcp://") :].rpartition(":")[0].strip("[]")
-        try:
-            _socket.getaddrinfo(host, None)
-        except OSError as error:
-            reason = error.strerror or error
-            return f"The name {host!r} could not be resolved ({reason}): correct it, or wait for the service."
-        return "Is a memoire server or proxy running there, and is the port open to here? Try `memoire doctor`."
+        trouble = "" if address else (known or names.shared_names()).trouble(host, PROBE if probe else 0.0)
+        if trouble:
+            return f"The name {host!r} {trouble}: correct it, or wait for the service."
+        found = _probe(address or endpoint) if probe else ""
+        unknown = "Is a memoire server or proxy running there, and is the port open to here?"
+        return f"{found or unknown} Try `memoire doctor {endpoint}`."
     path = endpoint[len("ipc://") :]
     if endpoint.startswith("ipc://") and not os.path.exists(path):
         return f"There is no socket file {path!r}: start the relay or server first, and share its folder."
     return "Is a server running there? An inproc:// address works only inside one process and one context."
+
+
+def _probe(address: str) -> str:
+    """What a connection attempt to a numeric address says, as a sentence; "" where that is nothing new."""
+    host, _, port = address[len("tcp://") :].rpartition(":")
+    host = host.strip("[]")
+    if not names.is_numeric(host) or not port.isdigit():
+        return ""
+    try:
+        _socket.create_connection((host, int(port)), PROBE).close()
+    except ConnectionRefusedError:
+        return f"The machine is there, but nothing listens at {address}: start memoire's server or proxy there."
+    except TimeoutError:
+        return f"Nothing comes back from {address}: it is gone, or a firewall or NetworkPolicy drops it."
+    except OSError as error:
+        return f"There is no way to {address}: {error.strerror or error}."
+    return f"Something accepts connections at {address}. Is it a memoire server or proxy?"
 
 
 class Waker:
@@ -300,21 +339,57 @@ class Waker:
                 self._writer.close()
 
 
+class Way(Protocol):
+    """What `Doors` need of a `links.Link`."""
+
+    look_at: float
+    monitor: Socket | None
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+
+    def heard(self) -> None:
+        """Take what the monitor has."""
+
+    def leave(self, made: Socket) -> None:
+        """Forget a socket that is about to be closed."""
+
+    def close(self) -> None:
+        """Give the monitor back."""
+
+
 class Doors:
     """The sockets that one thread waits on, with the thread's waker: `wait` returns those that are ready.
 
-    Only the owner calls anything here; other threads call `waker.wake`.
+    Only the owner calls anything here; other threads call `post` and `waker.wake`.
     """
 
     def __init__(self) -> None:
         self.waker = Waker()
         self._poller = zmq.Poller()
         self._sockets: list[Socket] = []
+        self._ways: dict[Socket, Way] = {}  # by the socket that is connected
+        self._monitors: dict[object, Way] = {}  # by their monitors
+        self._posted: deque[Callable[[], None]] = deque()
         self._poller.register(self.waker.fd, zmq.POLLIN)
 
-    def add(self, made: Socket, *, reading: bool = True) -> Socket:
+    def post(self, function: Callable[[], None]) -> None:
+        """Have the owner call this in its next wait. From any thread."""
+        self._posted.append(function)
+        self.waker.wake()
+
+    def follow(self, made: Socket, way: Way) -> None:
+        """Keep a socket's way to its peer up to date, for as long as the socket is here."""
+        self._ways[made] = way
+        if way.monitor is not None:
+            self._monitors[way.monitor] = way
+            self._poller.register(way.monitor, zmq.POLLIN)
+
+    def add(self, made: Socket, *, reading: bool = True, way: Way | None = None) -> Socket:
         """Own a socket from here on, and wait for what it receives."""
         self._sockets.append(made)
+        if way is not None:
+            self.follow(made, way)
         if reading:
             self._poller.register(made, zmq.POLLIN)
         return made
@@ -333,12 +408,22 @@ class Doors:
             self._poller.unregister(made)
         if made in self._sockets:
             self._sockets.remove(made)
+        for way in self._ways.values():
+            way.leave(made)
+        if made in self._ways:
+            way = self._ways.pop(made)
+            if way.monitor is not None:
+                self._poller.unregister(way.monitor)
+                del self._monitors[way.monitor]
+            way.close()
         made.close(int(linger * 1000))
 
     def wait(self, until: float) -> dict[object, int]:
         """Sockets that are ready, with their events; empty when the waker was called or time.monotonic() reached
         `until`.
         """
+        for way in self._ways.values():
+            until = min(until, way.look_at)
         # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
         milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
         try:
@@ -349,7 +434,21 @@ class Doors:
             raise
         if ready.pop(self.waker.fd, None):
             self.waker.drain()
+        if self._ways:
+            self._attend(ready)
         return ready
+
+    def _attend(self, ready: dict[object, int]) -> None:
+        """Let the ways do what is theirs."""
+        while self._posted:
+            self._posted.popleft()()
+        for monitor in [made for made in ready if made in self._monitors]:
+            del ready[monitor]
+            self._monitors[monitor].heard()
+        now = time.monotonic()
+        for way in self._ways.values():
+            if now >= way.look_at:
+                way.turn(now)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets and the waker."""

@@ -17,13 +17,13 @@ LAYERS: dict[str, set[str]] = {
         "memory", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "subscriptions", "accounts", "notices",
     },
-    "what touches the world": {"sockets", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
+    "what touches the world": {"names", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
     "what people start": {"classic", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
 RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}
 
-OPEN_SOCKETS = {"sockets", "channel", "forwarding", "client", "server", "proxy", "reader"}
+OPEN_SOCKETS = {"sockets", "links", "channel", "forwarding", "client", "server", "proxy", "reader"}
 DECIDES_WITHOUT = {
     "zmq",
     "socket",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from memoire import sockets, wire
+from memoire import links, sockets, wire
 from memoire.errors import EndpointError, MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.parameters import Parameters
@@ -223,7 +223,7 @@ class _Asker:
         self._doors = sockets.Doors()
         self._socket = sockets.request_client(sockets.shared_context(), Limits().message_bytes)
         self._doors.add(self._socket)
-        sockets.connect(self._socket, endpoint)
+        links.dial(self._doors, self._socket, endpoint)
 
     def close(self) -> None:
         self._doors.close()

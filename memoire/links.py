@@ -1,0 +1,268 @@
+"""The way from a socket to its peer: a name looked up, its addresses tried in turn, and what the connection does.
+
+    dial ──▶ name ──names.py──▶ addresses ──▶ socket.connect(the first)      attempt failed: the next address; after the
+                ▲                                   │                        last one the name is looked up anew
+                └────── lost, or all failed ◀── monitor ──▶ connected        lost: look the name up, go where it is now
+
+ZeroMQ tells through a monitor, itself a socket, when a connection comes about, ends, or fails. Everything here belongs
+to the thread that owns the socket, except where it says otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import re
+import struct
+import time
+
+import zmq
+
+from . import names, sockets
+from .errors import EndpointError
+from .names import Found, Names
+from .sockets import Doors, Socket
+
+PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
+
+_NAMED = re.compile(r"tcp://(?P<host>[^\s\[\]*;:/@]+):(?P<port>\d+)")
+_EVENT = struct.Struct("=HI")
+_WANTED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+)
+_monitors = itertools.count(1)
+
+
+class Link:
+    """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
+
+    def __init__(self, doors: Doors, made: Socket, endpoint: str, known: Names) -> None:
+        self.endpoint = endpoint
+        self.address = ""
+        """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
+        self.is_connected = False
+        """Whether a peer that speaks ZeroMQ is there; always False where nobody listens to the monitor."""
+        self.connections = 0
+        """How often a connection came about."""
+        self.failures = 0
+        """Attempts that failed since the last connection."""
+        self.stirred_at = time.monotonic()
+        """When anything was heard of it last: an attempt, a connection, an answer about its name."""
+        self.monitor: Socket | None = None
+        """What the doors wait on; None for inproc, which has no events, and where nobody wants to know."""
+        self.look_at = float("inf")
+        """When the name is to be looked up again."""
+        self._refusal = ""  # why the newest handshake failed
+        self._doors, self._made, self._names = doors, made, known
+        self._followers: list[Socket] = []
+        named = _NAMED.fullmatch(endpoint)
+        self._host, self._port = ("", "") if named is None or names.is_numeric(named["host"]) else named.groups()
+        self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
+        self._tried: set[str] = set()  # those that failed since the name was looked up
+        self._rounds = 0  # times that all of them did
+        self._is_asking = False
+        if self._host and not 0 < int(self._port) < 65536:
+            made.close(0)
+            raise EndpointError(endpoint, "connect to", "the port must be a number from 1 to 65535")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether there is a name to look up."""
+        return bool(self._host)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is surely no connection now. False where that cannot be known."""
+        return self.monitor is not None and not self.is_connected
+
+    def join(self, made: Socket) -> Socket:
+        """Connect another socket to wherever this link leads, from now on."""
+        self._followers.append(made)
+        if self.address:
+            sockets.connect(made, self.address)
+        return made
+
+    def leave(self, made: Socket) -> None:
+        """Forget a socket that is closed."""
+        if made in self._followers:
+            self._followers.remove(made)
+
+    def explain(self, probe: bool = True) -> str:
+        """What a person can do while there is no answer: a sentence or two. From any thread.
+
+        Args:
+            probe: Try to connect, to say why that is not possible; waits 0.2 s at most.
+        """
+        if self.is_connected:
+            return (
+                f"It is connected to {self.address}, so the process there hangs, was stopped, is overloaded, or is "
+                f"a proxy whose servers are away. Try `memoire doctor {self.endpoint}`."
+            )
+        if self._refusal and self.address:
+            return f"Something accepts connections at {self.address}, but {self._refusal}. Is it memoire's address?"
+        return sockets.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
+
+    # What the doors call
+
+    def open(self, watch: bool) -> None:
+        """Begin: connect, or look the name up first."""
+        if (watch or self._host) and not self.endpoint.startswith("inproc://"):
+            self._watch()
+        if self._host:
+            self._look()
+        else:
+            self.address = sockets.connect(self._made, self.endpoint)
+
+    def turn(self, now: float) -> None:
+        """Look the name up again, should it be time."""
+        if now >= self.look_at:
+            self._look()
+
+    def heard(self) -> None:
+        """Take what the monitor has."""
+        assert self.monitor is not None
+        while True:
+            try:
+                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event, value = _EVENT.unpack(frames[0])
+            # An address that was given up may still have something to say.
+            if not self._host or frames[-1].decode("utf-8", "replace") == self.address:
+                self._happened(event, value)
+
+    def close(self) -> None:
+        """Give the monitor back; the socket is closed afterwards, by whoever has it."""
+        self.look_at = float("inf")
+        if self.monitor is not None:
+            # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
+            if not self._made.closed:
+                self._made.disable_monitor()
+            self.monitor.close(0)
+            self.monitor = None
+
+    def _watch(self) -> None:
+        address = f"inproc://memoire-monitor-{next(_monitors)}"
+        self._made.monitor(address, _WANTED)
+        monitor = self._made.context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.LINGER, 0)
+        # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.connect(address)
+        self.monitor = monitor
+
+    def _happened(self, event: int, value: int) -> None:
+        self.stirred_at = time.monotonic()
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.is_connected = True
+            self.connections += 1
+            self.failures = self._rounds = 0
+            self._refusal = ""
+            self._tried.clear()
+            self.look_at = float("inf")
+        elif event in _REFUSED:
+            silent = value == errno.EAGAIN and event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            self._refusal = "says nothing: it hangs, or is another service" if silent else "does not speak ZeroMQ"
+            self._failed()
+        elif event == zmq.EVENT_CLOSED:
+            self._refusal = ""
+            self._failed()
+        elif event == zmq.EVENT_DISCONNECTED and self.is_connected:
+            self.is_connected = False
+            if self._host:
+                self._look()
+
+    def _failed(self) -> None:
+        """An attempt came to nothing. ZeroMQ tries the same address again by itself."""
+        self.is_connected = False
+        self.failures += 1
+        if not self._host or self._is_asking:
+            return
+        self._tried.add(self.address)
+        untried = [address for address in self._addresses if address not in self._tried]
+        if untried:
+            self._move(untried[0])
+        elif self.look_at == float("inf"):
+            self._pause()
+
+    def _pause(self) -> None:
+        seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._rounds, 30))
+        self._rounds += 1
+        self.look_at = time.monotonic() + seconds * random.uniform(0.5, 1.0)
+
+    def _look(self) -> None:
+        self.look_at = float("inf")
+        if not self._is_asking:
+            self._is_asking = True
+            self._names.ask(self._host, lambda found: self._doors.post(lambda: self._found(found)))
+
+    def _found(self, found: Found) -> None:
+        self._is_asking = False
+        if self._made.closed:
+            return
+        self.stirred_at = time.monotonic()
+        if not found.addresses:
+            self._pause()
+            return
+        former, self._addresses = self.address, tuple(self._full(address) for address in found.addresses)
+        self._tried &= set(self._addresses)
+        has_failed = former in self._tried
+        self._tried.clear()
+        if former not in self._addresses:
+            self._move(self._addresses[0])
+        elif has_failed and len(self._addresses) > 1:
+            self._tried.add(former)
+            place = self._addresses.index(former) + 1
+            self._move((self._addresses[place:] + self._addresses)[0])
+
+    def _full(self, address: str) -> str:
+        return f"tcp://[{address}]:{self._port}" if ":" in address else f"tcp://{address}:{self._port}"
+
+    def _move(self, address: str) -> None:
+        former, self.address = self.address, address
+        self.is_connected = False
+        for made in (self._made, *self._followers):
+            if former:
+                try:
+                    made.disconnect(former)
+                except zmq.ZMQError:
+                    pass  # ZeroMQ has given it up by itself
+            sockets.connect(made, address)
+
+
+def dial(
+    doors: Doors, made: Socket, endpoint: str, *, watch: bool = False, follow: bool = True, known: Names | None = None
+) -> Link:
+    """Connect a socket that these doors are to own; returns at once, whether anybody is there or not.
+
+    Args:
+        watch: Whether somebody wants to know about the connection; a name has it known anyway.
+        follow: False where the socket is still to be handed over: with `doors.add(made, way=link)`.
+        known: Look-ups; the process's own by default.
+
+    Raises:
+        EndpointError: this is no address; the socket is closed.
+    """
+    link = Link(doors, made, endpoint, known or names.shared_names())
+    try:
+        link.open(watch)
+    except BaseException:
+        link.close()
+        raise
+    if follow:
+        doors.follow(made, link)
+    return link

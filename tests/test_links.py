@@ -1,0 +1,422 @@
+"""The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once."""
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+import zmq
+
+from memoire import links, names, sockets, wire
+from memoire.channel import Channel
+from memoire.errors import EndpointError, MemoireTimeout
+from memoire.limits import Limits
+from memoire.names import Names
+from netkit import Cluster, KeepingContext, until
+from test_names import Book
+
+
+@pytest.fixture
+def context():
+    with KeepingContext() as made:
+        yield made
+
+
+@pytest.fixture
+def book():
+    made = Book()
+    yield made
+    made.released.set()
+
+
+@pytest.fixture
+def doors():
+    made = sockets.Doors()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+class Answering:
+    """A ROUTER on one address that gives every request back."""
+
+    def __init__(self, context, host="127.0.0.1", port=0):
+        self.socket = sockets.request_server(context, 1000)
+        host = f"[{host}]" if ":" in host else host
+        self.endpoint = sockets.bind(self.socket, f"tcp://{host}:{port}")
+        self.port = int(self.endpoint.rpartition(":")[2])
+
+    def answer(self):
+        while (frames := sockets.receive(self.socket)) is not None:
+            sockets.send(self.socket, frames)
+
+    def close(self):
+        self.socket.close(0)
+
+
+def dial(context, doors, endpoint, book=None, **options):
+    made = doors.add(sockets.request_client(context, 1000))
+    known = Names(book, fresh=0.0) if book is not None else None
+    return made, links.dial(doors, made, endpoint, watch=True, known=known, **options)
+
+
+def turning(doors, condition, seconds=10.0):
+    """`until`, while the owner of the doors waits for them."""
+
+    def turned():
+        doors.wait(time.monotonic() + 0.01)
+        return condition()
+
+    return until(turned, seconds)
+
+
+def echoes(doors, made, answering, seconds=10.0):
+    def once():
+        if sockets.send(made, [b"", b"hello"]):
+            answering.socket.poll(200)
+            answering.answer()
+            made.poll(200)
+        return sockets.receive(made) is not None
+
+    return turning(doors, once, seconds)
+
+
+def free_port(*hosts):
+    """A port that is free on all of these addresses."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(socket.socket())
+        first.bind((hosts[0], 0))
+        return first.getsockname()[1]
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_name_is_connected_to_by_its_address(context, doors, book):
+    answering = Answering(context)
+    book.known["proxy"] = ["127.0.0.1"]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    assert link.address == "" and link.is_down
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint and link.connections == 1
+    echoes(doors, made, answering)
+
+
+def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, doors, book):
+    answering = Answering(context, "127.0.0.3")
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint
+    echoes(doors, made, answering)
+
+
+def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
+    port = free_port("127.0.0.1")
+    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    began = time.monotonic()
+    turning(doors, lambda: time.monotonic() - began > 1.5)
+    assert 2 <= link.failures <= 30
+    assert len(book.asked) <= 8
+
+
+def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, doors, book):
+    port = free_port("127.0.0.1")
+    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    made, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    echoes(doors, made, former)
+    book.known["proxy"] = ["127.0.0.2"]
+    former.close()
+    began = time.monotonic()
+    turning(doors, lambda: link.address == later.endpoint and link.is_connected)
+    assert time.monotonic() - began < 5.0
+    echoes(doors, made, later)
+
+
+def test_a_name_that_comes_into_being_is_found(context, doors, book):
+    answering = Answering(context)
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: book.asked)
+    assert "'proxy' could not be resolved (Name or service not known)" in link.explain()
+    book.known["proxy"] = ["127.0.0.1"]
+    turning(doors, lambda: link.is_connected)
+    echoes(doors, made, answering)
+
+
+def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors, book):
+    """ZeroMQ by itself stops all sockets of a context for ten seconds while it waits for a name server."""
+    book.hanging.add("dead")
+    answering = Answering(context)
+    hung, its_link = dial(context, doors, "tcp://dead:5560", book)
+    made, link = dial(context, doors, answering.endpoint)
+    began = time.monotonic()
+    echoes(doors, made, answering)
+    assert time.monotonic() - began < 2.0
+    assert its_link.address == "" and "no answer from the name server" in its_link.explain()
+    doors.drop(hung)  # and so does its answer, when it comes too late
+    book.known["dead"] = ["127.0.0.1"]
+    book.released.set()
+    echoes(doors, made, answering)
+
+
+def test_sockets_that_joined_follow_the_link(context, doors, book):
+    port = free_port("127.0.0.1")
+    former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    joined = doors.add(link.join(sockets.request_client(context, 1000)))
+    echoes(doors, joined, former)
+    book.known["proxy"] = ["127.0.0.2"]
+    former.close()
+    echoes(doors, joined, later)
+    doors.drop(joined)
+    assert link._followers == []
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_names_may_lead_to_either_kind_of_address(context, doors, book, host):
+    answering = Answering(context, host)
+    book.known["proxy"] = [host]
+    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
+    turning(doors, lambda: link.is_connected)
+    assert link.address == answering.endpoint
+    echoes(doors, made, answering)
+
+
+def test_localhost_is_reached_by_whichever_address_is_listened_at(context, doors):
+    answering = Answering(context, "127.0.0.1")
+    made, _ = dial(context, doors, f"tcp://localhost:{answering.port}")
+    echoes(doors, made, answering)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://[::1]:5560", "tcp://[fe80::1%lo]:5560", "tcp://10.0.0.1:5560", "ipc:///no/where"]
+)
+def test_addresses_are_connected_to_as_they_are(context, doors, endpoint):
+    _, link = dial(context, doors, endpoint)
+    assert link.address == endpoint and not link.is_named
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "tcp://", "tcp://proxy", "tcp://proxy:0", "tcp://proxy:65536", "tcp://*:5560", "tcp://a b:1"]
+)
+def test_what_is_no_address_is_refused_at_once(context, doors, endpoint):
+    made = sockets.request_client(context, 1000)
+    with pytest.raises(EndpointError, match="cannot connect to"):
+        links.dial(doors, made, endpoint, watch=True)
+    assert made.closed
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://proxy:5560", "tcp://127.0.0.1:0;proxy:5560"])
+def test_a_socket_is_never_given_a_name(context, endpoint):
+    with pytest.raises(EndpointError, match="looked up first"):
+        sockets.connect(sockets.request_client(context, 1000), endpoint)
+
+
+# ------------------------------------------------------------------------------------------------------- monitors
+
+
+def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors):
+    answering = Answering(context)
+    _, link = dial(context, doors, answering.endpoint)
+    turning(doors, lambda: link.is_connected)
+    answering.close()
+    began = time.monotonic()
+    turning(doors, lambda: link.is_down)
+    assert time.monotonic() - began < 1.0
+    again = Answering(context, port=answering.port)
+    turning(doors, lambda: link.connections == 2)
+    assert not link.is_down
+    again.close()
+
+
+def test_inside_one_process_nothing_is_known_of_a_connection(context, doors):
+    made, link = dial(context, doors, "inproc://here")
+    assert not link.is_down and link.monitor is None
+    doors.drop(made)
+
+
+@contextlib.contextmanager
+def stranger(reply):
+    """A TCP server that is not ZeroMQ's: sends `reply` and hangs up, or with None says nothing."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    kept = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                kept.append(connection)
+                if reply is not None:
+                    connection.sendall(reply)
+                    connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join(10.0)
+    for connection in kept:
+        connection.close()
+
+
+def test_a_stranger_is_told_from_a_server_that_is_not_there(context, doors):
+    with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100) as endpoint:
+        _, link = dial(context, doors, endpoint)
+        turning(doors, lambda: "does not speak ZeroMQ" in link.explain())
+        assert not link.is_connected
+
+
+def test_silence_is_told_from_a_stranger(context, doors):
+    with stranger(None) as endpoint:
+        made = doors.add(sockets.request_client(context, 1000))
+        made.setsockopt(zmq.HANDSHAKE_IVL, 100)
+        link = links.dial(doors, made, endpoint, watch=True)
+        turning(doors, lambda: "says nothing" in link.explain())
+
+
+def test_a_refused_connection_is_called_so(context, doors):
+    _, link = dial(context, doors, f"tcp://127.0.0.1:{free_port('127.0.0.1')}")
+    assert "nothing listens at tcp://127.0.0.1" in link.explain() and "memoire doctor" in link.explain()
+
+
+def test_a_peer_that_does_not_answer_is_said_to_be_connected(context, doors):
+    answering = Answering(context)
+    _, link = dial(context, doors, answering.endpoint)
+    turning(doors, lambda: link.is_connected)
+    assert "is connected to" in link.explain() and "hangs" in link.explain()
+
+
+def test_what_a_dropped_socket_held_is_given_back(context, doors):
+    answering = Answering(context)
+
+    def used():
+        return len(os.listdir("/proc/self/fd"))
+
+    def cycle():
+        made, link = dial(context, doors, answering.endpoint)
+        turning(doors, lambda: link.is_connected)
+        doors.drop(made)
+
+    cycle()
+    before = used()
+    for _ in range(30):
+        cycle()
+    until(lambda: used() <= before + 2)
+    assert not doors._ways and not doors._monitors
+
+
+# ------------------------------------------------------------------------------------------------- clients and proxies
+
+
+def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(context, doors):
+    answering, answers = Answering(context), []
+    limits = Limits(resend_after=60.0, resend_most=60.0)
+    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
+
+    def turn(condition):
+        def turned():
+            channel.turn(doors.wait(time.monotonic() + 0.01))
+            return condition()
+
+        return until(turned)
+
+    channel.ask(wire.Hello(role="actor"), answers.append)
+    turn(lambda: answering.socket.poll(0))  # it has the request, and takes it with it
+    answering.close()
+    turn(lambda: channel.is_down)
+    again = Answering(context, port=answering.port)
+    turn(lambda: again.socket.poll(0))
+    assert channel.connections == 2 and channel.resends == 1 and channel.renewals == 0
+    assert not answers
+
+
+def test_a_killed_server_is_away_for_its_proxy_at_once(cluster):
+    servers = [cluster.server(name="a"), cluster.server(name="b")]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    assert not any(back.is_away for back in proxy.stats().backs)
+    servers[1].close(0.0)
+    began = time.monotonic()
+    until(lambda: proxy.stats().backs[1].is_away)
+    assert time.monotonic() - began < 1.0
+    assert {cluster.client(proxy).home for _ in range(5)} == {"a"}
+
+
+def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
+    """Also caches and notices, which have no name of their own, go to the host that answered."""
+    server = cluster.server("tcp://127.0.0.2:0")
+    book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
+    monkeypatch.setattr(names, "_names", Names(book))
+    client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
+    assert client._channel.address == server.endpoint
+    server.publish("policy", b"weights")
+    assert client.model("policy").wait(10.0).body == b"weights"
+
+
+def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkeypatch):
+    """A service that moves: requests, caches and notices all go where the name leads now."""
+    port = free_port("127.0.0.1")
+    places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
+    first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
+    book.known["service"] = ["127.0.0.1"]
+    monkeypatch.setattr(names, "_names", Names(book, fresh=0.0))
+    client = cluster.client(f"tcp://service:{port}")
+    client.update()
+    book.known["service"] = ["127.0.0.2"]
+    second = cluster.server(places[1][0], push_endpoint=places[1][1], pub_endpoint=places[1][2], name="s")
+    first.close(0.0)
+    client.on_entries(3)
+    client.update(timeout=10.0)
+    assert second.total_steps == 3
+    second.publish("policy", b"new")
+    assert client.model("policy").wait(10.0).body == b"new"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("tcp://nobody:5560", "'nobody' could not be resolved (Name or service not known)"),
+        ("tcp://dead:5560", "no answer from the name server"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, monkeypatch, endpoint, reason):
+    book.hanging.add("dead")
+    monkeypatch.setattr(names, "_names", Names(book))
+    began = time.monotonic()
+    with pytest.raises(MemoireTimeout) as caught:
+        cluster.client(endpoint, timeout=0.3)
+    assert time.monotonic() - began < 2.0
+    assert reason in str(caught.value) and endpoint in str(caught.value)
+
+
+def test_readers_say_what_is_wrong_with_a_name(cluster, book, monkeypatch):
+    monkeypatch.setattr(names, "_names", Names(book))
+    with pytest.raises(MemoireTimeout, match="'nobody' could not be resolved"):
+        cluster.reader(["tcp://nobody:5560"], timeout=0.3)
+
+
+def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
+    server = cluster.server()
+    front, back, port = (f"tcp://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(3))
+    book.known["back"] = ["127.0.0.1"]
+    monkeypatch.setattr(names, "_names", Names(book))
+    proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
+    proxying.start()
+    server.add_request_worker(f"tcp://back:{back.rpartition(':')[2]}", bind=False)
+    client = cluster.client(front)
+    client.on_entries(5)
+    client.update()
+    assert server.total_steps == 5

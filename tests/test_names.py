@@ -1,0 +1,116 @@
+"""Looking names up: in the background, once, and with nobody waiting for a name that is not theirs."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from memoire import names
+from memoire.names import Names
+from netkit import until
+
+
+class Book:
+    """A name server: what it knows, how often it was asked, and names on which it hangs."""
+
+    def __init__(self, **known):
+        self.known, self.asked, self.hanging = known, [], set()
+        self.released = threading.Event()
+
+    def __call__(self, host):
+        self.asked.append(host)
+        if host in self.hanging:
+            self.released.wait(30.0)
+        if host not in self.known:
+            raise OSError(-2, "Name or service not known")
+        return list(self.known[host])
+
+
+@pytest.fixture
+def book():
+    made = Book(proxy=["10.0.0.7", "fd00::7"])
+    yield made
+    made.released.set()
+
+
+def answers(found, *hosts):
+    box = {}
+    for host in hosts:
+        found.ask(host, lambda answer, host=host: box.update({host: answer}))
+    return box
+
+
+def test_a_name_has_its_addresses_in_order(book):
+    box = answers(Names(book), "proxy")
+    assert until(lambda: box)["proxy"].addresses == ("10.0.0.7", "fd00::7")
+
+
+def test_one_look_up_serves_all_who_ask_at_the_same_time(book):
+    found, got = Names(book, fresh=60.0), []
+    for _ in range(50):
+        found.ask("proxy", got.append)
+    until(lambda: len(got) == 50)
+    assert book.asked == ["proxy"]
+
+
+def test_an_old_answer_is_not_used_again(book):
+    found, got = Names(book, fresh=0.0), []
+    for expected in (["10.0.0.7"], ["10.0.0.8"]):
+        book.known["proxy"] = expected
+        found.ask("proxy", got.append)
+        assert list(until(lambda: got).pop().addresses) == expected
+
+
+def test_a_name_that_hangs_stalls_no_other(book):
+    book.hanging.add("dead")
+    found = Names(book)
+    box = answers(found, "dead", "proxy")
+    assert until(lambda: "proxy" in box) and "dead" not in box
+    assert "no answer from the name server" in found.trouble("dead")
+    assert found.trouble("proxy") == ""
+
+
+def test_asking_what_is_wrong_waits_no_longer_than_it_may(book):
+    book.hanging.add("dead")
+    began = time.monotonic()
+    assert "no answer" in Names(book).trouble("dead", 0.1)
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
+def test_a_name_without_addresses_says_why(book, host):
+    found = Names(book)
+    assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
+
+
+def test_a_name_that_no_name_can_be_is_trouble_too():
+    assert "could not be resolved" in Names().trouble("a" * 70 + ".example", 10.0)
+
+
+def test_what_is_remembered_is_bounded(book, monkeypatch):
+    monkeypatch.setattr(names, "MOST_KNOWN", 3)
+    found = Names(book)
+    for k in range(10):
+        found.trouble(f"host{k}", 10.0)
+    assert len(found._known) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_addresses_are_told_from_names(host):
+    assert names.is_numeric(host)
+    assert not names.is_numeric("localhost") and not names.is_numeric("10.0.0.256")
+
+
+def test_this_system_knows_its_own_name():
+    assert {"127.0.0.1", "::1"} & set(names.look_up("localhost"))
+
+
+def test_a_forked_child_looks_names_up_by_itself():
+    """Whatever a thread of the parent was about to do with the lock: it does not go on in the child."""
+    shared = names.shared_names()
+    with shared._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if shared.trouble("localhost", 10.0) == "" else 1)
+    assert os.waitpid(child, 0)[1] == 0
