@@ -32,6 +32,7 @@ class Call:
     next_send: float
     started: float
     sends: int = 0
+    sent_at: float = float("-inf")
 
 
 class Calls:
@@ -64,11 +65,13 @@ class Calls:
         call.next_send = now + (pause if call.sends == 0 else pause * self._rng.uniform(0.5, 1.0))
         self.resends += call.sends > 0
         call.sends += 1
+        call.sent_at = now
 
-    def hurry(self, now: float) -> None:
-        """Have everything sent again now: whoever answers has just come back."""
+    def lost(self, before: float, now: float) -> None:
+        """Have everything sent again now that was sent until `before`: the connection was lost then, and is back."""
         for call in self._calls.values():
-            call.next_send = min(call.next_send, now)
+            if call.sent_at <= before:
+                call.next_send = min(call.next_send, now)
 
     def take(self, number: int) -> Call | None:
         """The call that this reply answers, which is over now; None when it has been answered or given up."""

@@ -65,6 +65,7 @@ class Channel:
         self._rng = rng
         self._numbers = numbers or itertools.count(1)
         self._calls = Calls(limits.resend_after, limits.resend_most, rng)
+        self._renewed_at = float("-inf")
         self._socket = self._open()
 
     def _open(self) -> sockets.Socket:
@@ -159,6 +160,7 @@ class Channel:
         if now >= self._renew_at:
             self._doors.drop(self._socket)
             self._socket = self._open()
+            self._renewed_at = now
             self.renewals += 1
         blocked = False
         for call in self._calls.due(now):
@@ -175,7 +177,7 @@ class Channel:
         if link.connections != self._seen:
             self.connections += link.connections - self._seen
             self._seen = link.connections
-            self._calls.hurry(now)
+            self._calls.lost(max(link.lost_at, self._renewed_at), now)
         if link.address != self._address:
             self.renewals += bool(self._address)
             self._address = link.address

@@ -58,6 +58,8 @@ class Link:
         """Whether a peer that speaks ZeroMQ is there; always False where nobody listens to the monitor."""
         self.connections = 0
         """How often a connection came about."""
+        self.lost_at = float("-inf")
+        """When the newest one of them ended, by time.monotonic()."""
         self.failures = 0
         """Attempts that failed since the last connection."""
         self.stirred_at = time.monotonic()
@@ -182,7 +184,7 @@ class Link:
             self._refusal = ""
             self._failed()
         elif event == zmq.EVENT_DISCONNECTED and self.is_connected:
-            self.is_connected = False
+            self.is_connected, self.lost_at = False, self.stirred_at
             if self._host:
                 self._look()
 
@@ -234,7 +236,8 @@ class Link:
 
     def _move(self, address: str) -> None:
         former, self.address = self.address, address
-        self.is_connected = False
+        if self.is_connected:
+            self.is_connected, self.lost_at = False, time.monotonic()
         for made in (self._made, *self._followers):
             if former:
                 try:

@@ -48,3 +48,12 @@ def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
 def test_closing_ends_every_call():
     calls, call, _ = started()
     assert calls.all() == [call] and len(calls) == 0
+
+
+def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_else():
+    calls, before, _ = started(first=50.0)
+    calls.sent(before, 1.0)
+    after = calls.start(2, [b"frame"], 100.0, lambda answer: None, now=2.0)
+    calls.sent(after, 2.5)
+    calls.lost(2.0, now=3.0)
+    assert calls.due(3.0) == [before]

@@ -90,12 +90,14 @@ def echoes(doors, made, answering, seconds=10.0):
     return turning(doors, once, seconds)
 
 
-def free_port(*hosts):
-    """A port that is free on all of these addresses."""
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(socket.socket())
-        first.bind((hosts[0], 0))
-        return first.getsockname()[1]
+def free_port(beside=0):
+    """A port (and those `beside` it) free on all of this machine, that no connection gets by itself meanwhile."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for number in range(port, port + beside + 1):
+                stack.enter_context(socket.socket()).bind(("0.0.0.0", number))
+            return port
 
 
 # --------------------------------------------------------------------------------------------------------- names
@@ -122,7 +124,7 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, do
 
 def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
-    port = free_port("127.0.0.1")
+    port = free_port()
     _, link = dial(context, doors, f"tcp://proxy:{port}", book)
     began = time.monotonic()
     turning(doors, lambda: time.monotonic() - began > 1.5)
@@ -131,7 +133,7 @@ def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
 
 
 def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, doors, book):
-    port = free_port("127.0.0.1")
+    port = free_port()
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
     made, link = dial(context, doors, f"tcp://proxy:{port}", book)
@@ -171,7 +173,7 @@ def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors,
 
 
 def test_sockets_that_joined_follow_the_link(context, doors, book):
-    port = free_port("127.0.0.1")
+    port = free_port()
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
     _, link = dial(context, doors, f"tcp://proxy:{port}", book)
@@ -228,7 +230,7 @@ def test_a_socket_is_never_given_a_name(context, endpoint):
 
 
 def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors):
-    answering = Answering(context)
+    answering = Answering(context, port=free_port())
     _, link = dial(context, doors, answering.endpoint)
     turning(doors, lambda: link.is_connected)
     answering.close()
@@ -288,7 +290,7 @@ def test_silence_is_told_from_a_stranger(context, doors):
 
 
 def test_a_refused_connection_is_called_so(context, doors):
-    _, link = dial(context, doors, f"tcp://127.0.0.1:{free_port('127.0.0.1')}")
+    _, link = dial(context, doors, f"tcp://127.0.0.1:{free_port()}")
     assert "nothing listens at tcp://127.0.0.1" in link.explain() and "memoire doctor" in link.explain()
 
 
@@ -322,7 +324,7 @@ def test_what_a_dropped_socket_held_is_given_back(context, doors):
 
 
 def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(context, doors):
-    answering, answers = Answering(context), []
+    answering, answers = Answering(context, port=free_port()), []
     limits = Limits(resend_after=60.0, resend_most=60.0)
     channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
 
@@ -339,7 +341,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     turn(lambda: channel.is_down)
     again = Answering(context, port=answering.port)
     turn(lambda: again.socket.poll(0))
-    assert channel.connections == 2 and channel.resends == 1 and channel.renewals == 0
+    assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
     assert not answers
 
 
@@ -368,7 +370,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
 
 def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkeypatch):
     """A service that moves: requests, caches and notices all go where the name leads now."""
-    port = free_port("127.0.0.1")
+    port = free_port(beside=2)
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
     book.known["service"] = ["127.0.0.1"]
@@ -410,7 +412,7 @@ def test_readers_say_what_is_wrong_with_a_name(cluster, book, monkeypatch):
 
 def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
     server = cluster.server()
-    front, back, port = (f"tcp://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(3))
+    front, back, port = (f"tcp://127.0.0.1:{free_port()}" for _ in range(3))
     book.known["back"] = ["127.0.0.1"]
     monkeypatch.setattr(names, "_names", Names(book))
     proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
