@@ -15,7 +15,8 @@ class Fault:
     at: float
     """Seconds after the beginning."""
     kind: str
-    """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again) or "stop" (SIGSTOP, then SIGCONT)."""
+    """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again), "stop" (SIGSTOP, then SIGCONT) or "cut"
+    (its address is gone, then back)."""
     target: str
     """Such as "server-1"."""
     seconds: float
@@ -29,9 +30,9 @@ class Fault:
         return f"{self.at:6.2f} s {self.kind} {self.target} for {self.seconds:.2f} s"
 
 
-AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0)}
+AWAY = {"kill": (0.05, 1.5), "term": (0.3, 1.5), "stop": (0.3, 3.0), "cut": (0.5, 8.0)}
 """Least and most seconds that each kind of fault takes."""
-RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2}
+RECOVERS = {"kill": 1.0, "term": 4.0, "stop": 0.2, "cut": 1.0}
 """Seconds after a fault in which its target is left alone: a process that never gets up shows nothing new."""
 
 
@@ -48,7 +49,6 @@ def faults(
     rng = random.Random(f"faults of {seed}")
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     rng.shuffle(kinds)
-    classes = sorted({target.partition("-")[0] for target in targets})
     span = (seconds - SETTLE) / max(1, len(kinds))
     free_at = dict.fromkeys(targets, 0.0)
     turns: dict[str, list[str]] = {}
@@ -56,10 +56,12 @@ def faults(
     for place, kind in enumerate(kinds):
         at = SETTLE + span * (place + rng.random())
         away = rng.uniform(*AWAY[kind]) / pace
+        able = [target for target in targets if kind != "cut" or not target.startswith("actor")]
+        classes = sorted({target.partition("-")[0] for target in able})
         if not turns.get(kind):
             turns[kind] = rng.sample(classes, len(classes))
         wanted = turns[kind].pop()
-        free = [target for target in targets if free_at[target] <= at]
+        free = [target for target in able if free_at[target] <= at]
         of_class = [target for target in free if target.startswith(wanted + "-")]
         if not (of_class or free):
             continue  # everybody is down: a fault less

@@ -16,7 +16,7 @@ from memoire.cluster.launch import Child, Launcher
 from memoire.errors import ChildDied
 from memoire.schema import Column, Schema
 
-from . import checks, ports, record
+from . import checks, network, ports, record
 from .plants import VARIABLE
 from .schedule import Fault, faults, rolling
 
@@ -53,6 +53,8 @@ class Settings:
     kills: int = 6
     stops: int = 2
     terms: int = 0
+    cuts: int = 0
+    """Partitions; this process needs a network of its own (see `network`)."""
     rounds: int = 0
     """Of SIGTERM to everyone, one after the other, in place of the above."""
     spared: tuple[str, ...] = ()
@@ -88,11 +90,11 @@ class Trial:
             "proxy": [f"proxy-{number}" for number in range(settings.proxies)],
             "actor": [f"actor-{number}" for number in range(settings.actors)],
         }
-        self.endpoints = {
-            name: f"tcp://127.0.0.1:{ports.block()}" for name in self.kinds["server"] + self.kinds["proxy"]
-        }
+        nodes = self.kinds["server"] + self.kinds["proxy"]
+        self.addresses = network.Addresses(nodes) if settings.cuts else dict.fromkeys(nodes, "127.0.0.1")
+        self.endpoints = {name: f"tcp://{self.addresses[name]}:{ports.block()}" for name in nodes}
         targets = [name for kind, names in self.kinds.items() if kind not in settings.spared for name in names]
-        wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms}
+        wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms, "cut": settings.cuts}
         self.faults = (
             rolling(settings.rounds, settings.seconds, targets)
             if settings.rounds
@@ -209,6 +211,9 @@ class Trial:
         if fault.kind == "stop":
             child.process.send_signal(signal.SIGSTOP)
             return self.record("stopped", **facts)
+        if fault.kind == "cut":
+            self.addresses.cut(name)
+            return self.record("cut", **facts)
         child.is_stopping = True
         if fault.kind == "kill":
             child.process.kill()
@@ -222,6 +227,9 @@ class Trial:
         if fault.kind == "stop":
             self.running[fault.target].process.send_signal(signal.SIGCONT)
             self.record("continued", target=fault.target, since=since)
+        elif fault.kind == "cut":
+            self.addresses.mend(fault.target)
+            self.record("mended", target=fault.target)
         else:
             self._start(fault.target)
 
@@ -312,6 +320,7 @@ class Trial:
             "clients": len(told),
             "killed": dict(killed),
             "stopped": done["stopped"],
+            "cut off": done["cut"],
             "ended": done["ended"],
             "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
             "episodes": sum(episodes for episodes, _ in merged),
@@ -338,6 +347,8 @@ def main() -> int:
     Path(folder).mkdir(parents=True)
     values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in given)}
     settings = Settings(**{"seed": 1, "seconds": 8.0, **values})
+    if settings.cuts:
+        print(network.own())
     trial = Trial(settings, Path(folder))
     print(*trial.faults, sep="\n")
     outcome = trial.run()
