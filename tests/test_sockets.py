@@ -34,8 +34,10 @@ def test_every_socket_is_bounded_and_notices_a_peer_that_vanished(context):
     for made in every_role(context):
         assert made.getsockopt(zmq.LINGER) == 0
         assert made.getsockopt(zmq.MAXMSGSIZE) in (1000, 1024)
-        assert made.getsockopt(zmq.HEARTBEAT_IVL) == 5000
-        assert made.getsockopt(zmq.HEARTBEAT_TIMEOUT) == 15000
+        assert made.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert made.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        assert made.getsockopt(zmq.TCP_KEEPALIVE_IDLE) + 2 * made.getsockopt(zmq.TCP_KEEPALIVE_INTVL) == 15
+        assert made.getsockopt(zmq.TCP_MAXRT) == (60_000 if made.type == zmq.PUSH else 15_000)
         assert made.getsockopt(zmq.HANDSHAKE_IVL) == 5000
         assert made.getsockopt(zmq.IPV6) == 1
         assert made.getsockopt(zmq.RECONNECT_IVL_MAX) == 5000
