@@ -10,6 +10,7 @@ It runs inside of the learner's process, or alone with learners that read over t
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import os
 import secrets
@@ -29,7 +30,7 @@ from .batch import Batch
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ForkedError, ParameterError, ProtocolError
 from .forwarding import forward
-from .ledger import Totals
+from .ledger import Account, Totals
 from .limits import Limits
 from .logbook import Entry, format_line
 from .logfile import LogFile
@@ -586,8 +587,8 @@ class Server(Node):
         """
         with self._desk.lock:
             found = (account for account in self._desk.ledger if account.client.hex() > after)
-            accounts = sorted(found, key=lambda account: account.client)
-            return [_client_stats(self._desk, account) for account in accounts[:most]]
+            accounts = heapq.nsmallest(len(self._desk.ledger) if most is None else most, found, key=_id_of)
+            return [_client_stats(self._desk, account) for account in accounts]
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each: threads that died or are stuck. Empty while all is well."""
@@ -690,6 +691,10 @@ def _default_name(endpoint: str | None) -> str:
     if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
         return f"{socket.gethostname()}:{port}"
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def _id_of(account: Account) -> bytes:
+    return account.client
 
 
 def _client_stats(desk: Desk, account: Any) -> ClientStats:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import http
 import logging
 import os
@@ -235,7 +234,7 @@ class NodePages:
         }
         if node is not None:
             facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
-            facts["stats"] = dataclasses.asdict(node.stats())
+            facts["stats"] = node.stats()
         if isinstance(node, Server):
             facts["clients"] = _clients(node, query)
         return _json(facts)
@@ -309,7 +308,7 @@ def _clients(server: Countable, query: Query) -> dict[str, Any]:
     rows: list[msgspec.Raw] = []
     size = 0
     for client in found[:most]:
-        row = msgspec.json.encode(dataclasses.asdict(client))
+        row = msgspec.json.encode(client)
         size += len(row)
         if rows and size > MOST_PAGE_BYTES:
             break
