@@ -6,6 +6,7 @@ import http.client
 import json
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -181,6 +182,13 @@ def test_a_thread_that_died_is_told(server, pages):
     server._requests.post(die)
     until(lambda: ask(pages, "/livez")[0] == 503)
     assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
+
+
+def test_a_node_that_runs_out_of_descriptors_is_not_ready(pages, monkeypatch):
+    monkeypatch.setattr(node, "ENOUGH_DESCRIPTORS", 1e-9)
+    status, _, said = ask(pages, "/readyz")
+    assert status == 503 and re.match(r"descriptors: \d+ of \d+ are in use", said["reasons"][0])
+    assert ask(pages, "/livez")[0] == 200
 
 
 def test_a_proxy_is_ready_once_a_server_answers_and_while_one_does(server):

@@ -46,6 +46,8 @@ PAGE = 100
 MOST_ON_PAGE = 1000
 MOST_PAGE_BYTES = 1 << 20
 """Bytes of the clients on one page: it ends sooner when they have much to say."""
+ENOUGH_DESCRIPTORS = 0.9
+"""Part of the file descriptors that may be in use while a node calls itself ready."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Node: TypeAlias = Server | Proxy
@@ -220,7 +222,7 @@ class NodePages:
     def _reasons(self) -> list[str]:
         if self._node is None:
             return ["starting: the node is not there yet"]
-        return [*self._node.liveness(), *self._node.readiness()]
+        return [*self._node.liveness(), *self._node.readiness(), *_scarcity()]
 
     def _status(self, query: Query) -> Page:
         node, reasons = self._node, self._reasons()
@@ -336,6 +338,15 @@ def process_facts() -> dict[str, Any]:
         "descriptors": _descriptors(),
         "descriptor_limit": None if soft == resource.RLIM_INFINITY else soft,
     }
+
+
+def _scarcity() -> list[str]:
+    """Why new clients could not even connect: each needs three descriptors."""
+    facts = process_facts()
+    used, limit = facts["descriptors"], facts["descriptor_limit"]
+    if used is None or limit is None or used < limit * ENOUGH_DESCRIPTORS:
+        return []
+    return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]
 
 
 def _resident() -> int | None:
