@@ -85,7 +85,19 @@ class EntryStore:
         coeff: list[float],
         prioritization: int,
         stratified: bool,
+        stride: int,
+        burn_in: int,
+        max_share: float,
     ) -> None: ...
+    def _sequences(
+        self,
+        numbers: NDArray[np.int64],
+        state_codes: NDArray[np.int64],
+        codes: NDArray[np.int64],
+        steps: NDArray[np.int32],
+        discount: NDArray[np.float32],
+        positions: NDArray[np.int64],
+    ) -> int: ...
     def _ranked(self) -> NDArray[np.int64]: ...
     def _add_status(self, lane: int, values: tuple[Any, ...], init_w: float, model_version: int) -> int: ...
     def _add_many(

@@ -877,14 +877,15 @@ cdef class EntryStore:
 
     cdef int64_t capacity_, entries, generated_, page_rows, page_shift, page_count, takeable_pages, takeable_rows
     cdef int64_t episode_slots, lane_count, closed, final_rows, free_final_count, dimensions, most_episodes
-    cdef int64_t frame_stack, multi_step
+    cdef int64_t frame_stack, multi_step  # multi_step is the length of sequences, where those are drawn
+    cdef int64_t stride, overlap, burn_in  # of sequences: where they begin, what neighbours share; stride 0 without sequences
     cdef int32_t free_episode, oldest, newest, first_page, last_page
     cdef int column_count, entry_columns, reward_column, value_column, return_column, start, prioritization
     cdef int busy, has_lock_waiters
     cdef bint is_live, is_stratified, is_ordered
     cdef double alpha  # of the parameters: of priorities, or of ranks
     cdef double exponent  # of priorities
-    cdef double lambda_, max_priority_, fixed_now
+    cdef double lambda_, max_priority_, fixed_now, max_share
     cdef uint64_t random[4]
     cdef object lock
     cdef dict arrays
@@ -1223,6 +1224,11 @@ cdef class EntryStore:
             return 0.0
         if not episode.ended and meta.position + self.multi_step >= episode.length:
             return 0.0
+        if self.stride > 0:
+            if meta.position % self.stride != 0:
+                return 0.0
+            if meta.position > 0 and meta.position + self.overlap >= episode.length and episode.state != OPEN:
+                return 0.0  # all of it is in the sequence before
         weight = meta.init_w * episode.multiplier
         if weight <= 0.0 or priority < 0.0 or self.exponent == 0.0:
             return min(max(weight, 0.0), 1e280)
@@ -1471,7 +1477,7 @@ cdef class EntryStore:
             elif not episode.update_weight:
                 meta.priority = -1.0
             elif self.value_column >= 0:
-                meta.priority = self._surprise(row)
+                meta.priority = self._surprise(row) if self.stride == 0 else self._sequence_surprise(row, episode.length - left, left)
                 self.max_priority_ = max(self.max_priority_, <double>meta.priority)
             elif meta.priority < 0.0:
                 meta.priority = <float>self.max_priority_
@@ -1489,6 +1495,22 @@ cdef class EntryStore:
             surprise += self.coeff[d] * fabs(<double>q[d] - <double>v[d])
         return _float(surprise)
 
+    cdef float _sequence_surprise(self, int64_t row, int64_t position, int64_t left) noexcept nogil:
+        """max_share * maximum + (1 - max_share) * mean of `_surprise` over the sequence that begins in this row, without what only
+        warms up; `left` entries are there up to the episode's end. Kapturowski et al., ICLR 2019, section 2.3."""
+        cdef int64_t steps = min(self.multi_step, left), j, first = self.burn_in if position > 0 else 0
+        cdef double most = 0.0, total = 0.0, surprise
+        if position % self.stride != 0 or steps <= first:
+            return 0.0
+        for j in range(steps):
+            if j > 0:
+                row = self._after(row)
+            if j >= first:
+                surprise = self._surprise(row)
+                most = max(most, surprise)
+                total += surprise
+        return _float(self.max_share * most + (1.0 - self.max_share) * total / <double>(steps - first))
+
     cdef void _weigh(self, Episode* episode) noexcept nogil:
         cdef int64_t row = episode.first_row, left = episode.length
         while left > 0:
@@ -1498,7 +1520,7 @@ cdef class EntryStore:
                 row = self._after(row)
 
     def _configure(self, double alpha, double lambda_, int64_t frame_stack, int64_t multi_step, int start, int64_t most_episodes,
-                   list gamma, list coeff, int prioritization, bint stratified):
+                   list gamma, list coeff, int prioritization, bint stratified, int64_t stride, int64_t burn_in, double max_share):
         """Set what weights and windows depend on, and weigh everything stored anew."""
         cdef int64_t d
         cdef int32_t index
@@ -1514,6 +1536,9 @@ cdef class EntryStore:
                 values = values or gamma[d] != self.gamma[d]
                 weights = weights or coeff[d] != self.coeff[d]
                 self.gamma[d], self.coeff[d] = gamma[d], coeff[d]
+            weights = weights or stride != self.stride or burn_in != self.burn_in or max_share != self.max_share
+            self.stride, self.burn_in, self.max_share = stride, burn_in, max_share
+            self.overlap = multi_step - stride
             weights = weights or (prioritization == PROPORTIONAL) != (self.prioritization == PROPORTIONAL)
             is_order_new = prioritization != PROPORTIONAL and (weights or values or self.prioritization == PROPORTIONAL)
             # While everything is weighed anew nothing is ordered; afterwards all of it is sorted at once.
@@ -2127,6 +2152,52 @@ cdef class EntryStore:
                     self._window(row[i], prevs + i * k if prevs else NULL, nexts + i * k if nexts else NULL, next_row + i if next_row else NULL,
                                  step + i if step else NULL, total + i * dimensions if total else NULL,
                                  factor + i * dimensions if total else NULL)
+            return bad
+        finally:
+            self._release()
+
+    def _sequences(self, cnp.ndarray numbers, cnp.ndarray state_codes, cnp.ndarray codes, cnp.ndarray steps, cnp.ndarray discount,
+                   cnp.ndarray positions):
+        """Sequences of M entries that begin with these: codes int64 [B, M] of the entries and [B, K + M] of their frames (K - 1 before the
+        first, and the state after the last), steps int32 [B] of them that are there, discount float32 [B, M, dimensions], position of the
+        first in its episode int64 [B]. Position of the first number that is not there, or -1."""
+        cdef int64_t count = cnp.PyArray_SIZE(numbers), i, j, d, bad, row, s, k = self.frame_stack, m = self.multi_step
+        cdef int64_t dimensions = self.dimensions
+        cdef cnp.ndarray rows_ = np.empty(count, np.int64)
+        cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
+        cdef int64_t* frames = <int64_t*>_data(state_codes, count * (k + m))
+        cdef int64_t* entries = <int64_t*>_data(codes, count * m)
+        cdef int32_t* step = <int32_t*>_data(steps, count)
+        cdef float* factor = <float*>_data(discount, count * m * dimensions)
+        cdef int64_t* position = <int64_t*>_data(positions, count)
+        cdef Episode* episode
+        cdef bint is_end
+        self._hold()
+        try:
+            with nogil:
+                bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, rows)
+                for i in range(count if bad < 0 else 0):
+                    row = rows[i]
+                    position[i] = self.meta[row].position
+                    episode = &self.episodes[inside(self.meta[row].episode, self.episode_slots)]
+                    s = min(m, episode.length - position[i])
+                    step[i] = <int32_t>s
+                    self._fill_back(row, position[i], frames, k)
+                    for j in range(m):
+                        entries[j] = row if j < s else NOTHING
+                        is_end = position[i] + j + 1 == episode.length
+                        for d in range(dimensions):
+                            factor[d] = 0.0 if j >= s or (is_end and (episode.terminated or episode.final < 0)) else <float>self.gamma[d]
+                        if j >= s:
+                            frames[k + j] = NOTHING
+                        elif is_end:
+                            frames[k + j] = -(episode.final + 2) if episode.final >= 0 else NOTHING
+                        else:
+                            row = self._after(row)
+                            frames[k + j] = row
+                        factor += dimensions
+                    frames += k + m
+                    entries += m
             return bad
         finally:
             self._release()

@@ -43,9 +43,21 @@ class Gathered:
     """[B] seconds since the entry was added."""
     model_version: NDArray[np.int64]
     """[B] the version of the model that acted, as the writer was told; 0 where it was not."""
+    mask: NDArray[np.bool_] | None = None
+    """[B, T] for sequences of T entries, else None: which are there and not only for warming up. With sequences prev
+    has states [B, T + 1, K, *F] and the others [B, T, *F], reward and discount are [B, T, *R] of each entry, next is
+    empty, and ids, weight, age and model_version are those of the first entry."""
+    max_share: float = 1.0
+    """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
+
+    def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A state column without its stack axis, where that is 1."""
+        if self.mask is not None:
+            return array[:, :, 0] if array.shape[2] == 1 else array
+        return array[:, 0] if array.shape[1] == 1 else array
 
 
-_FACTS = ("reward", "discount", "ids", "steps", "age", "model_version")
+_FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
 
 
 def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -> None:
@@ -60,8 +72,8 @@ def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -
     found = {name: _place_of(schema, gathered, name) for name in out}
     for name, (side, key) in found.items():
         array = gathered.weight if key == "importance" else side.get(key)
-        if array is not None and key in schema.states and array.shape[1] == 1:
-            array = array[:, 0]
+        if array is not None and key in schema.states:
+            array = gathered.unstacked(array)
         _check_out(name, array, out[name])
     for name, (side, key) in found.items():
         if out[name].flags.carray and key in side:
@@ -96,6 +108,13 @@ class Batch(Mapping[str, NDArray[Any]]):
         age             float32 [B]: seconds since the entry was added
         model_version   int64 [B]: the model that acted
 
+    With sequences (`sequence_length` T above 0) all columns have a time axis after B: obs [B, T + 1, *F], the last one
+    being the state after the last entry, action and the like [B, T, *F], reward and discount [B, T, *R] of each entry
+    (gamma, or 0 where the episode terminated), and there is no next_obs but
+
+        mask            bool [B, T]: the entries to learn from; False while warming up and behind an episode's end
+        steps           int32 [B]: how many entries are there; what is behind them is zeros
+
     There is no one-step reward and no raw weight among the keys: used in a loss, both are silently wrong.
     """
 
@@ -124,11 +143,13 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.divisor = divisor
         self.left_out = left_out
         states = frozenset(schema.states)
-        arrays = self._arrays = _side("", schema, gathered.prev, states)
+        arrays = self._arrays = _side("", schema, gathered, gathered.prev, states)
         if schema.reward is not None:
             arrays["reward"] = gathered.reward
         arrays["discount"] = gathered.discount
-        arrays.update(_side("next_", schema, gathered.next, states))
+        arrays.update(_side("next_", schema, gathered, gathered.next, states))
+        if gathered.mask is not None:
+            arrays["mask"] = gathered.mask
         arrays["importance"] = importance
         arrays["ids"] = gathered.ids
         arrays["steps"] = gathered.steps
@@ -136,8 +157,29 @@ class Batch(Mapping[str, NDArray[Any]]):
         arrays["model_version"] = gathered.model_version
 
     def update_priorities(self, td_errors: Any) -> Any:
-        """Tell the memory how surprising these samples were: [B]. Returns what its `update_priorities` does."""
+        """Tell the memory how surprising these samples were: [B], or of sequences [B, T], of which those outside of
+        `mask` do not count. Returns what its `update_priorities` does.
+        """
+        mask = self.gathered.mask
+        if mask is not None and np.ndim(td_errors) == 2:
+            td_errors = sequence_errors(td_errors, mask, self.gathered.max_share)
         return self._update(self._arrays["ids"], td_errors)
+
+    @property
+    def advantage(self) -> NDArray[np.float32]:
+        """The return minus the value, as the actor computed both: the generalized advantage estimate of
+        `discount_factor` and `mix_lambda`. In the return column's shape.
+
+        Schulman et al., ICLR 2016, equation 16, whose sum is the TD(lambda) return minus the value.
+
+        Raises:
+            AttributeError: the schema has no value column, or the parameters leave one of both out.
+        """
+        value, returned = self._schema.value, self._schema.qvest
+        if value not in self._arrays or returned not in self._arrays:
+            raise AttributeError("this batch has no advantage: that takes a value column and its return in `prev`")
+        advantage: NDArray[np.float32] = self._arrays[str(returned)] - self._arrays[str(value)]
+        return advantage
 
     def copy_into(self, out: Mapping[str, NDArray[Any]]) -> "Batch":
         """Copy every array that `out` (a mapping, or an earlier batch) has a place for into it; the others stay as
@@ -193,14 +235,37 @@ class Batch(Mapping[str, NDArray[Any]]):
 
 
 def _side(
-    prefix: str, schema: Schema, columns: Mapping[str, NDArray[Any]], states: frozenset[str]
+    prefix: str, schema: Schema, gathered: Gathered, columns: Mapping[str, NDArray[Any]], states: frozenset[str]
 ) -> dict[str, NDArray[Any]]:
     """One side of the windows under its names: without the one-step reward, and without a stack axis of 1."""
     return {
-        prefix + name: array[:, 0] if name in states and array.shape[1] == 1 else array
+        prefix + name: gathered.unstacked(array) if name in states else array
         for name, array in columns.items()
         if name != schema.reward
     }
+
+
+def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -> NDArray[np.float64]:
+    """One error for each sequence, [B]: max_share * maximum + (1 - max_share) * mean of the absolute ones in its mask.
+
+    Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019, section 2.3.
+
+    Args:
+        td_errors: [B, T], of any sign; what is outside of the mask may be anything, NaN too.
+        mask: [B, T].
+
+    Raises:
+        ParameterError: the shapes differ.
+    """
+    errors = np.asarray(td_errors, np.float64)
+    if errors.shape != mask.shape:
+        raise ParameterError(
+            "td_errors", f"shape {errors.shape}", f"shape {mask.shape}, as the mask has, or {mask.shape[:1]}"
+        )
+    counted = np.where(mask, np.abs(errors), 0.0)
+    mean = counted.sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
+    combined: NDArray[np.float64] = max_share * counted.max(axis=1) + (1.0 - max_share) * mean
+    return combined
 
 
 def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from . import _core
 from .batch import ID, Gathered
-from .errors import ProtocolError
+from .errors import ParameterError, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
 from .schema import Column, Schema
@@ -290,6 +290,8 @@ def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *
     """The layout of containers under `parameters`; the same object for equal arguments."""
     if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
         return _layout(schema, 1, (), (), kind, final)
+    if parameters.sequence_length:
+        raise ParameterError("sequence_length", parameters.sequence_length, "0 in a cluster: a Buffer draws sequences")
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     next = schema.states if parameters.next is None else tuple(parameters.next)
     return _layout(schema, parameters.frame_stack, prev, next, kind, False)

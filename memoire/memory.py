@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
@@ -327,9 +328,20 @@ class Memory(_core.EntryStore):
     def _apply(self, new: Parameters) -> None:
         gamma, coeff = (_broadcast(each, self._dimensions) for each in (new.discount_factor, new.reward_coeff))
         start = STARTS.index(new.start)
-        windows = (new.frame_stack, new.multi_step, start, new.max_episode)
+        windows = (new.frame_stack, new.sequence_length or new.multi_step, start, new.max_episode)
+        stride = new.sequence_length - new.sequence_overlap if new.sequence_length else 0
         chances = (PRIORITIZATIONS.index(new.prioritization), new.stratified)
-        self._configure(new.priority_exponent, new.mix_lambda, *windows, gamma, coeff, *chances)
+        self._configure(
+            new.priority_exponent,
+            new.mix_lambda,
+            *windows,
+            gamma,
+            coeff,
+            *chances,
+            stride,
+            new.burn_in,
+            new.sequence_max_share,
+        )
         names = (
             self.schema.names if new.prev is None else new.prev,
             self.schema.states if new.next is None else new.next,
@@ -401,6 +413,8 @@ class Memory(_core.EntryStore):
     def _allocate(self, size: int) -> Gathered:
         """Uninitialised arrays for a batch; under the lock, since parameters say what they are like."""
         prev, next_ = self._sides
+        if self._parameters.sequence_length:
+            return self._allocate_sequences(size, self._parameters.sequence_length)
         return Gathered(
             prev={name: np.empty((size, *shape), dtype) for name, shape, dtype in prev},
             next={name: np.empty((size, *shape), dtype) for name, shape, dtype in next_},
@@ -413,8 +427,54 @@ class Memory(_core.EntryStore):
             model_version=np.empty(size, np.int64),
         )
 
+    def _allocate_sequences(self, size: int, length: int) -> Gathered:
+        prev, _ = self._sides
+        states = self.schema.states
+        steps = {name: length + 1 if name in states else length for name, *_ in prev}
+        reward = (size, length, *self._reward_shape)
+        return Gathered(
+            prev={
+                name: np.empty((size, steps[name], *shape), dtype)
+                for name, shape, dtype in prev
+                if name != self.schema.reward
+            },
+            next={},
+            reward=np.zeros(reward, np.float32),
+            discount=np.empty(reward, np.float32),
+            steps=np.empty(size, np.int32),
+            weight=np.empty(size, np.float32),
+            ids=np.empty(size, np.int64),
+            age=np.empty(size, np.float32),
+            model_version=np.empty(size, np.int64),
+            mask=np.empty((size, length), np.bool_),
+            max_share=self._parameters.sequence_max_share,
+        )
+
+    def _filled_sequences(self, numbers: Int64s, made: Gathered) -> Gathered:
+        """The sequences that begin with these entries. Raises StaleEntry."""
+        parameters, size = self._parameters, len(numbers)
+        length, stack = parameters.sequence_length, parameters.frame_stack
+        frames, codes = np.empty((size, stack + length), np.int64), np.empty((size, length), np.int64)
+        positions = np.empty(size, np.int64)
+        self._refuse_stale(numbers, self._sequences(numbers, frames, codes, made.steps, made.discount, positions))
+        stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
+        for name, out in made.prev.items():
+            self._copy_column(self._index[name], stacks if name in self.schema.states else codes, out)
+        if self.schema.reward is not None:
+            self._copy_column(self._index[self.schema.reward], codes, made.reward)
+        weights = np.empty(size, np.float64)
+        self._facts(codes[:, 0].copy(), made.age, made.model_version, weights)
+        made.ids, made.weight[:] = numbers, weights
+        steps = np.arange(length)
+        assert made.mask is not None
+        first = np.where(positions > 0, parameters.burn_in, 0)
+        np.logical_and(steps >= first[:, None], steps < made.steps[:, None], out=made.mask)
+        return made
+
     def _filled(self, numbers: Int64s, made: Gathered) -> Gathered:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
+        if made.mask is not None:
+            return self._filled_sequences(numbers, made)
         made.ids = numbers
         index = self._index
         bad = self._gather(

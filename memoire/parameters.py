@@ -71,6 +71,15 @@ class Parameters:
     """Consecutive states in a sample's window. At least 1."""
     multi_step: int = 1
     """Entries between a sample's newest state and its next state. At least 1."""
+    sequence_length: int = 0
+    """Entries of a sequence, for recurrent networks; 0 draws transitions. Needs multi_step 1."""
+    sequence_overlap: int = 0
+    """Entries that a sequence shares with the next one of its episode. Below sequence_length."""
+    burn_in: int = 0
+    """Entries at a sequence's begin that only warm a network's state up, but where an episode begins. Below
+    sequence_length."""
+    sequence_max_share: float = 0.9
+    """eta: a sequence's priority is eta * maximum + (1 - eta) * mean of its entries' errors. In [0, 1]."""
     cache_size: int = 256
     """Samples in one cache. At least 1."""
     max_episode: int = 0
@@ -107,6 +116,12 @@ class Parameters:
         put(self, "mix_lambda", _real("mix_lambda", self.mix_lambda, high=1.0))
         put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MOST_STEPS))
         put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MOST_STEPS))
+        put(self, "sequence_length", _whole("sequence_length", self.sequence_length, 0, MOST_STEPS))
+        for name in ("sequence_overlap", "burn_in"):
+            put(self, name, _whole(name, getattr(self, name), 0, max(0, self.sequence_length - 1)))
+        put(self, "sequence_max_share", _real("sequence_max_share", self.sequence_max_share, high=1.0))
+        if self.sequence_length and self.multi_step != 1:
+            raise ParameterError("multi_step", self.multi_step, "1 where sequences are drawn (sequence_length)")
         put(self, "cache_size", _whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
         put(self, "max_episode", _whole("max_episode", self.max_episode, 0, (1 << 62)))
         put(self, "reuse_cache", _truth("reuse_cache", self.reuse_cache))
