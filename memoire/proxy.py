@@ -66,6 +66,8 @@ class BackStats:
     endpoint: str
     servers: tuple[str, ...]
     """Names of the servers reached there; empty until it has answered."""
+    leaving: tuple[str, ...]
+    """Those of them that are being drained."""
     is_away: bool
     queued_bytes: int
     lost_requests: int
@@ -151,6 +153,7 @@ class _Back:
         limits, context = proxy._limits, proxy._context
         self.doors = proxy._worker.doors
         self.names: tuple[str, ...] = ()
+        self.leaving: tuple[str, ...] = ()  # of these names, those that take no new clients
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
         self.channel = Channel(self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng)
@@ -249,6 +252,7 @@ class _Back:
         self.run = answer.header.run
         self.welcome = told
         self.names = tuple(told.servers or [told.home_name])
+        self.leaving = tuple(told.leaving)
         self._proxy._learned(self)
         for topic in told.models:
             self._want(topic)
@@ -263,6 +267,7 @@ class _Back:
         if told.endpoints.publish:
             sub = sockets.subscriber(context, limits.request_bytes)
             links.dial(self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish))
+            sub.setsockopt(zmq.SUBSCRIBE, wire.NEWS_FRAME)
             self.sub = self.doors.add(sub)
             self._is_hearing = False
             self._hear("", True)
@@ -287,6 +292,10 @@ class _Back:
                 return
             try:
                 message = wire.parse_notice(frames, self._proxy._limits)
+                if isinstance(message.body, wire.News):
+                    self.look_at = 0.0  # it may be about more than clients: another run, or a server that leaves
+                    self._proxy._pass_news(frames)
+                    continue
                 assert isinstance(message.body, wire.Notice)
                 if message.header.run not in (0, self.run):
                     self.look_at = 0.0  # another run than its server counted when it was asked last
@@ -295,6 +304,13 @@ class _Back:
                 self.topics.noticed(message.body, message.payload)
             except ProtocolError as error:
                 self._proxy._refused[error.code] += 1
+
+    def leave(self) -> None:
+        """Close everything: the proxy goes on without this address, and what waits in its queues has no home."""
+        self.channel.close(Closed("this address"))
+        self.channel.leave()
+        self._drop(self.dealer)
+        self._close_data()
 
     def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Any) -> None:
         self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
@@ -326,8 +342,7 @@ class Proxy(Node):
         context: Context | None = None,
         limits: Limits | None = None,
     ) -> None:
-        if isinstance(servers, str) or not servers:
-            raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server")
+        servers = _checked(servers)
         self._limits = limits or Limits()
         self._context = context or sockets.shared_context()
         self._queue_bytes = queue_bytes
@@ -342,6 +357,8 @@ class Proxy(Node):
         self._refused: Counter[str] = Counter()
         self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
         self._homes: dict[int, _Back] = {}
+        self._removed: set[int] = set()  # homes behind addresses that were taken off the list
+        self._listed_at = self._started  # when the list of servers was given
         self._pending: deque[list[zmq.Frame]] = deque(maxlen=PENDING)
         self._models = ModelStore(self._limits.model_bytes)
         self._sources: dict[str, _Source] = {}  # of the newest model of each topic
@@ -382,6 +399,23 @@ class Proxy(Node):
     def pub_endpoint(self) -> str:
         """Address for notices, as bound."""
         return self._endpoints.publish
+
+    def set_servers(self, servers: Sequence[str]) -> None:
+        """From now on forward to these addresses. Those that are new are connected to; the clients of those that are
+        not in the list any more are told to ask for another home, where they tell everything anew. From any thread.
+
+        A server that is taken off before it was drained (`memoire drain`) keeps what it has counted to itself, and
+        what is on the way to it is lost.
+
+        Raises:
+            EndpointError: an address is none, or there is none in the list; nothing was changed.
+        """
+        if self._pid != os.getpid():
+            raise ForkedError("this proxy", self._pid, os.getpid())
+        if self._closing.is_set():
+            raise Closed("this proxy")
+        wanted = _checked(servers)
+        self._worker.post(lambda: self._take_servers(wanted))
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -451,9 +485,31 @@ class Proxy(Node):
 
     # --------------------------------------------------------------------------------- inside of the thread alone
 
+    def _take_servers(self, wanted: list[str]) -> None:
+        former = {back.endpoint for back in self._backs}
+        gone = [back for back in self._backs if back.endpoint not in wanted]
+        added = [_Back(self, endpoint) for endpoint in wanted if endpoint not in former]
+        if not added and not gone:
+            return
+        _log.info("proxy %s: forwards to %s", self.name, ", ".join(wanted))
+        self._listed_at = time.monotonic()
+        self._backs = [back for back in self._backs if back not in gone] + added
+        self._removed.update(home for home, back in self._homes.items() if back in gone)
+        self._homes = {home: back for home, back in self._homes.items() if back not in gone}
+        for back in gone:
+            back.leave()
+            self._homeless += len(back.requests) + len(back.caches)
+        for back in self._backs:
+            self._learned(back)
+        if gone:  # their clients ask at once, and are told that they have no home
+            self._pass_news([wire.NEWS_FRAME, *wire.encode(wire.News())])
+
+    def _pass_news(self, frames: Sequence[Any]) -> None:
+        sockets.send(self._pub, frames)
+
     def _next_time(self) -> float:
         waiting = bool(self._pending and self._homes)
-        pending = self._started + SETTLE if waiting else float("inf")
+        pending = self._listed_at + SETTLE if waiting else float("inf")
         held = min((each.until for each in self._held.values()), default=float("inf"))
         return min(pending, held, self._notices.next_time(), *(back.next_time() for back in self._backs))
 
@@ -504,7 +560,7 @@ class Proxy(Node):
             back = self._assign(header.client)
         if back is None:
             self._homeless += 1
-            if self._is_settled:
+            if self._is_settled or header.home in self._removed:
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return  # its server may answer soon, and the request comes again
         self._requests += 1
@@ -515,25 +571,29 @@ class Proxy(Node):
         """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
         if all(back.names for back in self._backs):
             return True
-        return bool(self._homes) and time.monotonic() - self._started > SETTLE
+        return bool(self._homes) and time.monotonic() - self._listed_at > SETTLE
 
     @property
     def _is_settled(self) -> bool:
         """Whether every server was met, or had the time to be."""
-        return all(back.names for back in self._backs) or time.monotonic() - self._started > GRACE
+        return all(back.names for back in self._backs) or time.monotonic() - self._listed_at > GRACE
 
     def _assign(self, client: bytes) -> _Back:
         """The way to the home of a new client: its own by rendezvous hash, among the servers that are there."""
-        there = {name: back for back in self._backs if not back.is_away for name in back.names}
-        known = there or {name: back for back in self._backs for name in back.names}
-        return known[rendezvous(client, known)]
+        known = {name: back for back in self._backs for name in back.names}
+        there = {name: back for name, back in known.items() if not back.is_away}
+        staying = {name: back for name, back in there.items() if name not in back.leaving}
+        choice = staying or there or known
+        return choice[rendezvous(client, choice)]
 
     def _learned(self, back: _Back) -> None:
         """A server, or a proxy with servers, has said who it is."""
         for home in [home for home, former in self._homes.items() if former is back]:
             del self._homes[home]
         for name in back.names:
-            self._homes.setdefault(wire.name_hash(name), back)
+            home = wire.name_hash(name)
+            self._homes.setdefault(home, back)
+            self._removed.discard(home)
 
     def _refuse(self, envelope: list[zmq.Frame], request: list[zmq.Frame], error: ProtocolError) -> None:
         self._refused[error.code] += 1
@@ -613,8 +673,13 @@ class Proxy(Node):
         assert isinstance(message.body, wire.Welcome)
         told = message.body
         models = {topic: max(version, told.models.get(topic, 0)) for topic, version in self._models.versions().items()}
+        leaving = dict.fromkeys([*told.leaving, *(name for other in self._backs for name in other.leaving)])
         told = msgspec.structs.replace(
-            told, endpoints=self._endpoints, servers=list(self.servers), models={**told.models, **models}
+            told,
+            endpoints=self._endpoints,
+            servers=list(self.servers),
+            leaving=list(leaving),
+            models={**told.models, **models},
         )
         sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
 
@@ -674,6 +739,16 @@ class Proxy(Node):
             back.channel.close(Closed("this proxy"))
 
 
+def _checked(servers: Sequence[str]) -> list[str]:
+    """The addresses of a list, each once."""
+    if isinstance(servers, str) or not servers:
+        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server")
+    for endpoint in servers:
+        if not str(endpoint).startswith(("tcp://", "ipc://", "inproc://")):
+            raise EndpointError(str(endpoint), "connect to", "the transport must be tcp://, ipc:// or inproc://")
+    return list(dict.fromkeys(servers))
+
+
 def rendezvous(client: bytes, names: Iterable[str]) -> str:
     """The name that this client belongs to: the same everywhere, and moved by a change of names only where it must be.
 
@@ -686,6 +761,7 @@ def _back_stats(back: _Back) -> BackStats:
     return BackStats(
         endpoint=back.endpoint,
         servers=back.names,
+        leaving=back.leaving,
         is_away=back.is_away,
         queued_bytes=back.requests.bytes + back.caches.bytes,
         lost_requests=back.requests.lost,
