@@ -813,6 +813,8 @@ class Client(Node):
             self._changed.notify_all()
         if former is not None:
             self._news_due = 0.0  # a home that is new, or was away, is told at once
+            if told.home_name != former.home_name:
+                self._move_at = 0.0
             if told.run_name != former.run_name:
                 self._topics.begin_run()
         if former is not None and told.epoch != former.epoch and told.home_name == former.home_name:
@@ -954,12 +956,12 @@ class Client(Node):
             self._outbox.acknowledge(said.lines_through)
             while self._ended and self._ended[0].number <= said.ended_through:
                 self._ended.popleft()
-            self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended)
             if is_same:
                 self._window.answered(
                     said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at, lost_caches=said.lost
                 )
             self._window.credit = said.credit or self._window.credit
+            self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended or self._window.in_flight)
             if said.run_name in ("", self._told.run_name):
                 self._finished = said.finished
             elif self._draw_line() is boundary:  # this answer is to what was said after the line was drawn

@@ -51,6 +51,8 @@ SETTLE = 1.0
 """Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
 GRACE = 10.0
 """Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
+RETIRE = 5.0
+"""Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
 MESSAGES_PER_TURN = 200
@@ -358,6 +360,7 @@ class Proxy(Node):
         self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
         self._homes: dict[int, _Back] = {}
         self._removed: set[int] = set()  # homes behind addresses that were taken off the list
+        self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
         self._listed_at = self._started  # when the list of servers was given
         self._pending: deque[list[zmq.Frame]] = deque(maxlen=PENDING)
         self._models = ModelStore(self._limits.model_bytes)
@@ -404,8 +407,9 @@ class Proxy(Node):
         """From now on forward to these addresses. Those that are new are connected to; the clients of those that are
         not in the list any more are told to ask for another home, where they tell everything anew. From any thread.
 
-        A server that is taken off before it was drained (`memoire drain`) keeps what it has counted to itself, and
-        what is on the way to it is lost.
+        A server that is taken off keeps what it has counted: read the totals with it, or drain it before (`memoire
+        drain`). One that does not answer when it is taken off may have log lines of which its clients never heard:
+        these are then logged elsewhere again.
 
         Raises:
             EndpointError: an address is none, or there is none in the list; nothing was changed.
@@ -486,23 +490,38 @@ class Proxy(Node):
     # --------------------------------------------------------------------------------- inside of the thread alone
 
     def _take_servers(self, wanted: list[str]) -> None:
-        former = {back.endpoint for back in self._backs}
-        gone = [back for back in self._backs if back.endpoint not in wanted]
-        added = [_Back(self, endpoint) for endpoint in wanted if endpoint not in former]
-        if not added and not gone:
+        former = {back.endpoint: back for back in (*self._backs, *self._retiring)}
+        listed = {back.endpoint for back in self._backs}
+        if set(wanted) == listed:
             return
         _log.info("proxy %s: forwards to %s", self.name, ", ".join(wanted))
         self._listed_at = time.monotonic()
-        self._backs = [back for back in self._backs if back not in gone] + added
+        self._backs = [former.get(endpoint) or _Back(self, endpoint) for endpoint in wanted]
+        for back in former.values():
+            if back.endpoint in wanted:
+                self._retiring.pop(back, None)
+            else:
+                self._retiring.setdefault(back, self._listed_at + RETIRE)
+        self._leave(self._listed_at)
+        self._send_news()  # clients of servers that were taken off ask at once, and are told to go elsewhere
+
+    def _leave(self, now: float) -> None:
+        """Close addresses that were taken off the list, once their clients had time to hear of it."""
+        gone = {back for back, until in self._retiring.items() if now >= until or back.is_away}
+        if not gone:
+            return
         self._removed.update(home for home, back in self._homes.items() if back in gone)
         self._homes = {home: back for home, back in self._homes.items() if back not in gone}
         for back in gone:
+            del self._retiring[back]
             back.leave()
             self._homeless += len(back.requests) + len(back.caches)
         for back in self._backs:
             self._learned(back)
-        if gone:  # their clients ask at once, and are told that they have no home
-            self._pass_news([wire.NEWS_FRAME, *wire.encode(wire.News())])
+        self._send_news()
+
+    def _send_news(self) -> None:
+        self._pass_news([wire.NEWS_FRAME, *wire.encode(wire.News())])
 
     def _pass_news(self, frames: Sequence[Any]) -> None:
         sockets.send(self._pub, frames)
@@ -511,7 +530,13 @@ class Proxy(Node):
         waiting = bool(self._pending and self._homes)
         pending = self._listed_at + SETTLE if waiting else float("inf")
         held = min((each.until for each in self._held.values()), default=float("inf"))
-        return min(pending, held, self._notices.next_time(), *(back.next_time() for back in self._backs))
+        return min(
+            pending,
+            held,
+            self._notices.next_time(),
+            *self._retiring.values(),
+            *(back.next_time() for back in (*self._backs, *self._retiring)),
+        )
 
     def _turn(self, ready: dict[object, int]) -> None:
         if self._router in ready:
@@ -523,8 +548,10 @@ class Proxy(Node):
             self._notices.subscribed(sockets.subscribed(self._pub), self._models, now)
         for model in self._notices.due(self._models, now):
             self._notice(model, again=True)
-        for back in self._backs:
+        for back in (*self._backs, *self._retiring):
             back.turn(ready)
+        if self._retiring:
+            self._leave(now)
         if self._held:
             self._release([key for key, held in self._held.items() if now >= held.until])
         while self._pending and self._is_ready:
@@ -571,7 +598,7 @@ class Proxy(Node):
         """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
         if all(back.names for back in self._backs):
             return True
-        return bool(self._homes) and time.monotonic() - self._listed_at > SETTLE
+        return any(back.names for back in self._backs) and time.monotonic() - self._listed_at > SETTLE
 
     @property
     def _is_settled(self) -> bool:
@@ -653,20 +680,29 @@ class Proxy(Node):
                 self._refuse(envelope, request, error)
 
     def _reply(self, back: _Back, frames: list[zmq.Frame]) -> None:
-        """A server's reply to a client: handed on; WELCOME gets this proxy's own addresses."""
+        """A server's reply to a client: handed on. WELCOME gets this proxy's own addresses, and UPDATED the word to
+        leave a server that was taken off the list: the client has then nothing open there.
+        """
         self._replies += 1
         empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
         if empty is None:
             self._refused["frames"] += 1
             return
         header = wire.peek(frames[empty + 1 :])
-        if header is None or int.from_bytes(frames[empty + 1].buffer[6:8], "little") != wire.Type.WELCOME:
+        kind = 0 if header is None else int.from_bytes(frames[empty + 1].buffer[6:8], "little")
+        if kind != wire.Type.WELCOME and not (kind == wire.Type.UPDATED and back in self._retiring):
             sockets.send(self._router, frames)
             return
         try:
             message = wire.parse(frames[empty + 1 :], self._limits)
         except ProtocolError as error:
             self._refused[error.code] += 1
+            return
+        if isinstance(message.body, wire.Updated):
+            said = wire.reply(
+                message.header, msgspec.structs.replace(message.body, leaving=True), payload=message.payload
+            )
+            sockets.send(self._router, [*frames[: empty + 1], *said])
             return
         # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
         self._homes.setdefault(message.header.home, back)
@@ -735,7 +771,7 @@ class Proxy(Node):
             del self._sources[topic]
 
     def _at_end(self) -> None:
-        for back in self._backs:
+        for back in (*self._backs, *self._retiring):
             back.channel.close(Closed("this proxy"))
 
 
