@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +28,30 @@ Rows: TypeAlias = NDArray[np.void]
 GONE = 1
 PAGE_ROWS = 1024
 """Rows of one page, within what a tail may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTotals:
+    """What all servers of a cluster have counted for one run, each client once."""
+
+    run: str
+    totals: Totals
+    finished: bool
+    """Whether every server that answered says so."""
+    durable: bool
+    """Whether every server that answered keeps it on disk."""
+    runs: tuple[str, ...]
+    """All runs that these servers know, the newest last."""
+    servers: tuple[str, ...]
+    """Names of those that answered."""
+    missing: tuple[str, ...]
+    """Names of those that did not: what they alone have counted is not in the totals."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every server answered."""
+        return not self.missing
+
 
 _CUMULATIVE = ("episodes", "steps", "generated_bytes", "skipped", "dropped_lines", "lines_through")
 _PER_HOME = (

@@ -24,8 +24,8 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cache, pool, sockets, wire
+from .accounts import ClusterTotals, Rows, key_of, merge, totals_of
 from .batch import Batch
 from .calls import Answer
 from .channel import Channel
@@ -97,6 +98,21 @@ class ReaderStats:
     parameters_version: int
     finished: bool
     faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccounts:
+    """What one server has counted for a run."""
+
+    run: str
+    rows: Rows
+    """Its accounts, and those that it inherited."""
+    finished: bool
+    durable: bool
+    runs: tuple[str, ...]
+    epoch: int
+    time: float
+    """Seconds since 1970 by its clock when it said so."""
 
 
 class _Remote:
@@ -463,6 +479,102 @@ class Reader(Node):
             if isinstance(answer, MemoireError):
                 raise answer
 
+    # ------------------------------------------------------------------------------------------ what was counted
+
+    def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
+        """What all servers together have counted, each client once, wherever it was at home.
+
+        A server that does not answer in time is named in `missing`. Exact for what clients have told; they tell it
+        twice a second.
+
+        Args:
+            run: Name of the experiment; None is the one that is counted now.
+
+        Raises:
+            MemoireTimeout: no server answered.
+            Refused: the servers that answered know no such run.
+        """
+        told = self.accounts(run, timeout)
+        found = {name: answer for name, answer in told.items() if isinstance(answer, ServerAccounts)}
+        if not found:
+            raise next(error for error in told.values() if isinstance(error, MemoireError))
+        # Servers hear of a new run one after the other: the one that most of them count.
+        names = Counter(answer.run for answer in found.values())
+        chosen = max(names, key=lambda name: names[name])
+        mine = [answer for answer in found.values() if answer.run == chosen]
+        if len(names) > 1:  # the others may have counted it before
+            rest = self.accounts(chosen, timeout, [name for name, answer in found.items() if answer.run != chosen])
+            mine += [answer for answer in rest.values() if isinstance(answer, ServerAccounts)]
+        missing = [name for name, answer in told.items() if isinstance(answer, MemoireTimeout)]
+        return ClusterTotals(
+            run=chosen,
+            totals=totals_of(merge(*(answer.rows for answer in mine))),
+            finished=all(answer.finished for answer in mine),
+            durable=all(answer.durable for answer in mine),
+            runs=tuple(dict.fromkeys(name for answer in found.values() for name in answer.runs)),
+            servers=tuple(sorted(found)),
+            missing=tuple(sorted(missing)),
+        )
+
+    def accounts(
+        self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
+    ) -> dict[str, ServerAccounts | MemoireError]:
+        """Every server's accounts of a run, by its name, or why there are none.
+
+        Args:
+            run: Name of the experiment; None is the one that each server counts now.
+            servers: Names of those to ask; None asks all.
+        """
+        deadline = time.monotonic() + self._seconds(timeout)
+        told: dict[str, ServerAccounts | MemoireError] = {}
+        pages: dict[str, list[Rows]] = {name: [] for name in ([*self._remotes] if servers is None else servers)}
+        asked: dict[str, wire.Body] = {name: wire.Ledger(run=run or "") for name in pages}
+        while asked:  # a page of each server at a time
+            answers, asked = self.ask(asked, deadline - time.monotonic()), {}
+            for name, answer in answers.items():
+                if not isinstance(answer, wire.Accounts):
+                    unexpected = Refused(self._remotes[name].link.channel.endpoint, "unexpected", f"answered {answer}")
+                    told[name] = answer if isinstance(answer, MemoireError) else unexpected
+                    continue
+                pages[name].append(wire.unpack_accounts(answer.accounts))
+                if answer.more and len(pages[name][-1]):
+                    asked[name] = wire.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
+                else:
+                    told[name] = _server_accounts(answer, merge(*pages[name]))
+        return told
+
+    def ask(self, bodies: Mapping[str, wire.Body], timeout: float | None = None) -> dict[str, wire.Body | MemoireError]:
+        """One request to each of some servers, by their names, all at once; the answers, or why there are none.
+
+        Raises:
+            ParameterError: a name is none of the servers'.
+            Closed: the reader was closed.
+        """
+        seconds = max(0.0, self._seconds(timeout))
+        deadline = time.monotonic() + seconds
+        box: dict[str, Answer] = {}
+        for name in bodies:
+            if name not in self._remotes:
+                raise ParameterError("server", name, f"one of {', '.join(self._remotes)}")
+
+        def start() -> None:
+            for name, body in bodies.items():
+                remote = self._remotes[name]
+                settled = functools.partial(settle, name)
+                remote.link.channel.ask(body, settled, deadline, home=remote.home, run=0)  # whatever run it counts
+
+        def settle(name: str, answer: Answer) -> None:
+            with self._changed:
+                box[name] = answer
+                self._changed.notify_all()
+
+        self._worker.post(start)
+        self._await(lambda: len(box) == len(bodies), seconds + 1.0, "answer")
+        return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in box.items()}
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._limits.request_timeout if timeout is None else timeout
+
     # ------------------------------------------------------------------------------------------------- its end
 
     def stats(self) -> ReaderStats:
@@ -787,6 +899,10 @@ class Reader(Node):
     def _at_end(self) -> None:
         for link in self._links:
             link.channel.close(Closed("this reader"))
+
+
+def _server_accounts(said: wire.Accounts, rows: Rows) -> ServerAccounts:
+    return ServerAccounts(said.run_name, rows, said.finished, said.durable, tuple(said.runs), said.epoch, said.time)
 
 
 def _clients(rows: NDArray[np.void]) -> NDArray[np.uint64]:

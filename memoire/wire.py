@@ -427,6 +427,7 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     runs: Annotated[list[Name], Meta(max_length=1024)] = []  # all that this server knows, the newest last
     accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
     more: bool = False  # ask for what comes after the last row
+    time: Seconds = 0.0  # unix, of the server's clock
 
     def __post_init__(self) -> None:
         unpack_accounts(self.accounts)

@@ -188,7 +188,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "news": (wire.News(epoch=5), b""),
         "ledger": (wire.Ledger(run="ant-7", after=CLIENT + bytes(8)), b""),
         "accounts": (
-            wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=["ant-6", "ant-7"], accounts=account_row(CLIENT), more=True),
+            wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=["ant-6", "ant-7"], accounts=account_row(CLIENT), more=True, time=1.5),
             b"",
         ),
         "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
