@@ -6,6 +6,7 @@ impossible number is tested without a network. Every request may come any number
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -19,13 +20,15 @@ from numpy.typing import NDArray
 
 from . import cache, wire
 from .batch import ID
-from .errors import MemoireError, ProtocolError
-from .ledger import Account, Ledger
+from .errors import MemoireError, ParameterError, ProtocolError
+from .journal import Group, Journal
+from .ledger import Account, Ledger, sums_of
 from .limits import Limits
 from .logbook import Entry, Logbook
 from .models import Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
 from .pool import Pool
+from .runs import Past, Run, Runs
 from .schema import Schema
 from .version import SOFTWARE
 
@@ -47,6 +50,8 @@ class Reply(NamedTuple):
     body: wire.Body
     payload: Any = None
     changed: Mapping[str, int] = {}
+    until_saved: bool = False
+    """Whether it must not leave before what it says is on disk, where a store saves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,14 @@ class _Waiting:
     number: int = 0
 
 
+class _Chosen(msgspec.Struct, frozen=True):
+    """What a former life was given, and with what it ended."""
+
+    given: dict[str, Any]
+    now: dict[str, Any]
+    version: int
+
+
 class Desk:
     """The state of one server, and the answers that follow from it.
 
@@ -76,6 +89,9 @@ class Desk:
         endpoints: Where clients connect to; read at each HELLO, since workers may be added.
         on_lines: Called with log lines that are new, in order.
         on_model: Called when a model is new.
+        on_news: Called when clients should ask soon: the run is over, or another one, or parameters are new.
+        past: What was saved in former lives. With it, the three above are called when what they tell is on disk.
+        on_change: Called when something waits to be saved that somebody waits for; only with `past`.
         clock: Seconds since 1970.
     """
 
@@ -92,18 +108,22 @@ class Desk:
         endpoints: Callable[[], wire.Endpoints] = wire.Endpoints,
         on_lines: Callable[[list[Entry]], None] = lambda lines: None,
         on_model: Callable[[Model], None] = lambda model: None,
+        on_news: Callable[[], None] = lambda: None,
+        past: Past | None = None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
     ) -> None:
         self.schema, self.pool, self.limits = schema, pool, limits
-        self.run_name, self.name = run, name
-        self.run, self.home = wire.name_hash(run), wire.name_hash(name)
+        self.name, self.home = name, wire.name_hash(name)
         self.fingerprint = schema.fingerprint
         self.max_step = max_step
-        self.epoch = time.time_ns()
+        self.epoch = past.epoch if past else time.time_ns()
+        self.journal = Journal() if past else None
+        """What is to be saved; None where nothing is."""
         self.parameters, self.parameters_version = parameters, 1
-        self.ledger, self.logbook, self.models = Ledger(epoch=self.epoch), Logbook(), ModelStore(limits.model_bytes)
-        self.finished = False
-        self._told: set[bytes] = set()  # clients that a reply told so
+        self._given_parameters = parameters.to_wire()
+        self.models = ModelStore(limits.model_bytes)
+        self._told: set[bytes] = set()  # clients that a reply told that the run is over
         self.facts: dict[bytes, ClientFacts] = {}
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
@@ -117,6 +137,9 @@ class Desk:
         # The newest replies to each client's requests that would change something if they were granted twice.
         self._given: OrderedDict[tuple[bytes, wire.Type], OrderedDict[int, Reply]] = OrderedDict()
         self._endpoints, self._on_lines, self._on_model, self._clock = endpoints, on_lines, on_model, clock
+        self._on_news, self._on_change = on_news, on_change
+        self.runs = Runs(self._go_on(past, run), clock(), past, epoch=self.epoch)
+        self._restore(past)
         self._answers: dict[type[wire.Body], Callable[[wire.Header, Any, Any], Reply]] = {
             wire.Hello: self._hello,
             wire.Update: self._update,
@@ -128,6 +151,154 @@ class Desk:
             wire.Control: self._control,
         }
 
+    # ---------------------------------------------------------------------------------- what is counted and saved
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run that is counted now."""
+        return self.runs.current.name
+
+    @property
+    def run(self) -> int:
+        """Its number, as headers say it."""
+        return self.runs.current.number
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its accounts."""
+        return self.runs.current.ledger
+
+    @property
+    def logbook(self) -> Logbook:
+        """Its log lines."""
+        return self.runs.current.logbook
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is over."""
+        return self.runs.current.finished
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what is acknowledged is on disk."""
+        return self.journal is not None
+
+    def _go_on(self, past: Past | None, given: str) -> str:
+        """The run to count: the one that was counted last, unless another is given now than was given then."""
+        if past is None:
+            return given
+        counted = next((facts.name for facts in past.runs() if not facts.ended), None)
+        if counted is not None and past.settings().get("run") == given:
+            return counted
+        if self.journal is not None:
+            self.journal.setting("run", given)
+        return given
+
+    def _restore(self, past: Past | None) -> None:
+        """Parameters, models and facts of the former life; and what is new of this one is to be saved."""
+        if past is None or self.journal is None:
+            return
+        run = self.runs.current
+        for model in past.models(run.name):
+            self.models.put(model)
+        given, saved = self._given_parameters, past.settings().get("parameters")
+        chosen = _Chosen(given, given, 1) if saved is None else msgspec.json.decode(saved, type=_Chosen)
+        if chosen.given == given:
+            self._take_parameters(Parameters.from_wire(chosen.now), chosen.version)
+        else:
+            self._take_parameters(self.parameters, chosen.version + 1)
+        self._save_parameters()
+        for facts in self.runs.facts():
+            self.journal.run(facts)
+
+    def _take_parameters(self, parameters: Parameters, version: int) -> None:
+        parameters.check_for(self.schema)
+        if parameters != self.parameters:
+            self.pool.configure(parameters)
+        self.parameters, self.parameters_version = parameters, version
+
+    def _save_parameters(self) -> None:
+        if self.journal is not None:
+            chosen = _Chosen(self._given_parameters, self.parameters.to_wire(), self.parameters_version)
+            self.journal.setting("parameters", msgspec.json.encode(chosen).decode())
+
+    def _touch(self, run: Run, account: Account) -> None:
+        """The account is to be saved. Under the lock."""
+        if self.journal is not None:
+            self.journal.touch(run.name, account)
+
+    def _is_saved(self, run: Run, client: bytes) -> bool:
+        return self.journal is None or self.journal.is_saved(run.name, client)
+
+    def _after(self, ticket: Callable[[], None]) -> None:
+        """Call this when all that was said so far is saved: at once where nothing is. Under the lock."""
+        if self.journal is None:
+            ticket()
+        else:
+            self.journal.after(ticket)
+            self._on_change()
+
+    def when_saved(self, header: wire.Header, ticket: Callable[[], None]) -> None:
+        """Call this, which sends a reply that has to wait, when all that was said so far is saved."""
+        assert self.journal is not None
+        with self.lock:
+            self.journal.wait((header.client, header.sequence), ticket)
+        self._on_change()
+
+    def collect(self) -> Group | None:
+        """What is to be saved next; `saved` is called when it is."""
+        assert self.journal is not None
+        with self.lock:
+            return self.journal.take()
+
+    def saved(self) -> None:
+        """The group that was collected last is on disk."""
+        assert self.journal is not None
+        with self.lock:
+            self.journal.saved()
+
+    def begin_run(self, name: str) -> None:
+        """Count this run from now on, from zero or where it ended; the former one stays readable, with its caches gone.
+
+        Raises:
+            ParameterError: that is no name.
+        """
+        if type(name) is not str or not 0 < len(name) <= 256 or not name.isprintable():
+            raise ParameterError("run", name, "printable text of 1 to 256 characters")
+        with self.lock:
+            if name == self.run_name:
+                return
+            former = self.runs.begin(name, self._clock())
+            if self.journal is not None:
+                self.journal.run(former.facts)
+                self.journal.run(self.runs.current.facts)
+            self.pool.clear()
+            self.models.renew()
+            self._uploads.clear()
+            self._waiting.clear()
+            self._told.clear()
+            self._after(self._on_news)
+
+    def _finish(self, is_finished: bool) -> None:
+        with self.lock:
+            run = self.runs.current
+            if run.finished != is_finished:
+                run.finished = is_finished
+                self._told.clear()
+                if self.journal is not None:
+                    self.journal.run(run.facts)
+                self._after(self._on_news)
+
+    def finish(self) -> None:
+        """The run is over: clients hear of it in their next reply."""
+        self._finish(True)
+
+    def resume(self) -> None:
+        """The run goes on, although it was declared over."""
+        self._finish(False)
+
+    # ------------------------------------------------------------------------------------------------- requests
+
     def answer(self, message: wire.Message) -> Reply:
         """The reply to a request; REFUSED where it cannot be granted. Never raises for what a peer sent."""
         header = message.header
@@ -137,11 +308,14 @@ class Desk:
                 raise ProtocolError("unexpected", f"{header.type.name} is no request")
             if header.client == wire.NO_CLIENT:
                 raise ProtocolError("client", "a request needs a client id")
-            if header.run not in (0, self.run):
-                raise ProtocolError("run", f"this server counts run {self.run_name!r}; say HELLO again")
+            if header.run not in (0, self.run) and not isinstance(message.body, wire.Update | wire.Hello):
+                raise self._wrong_run()
             return answer(header, message.body, message.payload)
         except ProtocolError as error:
             return self.refuse(error)
+
+    def _wrong_run(self) -> ProtocolError:
+        return ProtocolError("run", f"this server counts run {self.run_name!r}; say HELLO again")
 
     def refuse(self, error: ProtocolError) -> Reply:
         """Count a refusal and say it."""
@@ -177,10 +351,11 @@ class Desk:
     def _hello(self, header: wire.Header, body: wire.Hello, _: Any) -> Reply:
         since = 0
         with self.lock:
+            is_saved = True
             if body.role == "actor":
-                since = self.ledger.account(header.client, self._clock()).since
-                self.facts[header.client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
+                since = self._meet(header.client, body)
                 self._tell(header.client)
+                is_saved = self._is_saved(self.runs.current, header.client)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
                 schema=self.schema.to_json(),
@@ -199,8 +374,20 @@ class Desk:
                 finished=self.finished,
                 software=SOFTWARE,
                 since=since,
+                durable=self.is_durable,
             )
-        return Reply(welcome, None, {"run": self.run, "home": self.home, "fingerprint": self.fingerprint})
+            names = {"run": self.run, "home": self.home, "fingerprint": self.fingerprint}
+        return Reply(welcome, None, names, until_saved=not is_saved)
+
+    def _meet(self, client: bytes, body: wire.Hello) -> int:
+        """Open the client's account, and remember what it says of itself; since when it is open. Under the lock."""
+        is_new = client not in self.ledger
+        account = self.ledger.account(client, self._clock())
+        self.facts[client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
+        if is_new or (account.label, account.host) != (body.label, body.host):
+            account.label, account.host = body.label, body.host
+            self._touch(self.runs.current, account)
+        return account.since
 
     def _stated_limits(self) -> dict[str, int]:
         names = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
@@ -213,17 +400,27 @@ class Desk:
     def _update(self, header: wire.Header, body: wire.Update, _: Any) -> Reply:
         now = self._clock()
         with self.lock:
-            account = self.ledger.report(header.client, header.sequence, body, now)
-            taken = self.logbook.take(header.client, body.lines, now)
+            run = self.runs.find(header.run)
+            if run is None:
+                raise self._wrong_run()
+            before = sums_of(run.ledger.find(header.client))
+            account = run.ledger.report(header.client, header.sequence, body, now)
+            taken = run.logbook.take(header.client, body.lines, now)
+            if taken or before != sums_of(account):
+                self._touch(run, account)
             if taken:
-                self._on_lines(taken)
+                if self.journal is not None:
+                    self.journal.lines(run.name, taken)
+                self._after(functools.partial(self._on_lines, taken))
             # Pieces are numbered anew at each start.
             feedback = self._feedback_for(header.client, body.feedback_through if body.epoch == self.epoch else 0)
-            reply = self._updated(account, body)
-        self.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
+            reply = Reply(self._updated(run, account, body), until_saved=not self._is_saved(run, header.client))
+        if run is self.runs.current:
+            self.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
         if feedback is None:
-            return Reply(reply)
-        return Reply(msgspec.structs.replace(reply, feedback_through=feedback[0]), feedback[1])
+            return reply
+        body_with = msgspec.structs.replace(reply.body, feedback_through=feedback[0])
+        return reply._replace(body=body_with, payload=feedback[1])
 
     def _tell(self, client: bytes) -> None:
         """Remember who hears in this reply that the run is over. Under the lock."""
@@ -238,14 +435,15 @@ class Desk:
                 return 0
             return sum(account.last_seen >= since and account.client not in self._told for account in self.ledger)
 
-    def _updated(self, account: Account, body: wire.Update) -> wire.Updated:
+    def _updated(self, run: Run, account: Account, body: wire.Update) -> wire.Updated:
         self._tell(account.client)
         is_older = body.parameters_version != self.parameters_version
         return wire.Updated(
             epoch=self.epoch,
+            durable=self.is_durable,
             episodes=account.report.episodes,
             steps=account.report.steps,
-            lines_through=self.logbook.through(account.client),
+            lines_through=run.logbook.through(account.client),
             ended_through=account.ended_through,
             caches=account.accepted_caches,
             received_bytes=account.received_bytes,
@@ -273,33 +471,41 @@ class Desk:
         try:
             self._check_origin(header)
             held = cache.check(payload, self.pool.layout, self.limits, checksum=header.payload_checksum)
-            self.pool.add(client, header.sequence, held)
+            with self.lock:
+                self._check_run(header)  # another one may have begun meanwhile
+                self.pool.add(client, header.sequence, held)
+                account = self._arrived(self.runs.current, client, size, body)
+                if account is not None:
+                    self.ledger.accepted(account, size, held.samples)
         except ProtocolError as error:
             with self.lock:
                 self.refused[error.code] += 1
-                if client != wire.NO_CLIENT and header.run in (0, self.run):
-                    account = self._arrived(client, size, body)
+                run = self.runs.find(header.run)
+                if client != wire.NO_CLIENT and run is not None:
+                    account = self._arrived(run, client, size, body)
                     if account is not None:
-                        self.ledger.rejected(account, error.code)
+                        run.ledger.rejected(account, error.code)
             raise
-        with self.lock:
-            account = self._arrived(client, size, body)
-            if account is not None:
-                self.ledger.accepted(account, size, held.samples)
         return int(held.samples)
 
-    def _arrived(self, client: bytes, size: int, body: wire.Cache) -> Account | None:
-        return self.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes, body.since)
+    def _arrived(self, run: Run, client: bytes, size: int, body: wire.Cache) -> Account | None:
+        account = run.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes, body.since)
+        if account is not None:
+            self._touch(run, account)
+        return account
 
     def _check_origin(self, header: wire.Header) -> None:
         if header.client == wire.NO_CLIENT:
             raise ProtocolError("client", "a cache needs a client id")
-        if header.run not in (0, self.run):
-            raise ProtocolError("run", f"a cache of another run; this server counts {self.run_name!r}")
+        self._check_run(header)
         if header.fingerprint != self.fingerprint:
             raise ProtocolError(
                 "schema", f"made for schema {header.fingerprint:016x}, this server stores {self.fingerprint:016x}"
             )
+
+    def _check_run(self, header: wire.Header) -> None:
+        if header.run not in (0, self.run):
+            raise ProtocolError("run", f"a cache of another run; this server counts {self.run_name!r}")
 
     # ------------------------------------------------------------------------------------------------ models
 
@@ -313,15 +519,23 @@ class Desk:
         made = make(topic, content, 0)  # hashed here: nobody else has to wait for that
         with self.lock:
             model = self.models.add(made, version)
-            self._on_model(model)
+            self._published(model)
         return model
+
+    def _published(self, model: Model) -> None:
+        """Save a model that is new here, then tell everyone. Under the lock."""
+        if self.journal is not None:
+            self.journal.model(self.run_name, model)
+        self._after(functools.partial(self._on_model, model))
 
     def _publish(self, header: wire.Header, body: wire.Publish, payload: Any) -> Reply:
         with self.lock:
             known = self.models.get(body.topic, body.version) if body.version else None
             if known is not None and known.digest == body.sha256:  # published again, by who cannot know that it is here
                 self._uploads.pop((header.client, body.topic), None)
-                return Reply(wire.Published(topic=body.topic, received=body.size, version=body.version))
+                return Reply(
+                    wire.Published(topic=body.topic, received=body.size, version=body.version), until_saved=True
+                )
             assembly = self._upload(header.client, body)
             whole = assembly.add(body.offset, memoryview(b"" if payload is None else payload).cast("B"))
             if whole is None:
@@ -331,8 +545,8 @@ class Desk:
                 model = self.models.add(whole, body.version)
             except (StaleVersion, ValueError) as error:
                 raise ProtocolError("topic", str(error)) from error
-            self._on_model(model)
-        return Reply(wire.Published(topic=body.topic, received=body.size, version=model.version))
+            self._published(model)
+        return Reply(wire.Published(topic=body.topic, received=body.size, version=model.version), until_saved=True)
 
     def _upload(self, client: bytes, body: wire.Publish) -> Assembly:
         key = (client, body.topic)
@@ -362,25 +576,23 @@ class Desk:
             parameters = self.parameters.replace(**changes)
             parameters.check_for(self.schema)
             if parameters != self.parameters:
-                self.parameters = parameters
-                self.parameters_version += 1
-                self.pool.configure(parameters)
+                self._take_parameters(parameters, self.parameters_version + 1)
+                self._save_parameters()
+                self._after(self._on_news)
             return parameters
-
-    def finish(self) -> None:
-        """The run is over: clients hear of it in their next reply."""
-        with self.lock:
-            self.finished = True
 
     def _control(self, header: wire.Header, body: wire.Control, _: Any) -> Reply:
         try:
             if body.parameters:
                 self.configure(body.parameters)
+            if body.run:
+                self.begin_run(body.run)
         except (MemoireError, TypeError) as error:
             raise ProtocolError("parameters", str(error)) from error
         if body.finish:
             self.finish()
-        return Reply(wire.Taken(parameters_version=self.parameters_version, finished=self.finished))
+        taken = wire.Taken(parameters_version=self.parameters_version, finished=self.finished)
+        return Reply(taken, until_saved=True)
 
     def hand_on(self, ids: NDArray[Any], td_errors: Any) -> int:
         """Keep TD errors of samples for their owners, who fetch them with their next UPDATE; returns how many were

@@ -4,16 +4,15 @@ Pure: no file, no thread. The desk marks what changes, a writer takes it all as 
 and says so; then the replies of the group may go. While one group is being saved the next one gathers, so that three
 hundred clients cost one sync of the disk and not three hundred.
 
-    desk      touch(account) add(lines) wait(reply)  touch(account) wait(reply)
-    writer    take() ────── saves ──────▶ done: replies leave  take() ────── saves ──────▶ done
+    desk      touch(account) lines(...) wait(reply)  touch(account) wait(reply)
+    writer    take() ────── saves ───────▶ done: replies leave  take() ────── saves ──────▶ done
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from .ledger import Account
 from .logbook import Entry
@@ -21,6 +20,10 @@ from .models import Model
 
 MOST_WAITING = 1 << 16
 """Replies that wait for the disk at most; beyond, the oldest are given up: whoever asked asks again."""
+
+
+Ticket = Callable[[], None]
+"""What is to be done once a group is saved: a reply that leaves, a notice, lines for a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Group:
     """Rows of `wire.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
     settings: dict[str, str] = field(default_factory=dict)
     """Small texts by name, that the server wants to find again."""
-    tickets: list[Any] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     """Replies that wait until this group is on disk; nothing for a store to save."""
 
     @property
@@ -66,9 +69,13 @@ class Journal:
     def __init__(self) -> None:
         self._accounts: dict[tuple[str, bytes], Account] = {}
         self._saving: set[tuple[str, bytes]] = set()
-        self._group = Group()
+        self._lines: list[tuple[str, Sequence[Entry]]] = []
+        self._runs: dict[str, RunFacts] = {}
         self._models: dict[tuple[str, str], Model] = {}
-        self._waiting: OrderedDict[Hashable, Any] = OrderedDict()
+        self._inherited: list[tuple[str, bytes]] = []
+        self._settings: dict[str, str] = {}
+        self._after: list[Ticket] = []
+        self._waiting: OrderedDict[Hashable, Ticket] = OrderedDict()
         self.given_up = 0
         """Replies that were dropped because too many waited."""
 
@@ -76,13 +83,13 @@ class Journal:
         """The account has changed."""
         self._accounts[run, account.client] = account
 
-    def lines(self, run: str, entries: Iterable[Entry]) -> None:
+    def lines(self, run: str, entries: Sequence[Entry]) -> None:
         """Lines were taken."""
-        self._group.lines.extend((run, entry) for entry in entries)
+        self._lines.append((run, entries))
 
     def run(self, facts: RunFacts) -> None:
         """A run began, or changed."""
-        self._group.runs = [known for known in self._group.runs if known.name != facts.name] + [facts]
+        self._runs[facts.name] = facts
 
     def model(self, run: str, model: Model) -> None:
         """A model is new; of each topic the newest is saved."""
@@ -90,14 +97,18 @@ class Journal:
 
     def inherit(self, run: str, rows: bytes) -> None:
         """Rows of another server's ledger are kept here from now on."""
-        self._group.inherited.append((run, rows))
+        self._inherited.append((run, rows))
 
     def setting(self, name: str, text: str) -> None:
-        """The server wants to find this text again."""
-        self._group.settings[name] = text
+        """The server wants to find this again."""
+        self._settings[name] = text
 
-    def wait(self, key: Hashable, ticket: Any) -> None:
-        """A reply that must not leave before what it says is saved. A later one under the same key replaces it."""
+    def after(self, ticket: Ticket) -> None:
+        """To be done when everything up to now is saved."""
+        self._after.append(ticket)
+
+    def wait(self, key: Hashable, ticket: Ticket) -> None:
+        """The same for a reply, which may be given up: a later one under the same key replaces it."""
         self._waiting.pop(key, None)
         self._waiting[key] = ticket
         if len(self._waiting) > MOST_WAITING:
@@ -109,28 +120,30 @@ class Journal:
         return (run, client) not in self._accounts and (run, client) not in self._saving
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether a reply waits."""
-        return bool(self._waiting)
-
-    @property
     def is_clean(self) -> bool:
         """Whether there is nothing to take."""
-        return not (self._accounts or self._models or self._waiting) and self._group.is_empty
+        changed = self._accounts or self._lines or self._runs or self._models or self._inherited or self._settings
+        return not (changed or self._after or self._waiting)
 
     def take(self) -> Group | None:
-        """All that changed, and the replies that wait, as one group; None when there is nothing.
+        """All that changed, and what waits for it, as one group; None when there is nothing.
 
         It is being saved from now on, until `saved` is called.
         """
         if self.is_clean:
             return None
-        group, self._group = self._group, Group()
-        group.accounts = [(run, account.copy()) for (run, _), account in self._accounts.items()]
-        group.models = [(run, model) for (run, _), model in self._models.items()]
-        group.tickets = list(self._waiting.values())
+        group = Group(
+            accounts=[(run, account.copy()) for (run, _), account in self._accounts.items()],
+            lines=[(run, entry) for run, entries in self._lines for entry in entries],
+            runs=list(self._runs.values()),
+            models=[(run, model) for (run, _), model in self._models.items()],
+            inherited=self._inherited,
+            settings=self._settings,
+            tickets=[*self._after, *self._waiting.values()],
+        )
         self._saving = set(self._accounts)
-        self._accounts, self._models, self._waiting = {}, {}, OrderedDict()
+        self._accounts, self._lines, self._runs, self._models, self._inherited = {}, [], {}, {}, []
+        self._settings, self._after, self._waiting = {}, [], OrderedDict()
         return group
 
     def saved(self) -> None:

@@ -60,6 +60,8 @@ class Account:
     last_cache: float = 0.0
     label: int = 0
     """Of its log lines."""
+    host: str = ""
+    """Where it runs, as it says."""
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""
@@ -269,6 +271,14 @@ class Ledger:
             assert not account.report.lines and not account.report.ended
             assert account.received_caches >= account.accepted_caches + sum(account.rejected.values())
             assert account.received_bytes >= account.accepted_bytes
+
+
+def sums_of(account: Account | None) -> tuple[int, ...] | None:
+    """All that a client's message may add to its account: two of these differ when there is something to save."""
+    if account is None:
+        return None
+    report = account.report
+    return (*(getattr(report, name) for name in (*_SUMS, *_HOME_SUMS)), report.leaving, account.ended_through)
 
 
 def _check(update: Update) -> None:

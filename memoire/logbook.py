@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -82,6 +82,12 @@ class Logbook:
             self._through[client] = through
             self._recent.extend(taken)
         return taken
+
+    def restore(self, through: Mapping[bytes, int], count: int, recent: Iterable[Entry]) -> None:
+        """Go on where a saved book ended; this one is new and empty."""
+        self._through.update(through)
+        self.count = count
+        self._recent.extend(recent)
 
     def through(self, client: bytes) -> int:
         """Number of the newest line taken from this client; it may forget this one and all before it."""

@@ -145,11 +145,19 @@ class Pool:
             self._tell()  # with reuse_cache there may be enough now
             if self._layout is before:
                 return 0
-            gone = self._held.caches
-            for client in self._clients.values():
-                while client.caches:
-                    self._held.drop_oldest(client)
-            return gone
+            return self._drop_all()
+
+    def clear(self) -> int:
+        """Let all held caches go; clients, readers and whoever waits stay. Returns how many."""
+        with self._lock:
+            return self._drop_all()
+
+    def _drop_all(self) -> int:
+        gone = self._held.caches
+        for client in self._clients.values():
+            while client.caches:
+                self._held.drop_oldest(client)
+        return gone
 
     def _tell(self) -> None:
         """Have those who wait look again: something else may be drawn than before."""

@@ -30,6 +30,7 @@ from .batch import Batch
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ForkedError, ParameterError, ProtocolError
 from .forwarding import forward
+from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
 from .limits import Limits
 from .logbook import Entry, format_line
@@ -38,6 +39,7 @@ from .models import Model
 from .notices import Notices, notice_of
 from .parameters import Parameters
 from .pool import Pool, Pooled
+from .runs import Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
@@ -51,6 +53,12 @@ REQUESTS_PER_TURN = 100
 CACHES_PER_TURN = 100
 UNTOLD = 2.0
 """Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
+LINGER = 2.0
+"""Seconds for which closed sockets go on sending replies at most."""
+PARTING = 0.1
+"""Seconds between the last replies of a server that saves and its end: a client's socket forgets what its thread has
+not read when the connection ends.
+"""
 LOG_FLUSH = 1.0
 """Seconds after which lines are in the log file at the latest."""
 
@@ -91,7 +99,7 @@ class ServerStats:
     """Seconds."""
     finished: bool
     durable: bool
-    """Whether a reply means "on disk"; here it means "in memory"."""
+    """Whether a reply means "on disk"; otherwise it means "in memory"."""
     totals: Totals
     refused: dict[str, int]
     """Messages that were refused, by code."""
@@ -133,11 +141,17 @@ class Server(Node):
         max_step: Entries that a client's memory has room for; 0 leaves it to the client.
         name: Name of this server, the same after a restart; by default its host and port.
         seed: Of the draws; None takes entropy from the system.
+        state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
+            in it, and a reply to a client means "on disk". None keeps everything in memory.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
         sides.
         clock: Seconds since 1970.
 
+    With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
+    configured last, unless `run` or parameters are given that differ from those given then.
+
     Raises:
+        StateError: the folder cannot be used, or not as it is; says what to do.
         EndpointError: an address is taken, or none.
         ParameterError: a setting is out of its range.
     """
@@ -160,6 +174,7 @@ class Server(Node):
         max_step: int = 0,
         name: str | None = None,
         seed: int | None = None,
+        state_dir: str | Path | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
@@ -184,6 +199,9 @@ class Server(Node):
         self._log_due = 0.0
         self._notices: deque[Model] = deque()
         self._again = Notices(time.monotonic())  # belongs to the thread
+        self._has_news = False
+        self._is_drained = threading.Event()  # no request is taken any more
+        self._lost: Exception | None = None  # why nothing can be saved any more
         self._pool = Pool(
             self.schema,
             chosen,
@@ -192,19 +210,16 @@ class Server(Node):
             client_timeout=self._limits.client_timeout,
             seed=seed,
         )
-        self._desk = Desk(
-            schema=self.schema,
-            parameters=chosen,
-            pool=self._pool,
-            run=run,
-            name=self.name,
-            limits=self._limits,
-            max_step=max_step,
-            endpoints=lambda: self._endpoints,
-            on_lines=self._write_lines,
-            on_model=self._announce,
-            clock=clock,
-        )
+        self._store: Keeper | None = None
+        if state_dir is not None:
+            self._store = open_store(state_dir, name, self.name, self._limits, clock)
+            self.name = self._store.name
+        try:
+            self._desk = self._make_desk(chosen, run, max_step, clock)
+        except BaseException:
+            if self._store is not None:
+                self._store.close(0.0)
+            raise
         self._endpoints = wire.Endpoints()
         self._requests = Worker("memoire-requests", self._turn, self._next_time)
         self._request_sockets: set[Socket] = set()
@@ -217,7 +232,28 @@ class Server(Node):
             self.close(0.0)
             raise
         self._requests.start()
+        if self._store is not None:
+            self._store.start(self._desk.collect, self._saved, self._on_lost)
+            self._store.wake()
         close_at_exit(self)
+
+    def _make_desk(self, parameters: Parameters, run: str, max_step: int, clock: Callable[[], float]) -> Desk:
+        return Desk(
+            schema=self.schema,
+            parameters=parameters,
+            pool=self._pool,
+            run=run,
+            name=self.name,
+            limits=self._limits,
+            max_step=max_step,
+            endpoints=lambda: self._endpoints,
+            on_lines=self._write_lines,
+            on_model=self._announce,
+            on_news=self._tell_news,
+            past=self._store,
+            on_change=self._wake_store,
+            clock=clock,
+        )
 
     def _open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
         if endpoint is not None:
@@ -332,12 +368,12 @@ class Server(Node):
     # ------------------------------------------------------------------------------------------------ requests
 
     def _next_time(self) -> float:
-        if self._notices:
+        if self._notices or self._has_news:
             return time.monotonic()
         return min(self._log_due or float("inf"), self._again.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
-        for made in self._request_sockets.intersection(ready):
+        for made in () if self._is_drained.is_set() else self._request_sockets.intersection(ready):
             for _ in range(REQUESTS_PER_TURN):
                 frames = sockets.receive(made, most=ENVELOPE)
                 if frames is None:
@@ -346,6 +382,7 @@ class Server(Node):
         if self._pub is not None:
             self._repeat_notices(self._pub, self._pub in ready)
         self._send_notices()
+        self._send_news()
         if self._log_due and time.monotonic() >= self._log_due:
             self._log_due = 0.0
             if self._logfile is not None:
@@ -367,11 +404,18 @@ class Server(Node):
         else:
             header = message.header
             reply = self._answer(message)
-        sockets.send(
-            made, [*frames[: empty + 1], *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)]
-        )
+        send = functools.partial(self._reply, made, frames[: empty + 1], header, reply)
+        if reply.until_saved and self._store is not None:
+            self._desk.when_saved(header, send)
+        else:
+            send()
+
+    def _reply(self, made: Socket, envelope: list[zmq.Frame], header: wire.Header, reply: Reply) -> None:
+        sockets.send(made, [*envelope, *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)])
 
     def _answer(self, message: wire.Message) -> Reply:
+        if self._lost is not None:
+            return self._desk.refuse(ProtocolError("busy", f"the state of this server is lost: {self._lost}"))
         try:
             return self._desk.answer(message)
         except Closed:
@@ -380,6 +424,40 @@ class Server(Node):
             self._requests.errors += 1
             _log.exception("%s: a %s could not be answered", self.name, message.type.name)
             return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
+
+    # Saving: a store's writer thread asks the desk what changed, and has the requests' thread do what waited for it.
+
+    def _wake_store(self) -> None:
+        if self._store is not None:
+            self._store.wake()
+
+    def _saved(self, group: Group) -> None:
+        self._desk.saved()
+        if group.tickets:
+            self._requests.post(functools.partial(self._hand_out, group.tickets))
+
+    def _hand_out(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            try:
+                ticket()
+            except Exception:
+                self._requests.errors += 1
+                _log.exception("%s: something that waited for the disk failed", self.name)
+
+    def _on_lost(self, error: Exception) -> None:
+        """The store can save nothing any more, ever: nothing is acknowledged from here on."""
+        self._lost = error
+        _log.critical("%s: %s", self.name, error)
+        self._pool.close()
+
+    def _tell_news(self) -> None:
+        self._has_news = True
+        self._requests.wake()
+
+    def _send_news(self) -> None:
+        if self._has_news and self._pub is not None:
+            sockets.send(self._pub, [wire.NEWS_FRAME, *wire.encode(wire.News(epoch=self._desk.epoch))])
+        self._has_news = False
 
     def _repeat_notices(self, pub: Socket, is_asked: bool) -> None:
         """Tell who has just subscribed what is newest: nothing published while it was connecting is missed. And
@@ -454,6 +532,7 @@ class Server(Node):
         try:
             batch = self._batch(self._pool.get(batch_size, timeout=timeout, out=out))
         except Closed:
+            self._check_open()
             raise Closed("this server") from None
         finally:
             waited = time.monotonic() - began
@@ -520,6 +599,46 @@ class Server(Node):
         """The run is over: `client.finished` becomes true everywhere, and `batches` ends."""
         self._desk.finish()
 
+    def begin_run(self, name: str) -> None:
+        """Count this run from now on: from zero, or where it ended. The former one stays readable.
+
+        Caches and models of the former run are dropped, parameters stay. Clients hear of it at once, say the rest about
+        the former run, and go on in this one. A run that was finished stays finished: see `resume`.
+
+        Raises:
+            ParameterError: that is no name.
+        """
+        self._check_open()
+        self._desk.begin_run(name)
+        if self._desk.finished:
+            _log.warning("%s: run %r is finished; resume() makes it go on", self.name, name)
+
+    def resume(self) -> None:
+        """Let a run go on that was declared over."""
+        self._check_open()
+        self._desk.resume()
+
+    def runs(self) -> list[RunFacts]:
+        """All runs that this server knows, the one that is counted last."""
+        with self._desk.lock:
+            return self._desk.runs.facts()
+
+    def totals(self, run: str | None = None) -> Totals:
+        """Sums over all clients of a run; None is the one that is counted now.
+
+        Raises:
+            ParameterError: this server knows no such run.
+        """
+        with self._desk.lock:
+            return self._run(run).ledger.totals()
+
+    def _run(self, name: str | None) -> Run:
+        run = self._desk.runs.current if name is None else self._desk.runs.named(name)
+        if run is None:
+            known = [facts.name for facts in self._desk.runs.facts()]
+            raise ParameterError("run", name, f"one of {', '.join(map(repr, known[-20:]))}")
+        return run
+
     @property
     def finished(self) -> bool:
         """Whether the run was declared over, here or by a learner far away."""
@@ -568,10 +687,14 @@ class Server(Node):
         if former is not None:
             former.close()
 
-    def lines(self, after: int = 0, most: int = 1000) -> list[Entry]:
-        """The newest log lines with an index above `after`, oldest first."""
+    def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[Entry]:
+        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory.
+
+        Raises:
+            ParameterError: this server knows no such run.
+        """
         with self._desk.lock:
-            return self._desk.logbook.recent(after, most)
+            return self._run(run).logbook.recent(after, most)
 
     def episodes(self, most: int = 1000) -> list[tuple[str, wire.Ended]]:
         """The newest closed episodes, oldest first, each with its client's id in hex."""
@@ -610,7 +733,7 @@ class Server(Node):
             epoch=desk.epoch,
             uptime=time.monotonic() - self._started,
             finished=desk.finished,
-            durable=False,
+            durable=self._store is not None,
             totals=totals,
             refused=refused,
             batches=self._batches,
@@ -656,6 +779,11 @@ class Server(Node):
         with self._close_lock:
             self._stop(self._pullers, deadline)
             self._tell_finished(deadline - 0.3)
+            if self._store is not None:
+                self._drain(deadline)
+                if not self._store.close(max(0.1, deadline - time.monotonic())):
+                    _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
+                time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
             self._stop([self._requests], deadline)
             with self._counting:
                 while self._loops and time.monotonic() < deadline:
@@ -666,8 +794,21 @@ class Server(Node):
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
-            if not worker.stop(deadline - time.monotonic(), linger=0.2):
+            left = deadline - time.monotonic()
+            if not worker.stop(left, linger=max(0.2, min(LINGER, left))):
                 _log.warning("%s: a thread did not end in time", self.name)
+
+    def _drain(self, deadline: float) -> None:
+        """Answer the requests that are there, and take no more: what they change is saved with the last group."""
+
+        def last_turn() -> None:
+            self._turn(dict.fromkeys(self._request_sockets, zmq.POLLIN))
+            self._is_drained.set()
+
+        if self._requests.is_alive and not self._requests.is_here:
+            self._requests.post(last_turn)
+            self._is_drained.wait(max(0.0, deadline - time.monotonic()))
+        self._is_drained.set()
 
     def _tell_finished(self, deadline: float) -> None:
         """Go on answering until the clients know that the run is over: each asks every `update_every` seconds."""
@@ -684,6 +825,17 @@ class Server(Node):
             raise ForkedError("this server", self._pid, os.getpid())
         if self._closing.is_set():
             raise Closed("this server")
+        if self._lost is not None:
+            raise self._lost
+
+
+def open_store(
+    folder: str | Path, name: str | None, default_name: str, limits: Limits, clock: Callable[[], float]
+) -> Keeper:
+    """The files of a server, opened and locked. Raises StateError."""
+    from .store import Store  # needs SQLite, which a thin Python may lack
+
+    return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 
 
 def _default_name(endpoint: str | None) -> str:
@@ -698,11 +850,11 @@ def _id_of(account: Account) -> bytes:
 
 
 def _client_stats(desk: Desk, account: Any) -> ClientStats:
-    facts, report = desk.facts.get(account.client), account.report
+    report = account.report
     return ClientStats(
         client=account.client.hex(),
-        label=facts.label if facts else 0,
-        host=facts.host if facts else "",
+        label=account.label,
+        host=account.host,
         episodes=report.episodes,
         steps=report.steps,
         accepted_caches=account.accepted_caches,

@@ -15,7 +15,7 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "version", "_core", "parameters", "schema"},
     "what decides": {
         "memory", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
-        "calls", "ledger", "logbook", "models", "desk", "journal", "subscriptions", "accounts", "notices",
+        "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
     },
     "what touches the world": {"names", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},

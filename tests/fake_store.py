@@ -1,0 +1,116 @@
+"""A store that keeps everything in memory: what a server does with one is tried without a disk.
+
+A `Disk` outlives the stores on it, as a folder outlives its servers; it can be made slow, full or broken.
+"""
+
+import threading
+import time
+
+from memoire.journal import Group
+
+
+class Disk:
+    """What is "on disk": only what a group brought that was saved whole."""
+
+    def __init__(self):
+        self.accounts, self.lines, self.runs, self.models, self.rows, self.texts = {}, {}, {}, {}, {}, {}
+        self.epoch = 0
+        self.saved = []  # groups
+        self.may_save = threading.Event()  # cleared: the disk is slow, or full
+        self.may_save.set()
+        self.error = None  # of the next save, for ever
+
+    def save(self, group: Group):
+        for run, account in group.accounts:
+            self.accounts.setdefault(run, {})[account.client] = account
+        for run, entry in group.lines:
+            self.lines.setdefault(run, []).append(entry)
+        for facts in group.runs:
+            self.runs[facts.name] = facts
+        for run, model in group.models:
+            self.models.setdefault(run, {})[model.topic] = model
+        for run, rows in group.inherited:
+            self.rows[run] = self.rows.get(run, b"") + rows
+        self.texts.update(group.settings)
+        self.saved.append(group)
+
+
+class MemoryStore:
+    """`memoire.runs.Keeper` on a `Disk`."""
+
+    def __init__(self, disk, name="home"):
+        self.disk, self.name = disk, name
+        disk.epoch += 1
+        self.epoch = disk.epoch
+        self._woken = threading.Event()
+        self._stopping = False
+        self._give_up = float("inf")
+        self._thread = None
+        self.is_cut = False  # kill -9: nothing more is saved or said
+
+    def runs(self):
+        return sorted(self.disk.runs.values(), key=lambda facts: facts.began)
+
+    def accounts(self, run):
+        return [account.copy() for account in self.disk.accounts.get(run, {}).values()]
+
+    def lines_through(self, run):
+        return {entry.client: entry.line.number for entry in self.disk.lines.get(run, [])}
+
+    def line_count(self, run):
+        return len(self.disk.lines.get(run, []))
+
+    def search(self, run, *, most, newest_first):
+        found = self.disk.lines.get(run, [])
+        return found[::-1][:most] if newest_first else found[:most]
+
+    def models(self, run):
+        return list(self.disk.models.get(run, {}).values())
+
+    def inherited(self, run):
+        return self.disk.rows.get(run, b"")
+
+    def settings(self):
+        return dict(self.disk.texts)
+
+    def start(self, collect, done, failed):
+        self._collect, self._done, self._failed = collect, done, failed
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wake(self):
+        self._woken.set()
+
+    def _run(self):
+        while not self._stopping:
+            self._woken.wait(0.2)
+            self._woken.clear()
+            if not self._save_all():
+                return
+
+    def _save_all(self):
+        while (group := self._collect()) is not None:
+            while not self.disk.may_save.wait(0.05):
+                if time.monotonic() > self._give_up:
+                    return False
+            if self.is_cut:
+                return False
+            if self.disk.error is not None:
+                self._failed(self.disk.error)
+                return False
+            self.disk.save(group)
+            self._done(group)
+        return True
+
+    def cut(self):
+        """As if the process had been killed: from now on nothing is saved."""
+        self.is_cut = True
+
+    def close(self, timeout):
+        deadline = time.monotonic() + timeout
+        self._stopping, self._give_up = True, deadline
+        self._woken.set()
+        if self._thread is None:
+            return True
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive() and self._save_all()

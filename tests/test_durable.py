@@ -1,0 +1,297 @@
+"""A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
+
+import threading
+
+import pytest
+import zmq
+
+from fake_store import Disk, MemoryStore
+from memoire import server as server_module
+from memoire import wire
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.models import Model
+from memoire.server import Server
+from netkit import QUICK, Cluster, record, until
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+class Durable:
+    """A server on a fake disk that is killed and started again at the same addresses."""
+
+    def __init__(self, cluster, monkeypatch):
+        self.cluster, self.disk, self.stores = cluster, Disk(), []
+        self.places = {}
+
+        def opened(folder, name, default_name, limits, clock):
+            self.stores.append(MemoryStore(self.disk, name or default_name))
+            return self.stores[-1]
+
+        monkeypatch.setattr(server_module, "open_store", opened)
+
+    def start(self, **options):
+        asked = {"name": "home", "state_dir": "here", "endpoint": "tcp://127.0.0.1:0"} | self.places | options
+        made = self.cluster.server(**asked)
+        self.places = {
+            "endpoint": made.endpoint, "push_endpoint": made.push_endpoint, "pub_endpoint": made.pub_endpoint
+        }  # fmt: skip
+        return made
+
+    def kill(self, server):
+        """Nothing is saved or said any more, from this moment on."""
+        self.stores[-1].cut()
+        server.close(0.0)
+
+
+@pytest.fixture
+def durable(cluster, monkeypatch):
+    return Durable(cluster, monkeypatch)
+
+
+def told(client):
+    """Says everything, and gives up soon."""
+    try:
+        client.update(timeout=0.2)
+    except MemoireTimeout:
+        return False
+    return True
+
+
+def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client, reader = cluster.client(server, limits=QUICK), cluster.reader([server], limits=QUICK)
+    assert server.stats().durable
+    client.update()
+    durable.disk.may_save.clear()
+    client.on_episode(0, 20, 1.0)
+    assert not told(client)
+    assert server.total_episodes == 1, "it has heard of it"
+    assert durable.disk.accounts["default"][client.client_id].report.episodes == 0
+    client.log("a line")
+    assert reader.stats() and server.model("topic") is None  # what needs no disk goes on
+    durable.disk.may_save.set()
+    client.update()
+    assert durable.disk.accounts["default"][client.client_id].report.episodes == 1
+    assert [entry.line.text for entry in durable.disk.lines["default"]] == ["a line"]
+
+
+def test_a_client_that_has_nothing_new_to_say_is_answered_without_a_disk(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    client.update()
+    durable.disk.may_save.clear()
+    client.update()
+    durable.disk.may_save.set()
+
+
+def test_a_killed_server_goes_on_with_everything_it_acknowledged(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    for number in range(5):
+        record(client)
+        client.log(f"line {number}")
+        client.update()
+        if number == 2:
+            server.publish("topic", b"model")
+            server.configure(cache_size=17)
+            until(lambda: "default" in durable.disk.models)
+        durable.kill(server)
+        former, server = server, durable.start(limits=QUICK)
+        assert server.total_episodes == number + 1 and server.total_steps == 20 * (number + 1)
+        assert [entry.line.text for entry in server.lines()] == [f"line {n}" for n in range(number + 1)]
+        assert server.stats().epoch > former.stats().epoch
+    assert server.model("topic") == Model("topic", 1, b"model", False, server.model("topic").digest)
+    assert server.parameters.cache_size == 17
+    client.log("last")
+    client.update()
+    assert [entry.index for entry in server.lines()] == [1, 2, 3, 4, 5, 6]
+    assert server.publish("topic", b"next") == 2
+
+
+def test_what_was_not_saved_when_the_server_was_killed_is_said_again(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    client.update()
+    durable.disk.may_save.clear()
+    client.on_episode(0, 20, 1.0)
+    client.log("once")
+    assert not told(client)
+    durable.kill(server)
+    durable.disk.may_save.set()
+    server = durable.start(limits=QUICK)
+    assert server.lines() == []
+    client.update()
+    assert server.total_episodes == 1 and [entry.line.text for entry in server.lines()] == ["once"]
+
+
+def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durable):
+    server = durable.start(run="a")
+    server.begin_run("b")
+    server.finish()
+    server.close()
+    server = durable.start(run="a")
+    assert (server.run, server.finished) == ("b", True)
+    assert [(facts.name, facts.finished, facts.ended > 0) for facts in server.runs()] == [
+        ("a", False, True),
+        ("b", True, False),
+    ]
+    server.resume()
+    server.close()
+    server = durable.start(run="c")  # another one than was asked for before
+    assert (server.run, server.finished, [facts.name for facts in server.runs()]) == ("c", False, ["a", "b", "c"])
+    assert [facts.ended > 0 for facts in server.runs()] == [True, True, False]
+
+
+def test_parameters_that_were_configured_stay_until_others_are_given(durable):
+    server = durable.start(multi_step=2)
+    server.configure(cache_size=17)
+    server.close()
+    server = durable.start(multi_step=2)
+    assert (server.parameters.multi_step, server.parameters.cache_size) == (2, 17)
+    version = server.stats().parameters_version
+    server.close()
+    server = durable.start(multi_step=3)
+    assert (server.parameters.multi_step, server.parameters.cache_size) == (3, server.parameters.cache_size)
+    assert server.parameters.cache_size != 17 and server.stats().parameters_version == version + 1
+
+
+def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durable):
+    server = durable.start(limits=QUICK)
+    asker = cluster.context.socket(zmq.DEALER)
+    asker.linger, asker.rcvtimeo = 0, 10_000
+    asker.connect(server.endpoint)
+    me = b"m" * 16
+    durable.disk.may_save.clear()
+    asker.send_multipart([b"", *wire.encode(wire.Update(episodes=3), client=me, sequence=1)])
+    until(lambda: server.total_episodes == 3)
+    closing = threading.Thread(target=server.close, args=(5.0,))
+    closing.start()
+    until(server._is_drained.is_set)
+    assert not asker.poll(0)
+    durable.disk.may_save.set()
+    reply = wire.parse(asker.recv_multipart()[1:]).body
+    assert (reply.episodes, reply.durable) == (3, True)
+    assert durable.disk.accounts["default"][me].report.episodes == 3
+    closing.join(10.0)
+
+
+def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    client.update()
+    durable.disk.error = MemoireError("the disk is gone")
+    record(client)
+    assert not told(client)
+    for call in (lambda: server.get_batch(1, timeout=10.0), lambda: server.publish("t", b""), server.resume):
+        with pytest.raises(MemoireError, match="disk is gone"):
+            call()
+    assert not told(client)
+    durable.disk.error = None
+    server.close()
+    server = durable.start(limits=QUICK)
+    client.update()
+    assert server.total_episodes == 1
+
+
+def test_caches_are_saved_although_nobody_waits_for_their_account(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    assert client.push_cache()
+    until(lambda: server.total_caches == 1)
+    until(lambda: durable.disk.accounts["default"][client.client_id].accepted_caches == 1)
+
+
+def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_path):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    server.set_logfile(tmp_path / "log")
+    durable.disk.may_save.clear()
+    client.log("x")
+    assert not told(client)
+    assert (tmp_path / "log").read_text() == ""
+    durable.disk.may_save.set()
+    client.update()
+    server.close()
+    assert (tmp_path / "log").read_text().count(",x\n") == 1
+
+
+def news_of(cluster, server):
+    sub = cluster.context.socket(zmq.SUB)
+    sub.linger, sub.rcvtimeo = 0, 10_000
+    sub.subscribe(wire.NEWS_FRAME)
+    sub.connect(server.pub_endpoint)
+    return sub
+
+
+@pytest.mark.parametrize(
+    "change",
+    [Server.finish, lambda server: server.begin_run("next"), lambda server: server.configure(cache_size=7)],
+)
+def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, change):
+    server = durable.start()
+    sub = news_of(cluster, server)
+    client = cluster.client(server)  # by the time it has its model, the subscription is there too
+    server.publish("topic", b"x")
+    client.model("topic").wait(10.0)
+    change(server)
+    message = wire.parse_notice(sub.recv_multipart())
+    assert message.body == wire.News(epoch=server.stats().epoch)
+
+
+def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, durable):
+    server = durable.start(run="a", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=3)
+    client.log("of a")
+    client.update()
+    assert client.push_cache()
+    until(lambda: server.total_caches == 1)
+    server.publish("topic", b"1")
+    server.begin_run("b")
+    assert (server.total_episodes, server.total_caches, server.lines(), server.stats().held_caches) == (0, 0, [], 0)
+    assert server.totals("a").episodes == 3 and [entry.line.text for entry in server.lines(run="a")] == ["of a"]
+    assert server.model("topic") is None and server.publish("topic", b"2") == 2, "versions never go back"
+    with pytest.raises(ParameterError, match="'a', 'b'"):
+        server.totals("c")
+    server.begin_run("a")
+    assert server.total_episodes == 3 and server.run == "a"
+    server.close()
+    server = durable.start(run="a")
+    assert server.totals("a").episodes == 3 and server.totals("b").episodes == 0
+
+
+def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
+    server = durable.start(run="a")
+    desk = server._desk
+    me = b"m" * 16
+
+    def ask(body, number, run):
+        header = {"client": me, "sequence": number, "run": wire.name_hash(run)}
+        return desk.answer(wire.parse(wire.encode(body, **header))).body
+
+    ask(wire.Hello(), 1, "a")
+    ask(wire.Update(episodes=3), 2, "a")
+    server.begin_run("b")
+    reply = ask(wire.Update(episodes=5), 3, "a")
+    assert (reply.run_name, reply.episodes) == ("b", 5)
+    assert (server.totals("a").episodes, server.totals("b").episodes) == (5, 0)
+    assert ask(wire.Update(episodes=5), 4, "never heard of").code == "run"
+    server.close()
+    server = durable.start(run="a")
+    desk = server._desk
+    assert ask(wire.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
+    assert server.run == "b"
+
+
+def test_wrong_names_of_runs_are_refused(durable):
+    server = durable.start()
+    for wrong in ("", "a\nb", "x" * 257, 3):
+        with pytest.raises(ParameterError, match="run"):
+            server.begin_run(wrong)
