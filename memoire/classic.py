@@ -835,7 +835,11 @@ class ReplayMemoryClient:
         return -1 if self.push_failure else 0
 
     def write_log(self, log_message: str) -> None:
-        """Have a line written to the server's log file. Does not wait: lines are kept until the server has them."""
+        """Have a line written to the server's log file. Lines are kept until the server has them.
+
+        Waits only where very many are kept (the server is away for long), at most `limits.log_timeout` seconds; then
+        the line is dropped, counted and warned of.
+        """
         self._client.log(log_message)
 
     def sub_bytes(self, topic: str, *, timeout: float | None = None) -> bytes | str:

@@ -34,7 +34,6 @@ from .channel import Channel
 from .errors import (
     Closed,
     EmptyMemory,
-    ForkedError,
     MemoireError,
     MemoireTimeout,
     ParameterError,
@@ -76,6 +75,8 @@ MOVE_AGAIN = 2.0
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
 NOTICES_PER_TURN = 100
+WARN_EVERY = 60.0
+"""Seconds between two warnings that lines are dropped."""
 
 WhenFull = Literal["skip", "block"]
 
@@ -104,10 +105,21 @@ class ClientStats:
     in_flight_caches: int
     in_flight_bytes: int
     credit: int
+    """Bytes that may be on the way: what the home grants, or less where `configure_limits` says so."""
+    granted: int
+    """Bytes that the home grants."""
+    when_full: WhenFull
+    """What the writer does with a cache when the window is full."""
+    waited: float
+    """Seconds that calls waited for room in the window."""
     skipped_caches: int
     """Caches that were not pushed because the window was full."""
+    not_pushed: dict[str, int]
+    """Calls of push_cache, the writer's too, that pushed nothing, by reason."""
     waiting_lines: int
+    waiting_line_bytes: int
     dropped_lines: int
+    """Lines that log() did not take."""
     parameters_version: int
     models: dict[str, int]
     skipped_models: int
@@ -185,7 +197,8 @@ def connect(
         timeout: Seconds to wait for the other side.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
         capacity: Entries that the memory has room for; by default as the server says, or what fits 256 MiB.
-        when_full: What the writer does with a cache when the byte window is full: skip it, or wait.
+        when_full: What the writer does with a cache when the byte window is full: skip it, or wait for
+            `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
 
     Raises:
@@ -215,6 +228,9 @@ class Client(Node):
         The others: see `connect`.
     """
 
+    CALLED = "this client"
+    CLOSED_AT_EXIT = 0
+
     def __init__(
         self,
         request: str,
@@ -231,8 +247,7 @@ class Client(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
     ) -> None:
-        if when_full not in ("skip", "block"):
-            raise ParameterError("when_full", when_full, "'skip' or 'block'")
+        _check_when_full(when_full)
         if not 0 <= input_uuid < 1 << 32:
             raise ParameterError("input_uuid", input_uuid, "a number of 32 bits")
         self.endpoint = request
@@ -243,7 +258,7 @@ class Client(Node):
         self.push_reason = ""
         """Why the newest push_cache returned False; "" when it did not."""
         self._limits = limits or Limits()
-        self._seed, self._capacity, self._live, self._when_full = seed, capacity, live, when_full
+        self._seed, self._capacity, self._live = seed, capacity, live
         self._given = (push, subscribe)
         self._clock = clock
         self._context = context or sockets.shared_context()
@@ -260,7 +275,18 @@ class Client(Node):
         self._memory: Memory | None = None
         self._memory_lock = threading.RLock()  # making and replacing the memory
         self._windows = Windows(self._limits.credit)
-        self._outbox = Outbox(most_lines=self._limits.log_lines, line_bytes=self._limits.log_line_bytes)
+        self._granted, self._own_credit = self._limits.credit, 0  # 0: as much as is granted
+        self._when_full = when_full
+        self._block_timeout, self._log_timeout = self._limits.block_timeout, self._limits.log_timeout
+        self._not_pushed_for: dict[str, int] = {}
+        self._waited = 0.0
+        self._outbox = Outbox(
+            most_lines=self._limits.log_lines,
+            most_bytes=self._limits.log_buffer_bytes,
+            line_bytes=self._limits.log_line_bytes,
+        )
+        self._vain_line = 0.0  # oldest line that waited when log() last waited in vain: while it is there, none waits
+        self._warned_at = float("-inf")
         self._episodes = self._steps = self._generated_bytes = self._skipped = 0
         self._entered = _Counts()  # when the present run was met
         self._already = _Counts()  # counted for the present run when it was met before
@@ -424,13 +450,14 @@ class Client(Node):
             self._is_dirty = True
 
     def push_cache(self, timeout: float | None = None) -> bool:
-        """Draw a cache from the memory and push it. False, with `push_reason`, when that was not possible.
+        """Draw a cache from the memory and push it. False, with `push_reason`, when that was not possible; counted in
+        stats().not_pushed.
 
         Args:
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
 
         Raises:
-            Closed, ForkedError, SchemaMismatch: the client cannot be used (any more).
+            Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
         deadline = time.monotonic() + self._seconds(timeout)
@@ -485,6 +512,9 @@ class Client(Node):
     def _await_room(self, size: int, deadline: float) -> bool:
         """Wait until a cache of this size fits the window; False at the deadline."""
         with self._changed:
+            if self._window.has_room(size) and not self._is_between:
+                return True
+            began = time.monotonic()
             self._pressed += 1
             try:
                 while self._is_between or not self._window.has_room(size):
@@ -498,10 +528,52 @@ class Client(Node):
                 return True
             finally:
                 self._pressed -= 1
+                self._waited += time.monotonic() - began
 
     def _not_pushed(self, reason: str) -> bool:
-        self.push_reason = reason
+        with self._changed:
+            self.push_reason = reason
+            self._not_pushed_for[reason] = self._not_pushed_for.get(reason, 0) + 1
         return False
+
+    def configure_limits(
+        self,
+        *,
+        credit: int | None = None,
+        when_full: WhenFull | None = None,
+        block_timeout: float | None = None,
+        log_timeout: float | None = None,
+    ) -> None:
+        """Change what this client allows itself, from now on; what is not given stays. `stats` shows what holds.
+
+        Args:
+            credit: Most bytes of caches on the way, where the home grants more; 0 takes what it grants.
+            when_full: What the writer does with a cache when the window is full.
+            block_timeout, log_timeout: As in `Limits`.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
+        self._check_open()
+        if credit is not None:
+            _check_credit(credit)
+        if when_full is not None:
+            _check_when_full(when_full)
+        for name, seconds in (("block_timeout", block_timeout), ("log_timeout", log_timeout)):
+            if seconds is not None and not seconds >= 0.0:
+                raise ParameterError(name, seconds, "seconds, at least 0")
+        with self._changed:
+            self._own_credit = self._own_credit if credit is None else credit
+            self._when_full = self._when_full if when_full is None else when_full
+            self._block_timeout = self._block_timeout if block_timeout is None else block_timeout
+            self._log_timeout = self._log_timeout if log_timeout is None else log_timeout
+            self._grant(self._granted)
+            self._changed.notify_all()
+
+    def _grant(self, granted: int) -> None:
+        """The home grants so many bytes (0: as before). Under the lock."""
+        self._granted = granted or self._granted
+        self._window.credit = min(self._granted, self._own_credit or self._granted)
 
     # ------------------------------------------------------------------------------------------------- telling
 
@@ -524,12 +596,59 @@ class Client(Node):
             self._advice,
         )
 
-    def log(self, text: str) -> None:
-        """Send a line to the server's log. Returns at once; `update` or `close` wait until it is there."""
+    def log(self, text: str, timeout: float | None = None) -> bool:
+        """Send a line to the server's log. Returns whether it was taken: then it is kept until the server has it,
+        once. `update` and `close` wait for that.
+
+        Returns at once while there is room (`limits.log_lines`, `log_buffer_bytes`), which there is unless the server
+        is away for long. A line that is not taken is counted (stats().dropped_lines) and warned of once a minute.
+
+        Args:
+            timeout: Seconds to wait for room; None waits `limits.log_timeout`, and not again until some lines left.
+
+        Raises:
+            Closed: the client was closed, also while waiting.
+        """
+        line = str(text)
         self._check_open()
         with self._changed:
-            self._outbox.add(str(text), self.uuid, self._clock())
-            self._is_dirty = True
+            is_taken = self._take_line(line) or self._await_line(line, timeout)
+            if is_taken:
+                self._is_dirty = True
+                return True
+            self._outbox.dropped += 1
+            dropped, now = self._outbox.dropped, time.monotonic()
+            if now < self._warned_at + WARN_EVERY:
+                return False
+            self._warned_at = now
+        _log.warning(
+            "client %s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
+            self.client_id.hex()[:8],
+            dropped,
+            len(self._outbox),
+            self.home,
+            self.endpoint,
+            now - self._channel.heard_at,
+        )
+        return False
+
+    def _take_line(self, line: str) -> bool:
+        return self._outbox.add(line, self.uuid, self._clock()) > 0
+
+    def _await_line(self, line: str, timeout: float | None) -> bool:
+        """Wait for room for a line, and take it; False when none came. Under the lock."""
+        if self._worker.is_here or (timeout is None and self._outbox.oldest == self._vain_line):
+            return False  # whoever logs each step would be as slow as one line a second while the server is away
+        deadline = time.monotonic() + (self._log_timeout if timeout is None else timeout)
+        while (left := deadline - time.monotonic()) > 0:
+            self._asked_line = max(self._asked_line, self._outbox.newest)
+            self._worker.wake()
+            self._changed.wait(left)
+            self._check_open()
+            if self._take_line(line):
+                return True
+        self._vain_line = self._outbox.oldest
+        return False
 
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
@@ -606,8 +725,13 @@ class Client(Node):
                 in_flight_caches=pushes.in_flight_caches,
                 in_flight_bytes=pushes.in_flight_bytes,
                 credit=self._window.credit,
+                granted=self._granted,
+                when_full=self._when_full,
+                waited=self._waited,
                 skipped_caches=self._skipped,
+                not_pushed=dict(self._not_pushed_for),
                 waiting_lines=len(self._outbox),
+                waiting_line_bytes=self._outbox.bytes,
                 dropped_lines=self._outbox.dropped,
                 parameters_version=self._parameters_version,
                 models=self._topics.versions(),
@@ -635,8 +759,6 @@ class Client(Node):
 
         May be called again. Returns whether everything was delivered.
         """
-        if self._pid != os.getpid():
-            return False
         seconds = self._limits.close_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         with self._close_lock:
@@ -674,8 +796,6 @@ class Client(Node):
     # -------------------------------------------------------------------------------------------------- waiting
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError("this client", self._pid, os.getpid())
         if self._closing:
             raise Closed("this client")
         if self._failed is not None:
@@ -724,8 +844,8 @@ class Client(Node):
 
     @property
     def _has_backlog(self) -> bool:
-        """Lines wait that somebody waits for, and that did not fit the last UPDATE."""
-        return self._outbox.oldest <= self._asked_line
+        """Lines wait that somebody waits for and that did not fit the last UPDATE, or so many that log() soon waits."""
+        return self._outbox.oldest <= self._asked_line or self._outbox.is_half_full
 
     def _turn(self, ready: dict[object, int]) -> None:
         self._channel.turn(ready)
@@ -806,7 +926,7 @@ class Client(Node):
                 self._feedback_through = 0  # pieces are numbered anew at each start of each home
             self._channel.run, self._channel.home = header.run, header.home
             self._channel.fingerprint, self._channel.table = header.fingerprint, told.table
-            self._window.credit = told.credit or self._window.credit
+            self._grant(told.credit)
             self._finished = told.finished
             self._welcome = told
             self._is_dirty = True
@@ -960,7 +1080,7 @@ class Client(Node):
                 self._window.answered(
                     said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at, lost_caches=said.lost
                 )
-            self._window.credit = said.credit or self._window.credit
+            self._grant(said.credit)
             self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended or self._window.in_flight)
             if said.run_name in ("", self._told.run_name):
                 self._finished = said.finished
@@ -1051,6 +1171,16 @@ class Client(Node):
             self._channel.close(Closed("this client"))
 
 
+def _check_when_full(when_full: object) -> None:
+    if when_full not in ("skip", "block"):
+        raise ParameterError("when_full", when_full, "'skip' or 'block'")
+
+
+def _check_credit(credit: object) -> None:
+    if type(credit) is not int or credit < 0:
+        raise ParameterError("credit", credit, "a whole number of bytes, or 0 for what the server grants")
+
+
 class _Observer:
     """Hears of a writer's entries and episodes: counts them, and pushes as many samples as the parameters ask for."""
 
@@ -1067,7 +1197,7 @@ class _Observer:
         if self._owed >= parameters.cache_size:
             # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
             self._owed = min(self._owed - parameters.cache_size, parameters.cache_size)
-            client.push_cache(None if client._when_full == "block" else 0.0)
+            client.push_cache(client._block_timeout if client._when_full == "block" else 0.0)
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """An episode was closed."""

@@ -44,7 +44,13 @@ class Limits:
     inline_model: int = 16 * KiB
     """Largest body that travels inside its notice."""
     log_lines: int = 10_000
-    """Lines a client keeps until its home has them; the oldest are dropped beyond, and counted."""
+    """Lines a client keeps until its home has them; beyond, log() waits."""
+    log_buffer_bytes: int = 16 * MiB
+    """Bytes of those lines; beyond, log() waits."""
+    log_timeout: float = 1.0
+    """Seconds that log() waits for room; then the line is not taken, and counted as dropped."""
+    block_timeout: float = 10.0
+    """Seconds that a writer waits for room in the byte window where it may (when_full="block"); then it skips."""
     log_line_bytes: int = 8 * KiB
     """Longest log line; the rest is cut off."""
     log_bytes: int = 128 * MiB

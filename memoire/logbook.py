@@ -17,6 +17,8 @@ from .wire import Line
 
 # Whatever could start a new line or move a terminal's cursor; a tab may stay.
 _UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+LINE_OVERHEAD = 100
+"""Bytes that a line takes beside its text, about."""
 _SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
@@ -99,18 +101,22 @@ class Logbook:
 
 
 class Outbox:
-    """A client's lines until its home has them: numbered, bounded, the oldest dropped (and counted) beyond the bound.
+    """A client's lines until its home has them: numbered, and bounded in number and bytes. What was taken stays.
 
     Not thread-safe: the owner locks.
     """
 
-    def __init__(self, *, most_lines: int, line_bytes: int) -> None:
+    def __init__(self, *, most_lines: int, most_bytes: int, line_bytes: int) -> None:
         self._lines: deque[Line] = deque()
+        self._sizes: deque[int] = deque()
         self._most_lines = most_lines
+        self._most_bytes = most_bytes
         self._line_bytes = line_bytes
         self._number = 0
+        self.bytes = 0
+        """Bytes of the lines that wait."""
         self.dropped = 0
-        """Lines given up because nobody took them in time."""
+        """Lines that were not taken, because there was no room for them in time."""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -125,19 +131,31 @@ class Outbox:
         """Number of the oldest line that still waits; infinity when none does."""
         return self._lines[0].number if self._lines else float("inf")
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether it is time to send lines without a pause."""
+        return 2 * len(self._lines) >= self._most_lines or 2 * self.bytes >= self._most_bytes
+
     def add(self, text: str, uuid: int, now: float) -> int:
-        """Number the line and keep it; returns its number."""
+        """Number the line and keep it until it is acknowledged; returns its number, or 0 when there is no room.
+
+        One line always fits into an empty outbox.
+        """
+        text = cut(text, self._line_bytes)
+        size = len(text.encode()) + LINE_OVERHEAD
+        if self._lines and (len(self._lines) >= self._most_lines or self.bytes + size > self._most_bytes):
+            return 0
         self._number += 1
-        self._lines.append(Line(number=self._number, time=now, label=uuid, text=cut(text, self._line_bytes)))
-        if len(self._lines) > self._most_lines:
-            self._lines.popleft()
-            self.dropped += 1
+        self._lines.append(Line(number=self._number, time=now, label=uuid, text=text))
+        self._sizes.append(size)
+        self.bytes += size
         return self._number
 
     def acknowledge(self, through: int) -> None:
         """The home has the lines up to this number."""
         while self._lines and self._lines[0].number <= through:
             self._lines.popleft()
+            self.bytes -= self._sizes.popleft()
 
     def waiting(self, most_lines: int, most_bytes: int, through: int | None = None) -> list[Line]:
         """The oldest lines that fit one message, at least one when there is any; none numbered above `through`."""

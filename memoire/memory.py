@@ -7,6 +7,8 @@ laid out. `Buffer`, clients and servers are built on this class.
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
@@ -85,11 +87,32 @@ class Windows(NamedTuple):
     min_weight: float
 
 
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+_held_for_fork: list[Memory] = []
+
+
+def _before_fork() -> None:
+    # A child gets a copy of every memory, from a moment in which none was being changed; and no lock that a thread
+    # holds which the child does not have.
+    for memory in list(_memories):
+        memory._hold()
+        _held_for_fork.append(memory)
+
+
+def _after_fork() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop()._release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
 class Memory(_core.EntryStore):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
-    window is complete. Every method may be called from several threads, and loops run without the GIL.
+    window is complete. Every method may be called from several threads, and loops run without the GIL. A process forked
+    from this one has a copy that goes its own way.
 
     Args:
         schema: The columns of an entry.
@@ -131,6 +154,7 @@ class Memory(_core.EntryStore):
         self._setup(columns, int(capacity), page_rows, self._dimensions, live, seeds)
         self._parameters = parameters
         self._apply(parameters)
+        _memories.add(self)
 
     # What there is
 

@@ -32,7 +32,7 @@ from . import links, sockets, wire
 from .calls import Answer
 from .channel import Channel
 from .desk import chunk_of
-from .errors import Closed, EndpointError, ForkedError, MemoireError, ProtocolError
+from .errors import Closed, EndpointError, MemoireError, ProtocolError
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
@@ -332,6 +332,9 @@ class Proxy(Node):
         EndpointError: an address is taken, or none.
     """
 
+    CALLED = "this proxy"
+    CLOSED_AT_EXIT = 1
+
     def __init__(
         self,
         front: str,
@@ -414,8 +417,6 @@ class Proxy(Node):
         Raises:
             EndpointError: an address is none, or there is none in the list; nothing was changed.
         """
-        if self._pid != os.getpid():
-            raise ForkedError("this proxy", self._pid, os.getpid())
         if self._closing.is_set():
             raise Closed("this proxy")
         wanted = _checked(servers)
@@ -469,14 +470,10 @@ class Proxy(Node):
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until somebody closes the proxy; False when `timeout` seconds passed first."""
-        if self._pid != os.getpid():
-            raise ForkedError("this proxy", self._pid, os.getpid())
         return self._closing.wait(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """End the thread and close every socket within `timeout` seconds. May be called again, and from any thread."""
-        if self._pid != os.getpid():
-            return
         seconds = self._limits.close_timeout if timeout is None else timeout
         self._closing.set()
         with self._close_lock:

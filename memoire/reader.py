@@ -42,7 +42,6 @@ from .desk import DRAWS_IN_FLIGHT
 from .errors import (
     Closed,
     EndpointError,
-    ForkedError,
     MemoireError,
     MemoireTimeout,
     NotEnoughSamples,
@@ -191,6 +190,9 @@ class Reader(Node):
         MemoireTimeout: nobody answered.
         EndpointError: an address is none.
     """
+
+    CALLED = "this reader"
+    CLOSED_AT_EXIT = 0
 
     def __init__(
         self,
@@ -611,8 +613,6 @@ class Reader(Node):
         """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. May be called
         again.
         """
-        if self._pid != os.getpid():
-            return
         seconds = self._limits.close_timeout if timeout is None else timeout
         with self._changed:
             self._closing = True
@@ -626,8 +626,6 @@ class Reader(Node):
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError("this reader", self._pid, os.getpid())
         if self._closing:
             raise Closed("this reader")
         if self._failed is not None:

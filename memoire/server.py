@@ -28,7 +28,7 @@ import zmq
 from . import links, sockets, wire
 from .batch import Batch
 from .desk import Desk, Reply
-from .errors import Closed, EndpointError, ForkedError, ParameterError, ProtocolError
+from .errors import Closed, EndpointError, ParameterError, ProtocolError
 from .forwarding import forward
 from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
@@ -155,6 +155,9 @@ class Server(Node):
         EndpointError: an address is taken, or none.
         ParameterError: a setting is out of its range.
     """
+
+    CALLED = "this server"
+    CLOSED_AT_EXIT = 2
 
     def __init__(
         self,
@@ -771,8 +774,6 @@ class Server(Node):
 
         May be called again, and from any thread. Batches stay valid.
         """
-        if self._pid != os.getpid():
-            return
         deadline = time.monotonic() + (self._limits.close_timeout if timeout is None else timeout)
         self._closing.set()
         self._pool.close()
@@ -821,8 +822,6 @@ class Server(Node):
         return f"<memoire.Server {self.name!r} at {self.endpoint or '(no address)'}, run {self.run!r}>"
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError("this server", self._pid, os.getpid())
         if self._closing.is_set():
             raise Closed("this server")
         if self._lost is not None:

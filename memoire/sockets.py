@@ -62,6 +62,14 @@ _contexts: dict[int, Context] = {}  # by process id: one at most that is ours
 _context_lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    global _context_lock  # noqa: PLW0603
+    _context_lock = threading.Lock()  # another thread may have held it, which is not there any more
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def shared_context() -> Context:
     """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
     with _context_lock:

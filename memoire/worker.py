@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from .batch import Batch
-from .errors import Closed, MemoireTimeout, NotEnoughSamples
+from .errors import Closed, ForkedError, MemoireTimeout, NotEnoughSamples
 from .sockets import Doors
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,17 @@ wall_clock: Callable[[], float] = time.time  # noqa: TID251
 
 
 class Node(ABC):
-    """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it."""
+    """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
+
+    A process forked from its own finds a `Forked` in its place.
+    """
+
+    CALLED: ClassVar[str] = "this node"
+    """What errors call it."""
+    CLOSED_AT_EXIT: ClassVar[int] = 1
+    """When the interpreter ends, lower numbers are closed first: a client has things to tell a server."""
+    _pid: int
+    """The process it belongs to."""
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> object:
@@ -54,30 +64,67 @@ class Node(ABC):
         self.close()
 
 
+class Forked(Node):
+    """What a node is in a process forked from its own: nothing but the news that it is one.
+
+    Sockets do not survive a fork, and any of the node's locks may be held for ever, by a thread that is not there. So
+    no method is entered: whatever is asked of the node raises ForkedError, and closing it does nothing.
+    """
+
+    ANSWERS = frozenset({"close", "closed", "__class__", "__enter__", "__exit__", "__repr__", "__hash__", "__eq__"})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Forked.ANSWERS:
+            return object.__getattribute__(self, name)
+        own = object.__getattribute__
+        raise ForkedError(own(self, "CALLED"), own(self, "_pid"), os.getpid())
+
+    @property
+    def closed(self) -> bool:
+        """True: there is nothing here that could be closed."""
+        return True
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Do nothing: it is the other process's to close."""
+        return False
+
+    def __repr__(self) -> str:
+        own = object.__getattribute__
+        return f"<{own(self, 'CALLED')}, forked from process {own(self, '_pid')}>"
+
+
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+AT_EXIT = 0.5
+"""Seconds that each node has to close when the interpreter ends."""
+AT_EXIT_ALL = 2.0
+"""Seconds that all of them have together: a program with a hundred clients of a dead server ends as well."""
 
 
 def close_at_exit(node: Node) -> None:
     """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
-    it.
+    it. Call it as soon as the node has a thread: a fork finds it from then on.
     """
     _nodes.add(node)
 
 
 def _close_all() -> None:
-    for node in list(_nodes):
+    deadline = time.monotonic() + AT_EXIT_ALL
+    for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
         try:
-            node.close(0.5)
+            node.close(max(0.0, min(AT_EXIT, deadline - time.monotonic())))
         except Exception:
             _log.exception("%r could not be closed at exit", node)
 
 
-def _forget_all() -> None:
+def _leave_to_parent() -> None:
+    for node in list(_nodes):
+        kind = type(node)
+        node.__class__ = type(kind.__name__, (Forked, kind), {"__module__": kind.__module__})
     _nodes.clear()
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Worker:

@@ -52,7 +52,7 @@ def test_cutting_respects_the_limit_and_characters(text, limit):
 
 @given(st.lists(st.integers(0, 30), max_size=20))
 def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
-    book, outbox, taken = Logbook(), Outbox(most_lines=1000, line_bytes=100), []
+    book, outbox, taken = Logbook(), Outbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
     for count, through in enumerate(acknowledged):
         outbox.add(f"line {count}", 7, 0.0)
         taken += book.take(ALICE, outbox.waiting(1000, 10_000), now=2.0)
@@ -77,17 +77,29 @@ def test_recent_lines_are_bounded_and_read_from_an_index():
     assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]
 
 
-def test_a_full_outbox_drops_its_oldest_and_counts_them():
-    outbox = Outbox(most_lines=3, line_bytes=10)
-    for _ in range(5):
-        outbox.add("x" * 20, 1, 0.0)
-    assert (len(outbox), outbox.dropped) == (3, 2)
-    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [3, 4, 5]
+def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
+    outbox = Outbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
+    assert [outbox.add("x" * 20, 1, 0.0) for _ in range(5)] == [1, 2, 3, 0, 0]
+    outbox.acknowledge(1)
+    assert outbox.add("y", 1, 0.0) == 4  # numbers have no gaps
+    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [2, 3, 4]
     assert all(len(waiting.text) <= 10 for waiting in outbox.waiting(10, 10_000))
 
 
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=50), st.integers(1, 1000))
+def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, most_bytes):
+    outbox = Outbox(most_lines=1000, most_bytes=most_bytes, line_bytes=200)
+    for length, acknowledged in steps:
+        was_empty = not len(outbox)
+        assert outbox.add("é" * length, 1, 0.0) or not was_empty
+        assert outbox.bytes <= most_bytes or len(outbox) == 1
+        outbox.acknowledge(int(min(outbox.oldest, outbox.newest)) + acknowledged - 1)
+    outbox.acknowledge(outbox.newest)
+    assert outbox.bytes == len(outbox) == 0
+
+
 def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
-    outbox = Outbox(most_lines=100, line_bytes=1000)
+    outbox = Outbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
     for _ in range(10):
         outbox.add("x" * 100, 1, 0.0)
     assert len(outbox.waiting(100, 1)) == 1

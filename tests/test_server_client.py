@@ -20,7 +20,6 @@ from memoire.client import Client, connect
 from memoire.errors import (
     Closed,
     EndpointError,
-    ForkedError,
     MemoireTimeout,
     NotEnoughSamples,
     ParameterError,
@@ -639,30 +638,6 @@ def test_wrong_arguments_are_refused(serve, context):
         Server(place, SCHEMA, context=context)
     with pytest.raises(ParameterError, match="max_step"):
         Server("inproc://a", SCHEMA, context=context, max_step=-1)
-
-
-def test_a_forked_child_is_told_that_it_cannot_use_them(serve, join):
-    server = serve()
-    client = join(server.endpoint)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = []
-        for call in (client.update, lambda: server.get_batch(1), lambda: client.log("x")):
-            try:
-                call()
-                said.append("nothing")
-            except ForkedError as error:
-                said.append("spawn" if "spawn" in str(error) else "?")
-        client.close()
-        server.close()
-        os.write(writer, ",".join(said).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 100) == b"spawn,spawn,spawn"
-    os.close(reader)
-    os.close(writer)
-    client.update(10.0)
 
 
 def test_the_interpreter_ends_with_a_live_client_and_no_server():
