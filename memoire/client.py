@@ -333,7 +333,7 @@ class Client(Node):
         self._move_at = 0.0  # when to ask for another home again
         self._hello_open = False
         self._refused_notices: dict[str, int] = {}
-        self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post)
+        self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post, self._took)
         self._worker.post(self._hello)
         self._worker.start()
         close_at_exit(self)
@@ -1149,6 +1149,11 @@ class Client(Node):
 
     def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
         self._channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
+
+    def _took(self, model: Model, is_renewed: bool, epoch: int) -> None:
+        """A model is here: the server is told which one is in use."""
+        with self._changed:
+            self._is_dirty = True
 
     def _take_notices(self) -> None:
         assert self._sub is not None

@@ -135,11 +135,12 @@ class ModelStore:
 
     def _thin(self, topic: str, versions: dict[int, Model]) -> None:
         """Drop the topic's versions beyond those that are kept, but for those that somebody fetches now."""
+        size = self._topic_bytes(topic)
         for version in list(versions)[:-1]:
-            is_small = sum(kept.size for kept in versions.values()) <= SMALL_BYTES and len(versions) <= MOST_VERSIONS
-            if len(versions) <= self._keep or is_small:
+            if len(versions) <= self._keep or (size <= SMALL_BYTES and len(versions) <= MOST_VERSIONS):
                 return
             if not self._is_leased(topic, version):
+                size -= versions[version].size
                 self._drop(topic, version)
 
     def _drop(self, topic: str, version: int) -> None:

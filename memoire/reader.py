@@ -26,10 +26,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -129,6 +128,11 @@ class _Remote:
         self.is_away = False
         self.is_finished = False
         self.drawn = 0  # samples that it was asked for
+        self.started = 0  # its epoch, as its newest WELCOME said
+        self.sending: dict[str, _Sending] = {}  # models on their way to it, by topic
+        # Newest version of each topic that it was given and answered, and why it did not take it; under the lock.
+        self.taken: dict[str, int] = {}
+        self.wrong: dict[str, MemoireError] = {}
 
     @property
     def is_asked(self) -> bool:
@@ -151,6 +155,14 @@ class _Remote:
         asked = np.where(names[place] == self.clients, counts["count"][place], 0)
         limited = self.table["flags"] & 1 == 0
         self.table["reserved"] -= np.where(limited, np.minimum(asked, self.table["reserved"]), 0).astype(np.uint32)
+
+
+class _Sending:
+    """A model on its way to one server."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.is_heard = False  # the server said something about it
 
 
 class _Link:
@@ -241,6 +253,8 @@ class Reader(Node):
         self._drawn = 0  # samples that all servers were asked for
         self._wrong: dict[str, int] = {}
         self._versions: dict[str, int] = {}  # newest version of each topic at any server
+        self._run = 0  # hash of the run that was named last
+        self._published: dict[str, Model] = {}  # newest of each topic that was published here, in this run
         try:
             self._links += [self._open(url, context or sockets.shared_context()) for url in self.urls]
         except BaseException:
@@ -367,63 +381,102 @@ class Reader(Node):
     # ------------------------------------------------------------------------------------------- what it tells
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, timeout: float | None = None) -> int:
-        """Publish a model at every server that answers, under one version; returns it when all have it.
+        """Publish a model at every server, under one version; returns it when all that answer have it.
+
+        A server that is away gets the newest model of each topic when it is back, and one that began anew gets it
+        again: the reader keeps it for that.
 
         Raises:
-            MemoireTimeout: a server that was there did not take it in time.
+            MemoireTimeout: a server that was there did not take it in time, or none is there; it goes on being sent.
             Refused: a server has that version already: somebody else publishes this topic.
         """
         self._check_open()
         seconds = self._limits.request_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        box: dict[str, Answer | None] = {}
-        version: list[int] = []
-        model = make(check_topic(topic), content, 0)
+        made = make(check_topic(topic), content, 0)
+        asked: list[tuple[Model, list[_Remote]]] = []
 
         def start() -> None:
-            there = [remote for remote in self._remotes.values() if not remote.is_away]
             self._versions[topic] = self._versions.get(topic, 0) + 1
-            with self._changed:  # together: who waits must not see a version that nobody is asked to take
-                box.update({remote.name: None for remote in there})
-                version.append(self._versions[topic])
-            for remote in there:
-                self._send_model(remote, _publish_body(model, version[0]), model.body, 0, deadline, box)
+            model = self._published[topic] = replace(made, version=self._versions[topic])
+            there = [remote for remote in self._remotes.values() if not remote.is_away]
+            for remote in self._remotes.values():
+                remote.wrong.pop(topic, None)
+                self._offer(remote, topic)
             with self._changed:
+                asked.append((model, there))
                 self._changed.notify_all()
+
+        def lacking() -> list[_Remote]:
+            model, there = asked[0]
+            return [one for one in there if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
         self._worker.post(start)
-        self._await(
-            lambda: bool(version) and all(answer is not None for answer in box.values()), seconds + 1.0, "model"
+        if not self._wait(lambda: bool(asked) and not lacking(), seconds):
+            self._worker.post(lambda: self._leave_silent([] if not asked else lacking(), topic))
+            raise self._not_published(topic, [] if not asked else lacking(), seconds)
+        model, there = asked[0]
+        for remote in there:
+            if topic in remote.wrong:
+                raise remote.wrong[topic]
+        if not there:
+            raise self._not_published(topic, [], 0.0)
+        return model.version
+
+    def _not_published(self, topic: str, lacking: list[_Remote], seconds: float) -> MemoireTimeout:
+        names = ", ".join(repr(remote.name) for remote in lacking)
+        what = f"model of topic {topic!r} at server {names}" if lacking else "server"
+        advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
+        return MemoireTimeout(what, ", ".join(self.urls), seconds, advice)
+
+    def _leave_silent(self, lacking: list[_Remote], topic: str) -> None:
+        """The next model does not wait for those that said nothing at all about this one."""
+        for remote in lacking:
+            if topic in remote.sending and not remote.sending[topic].is_heard:
+                self._leave_out(remote)
+
+    def _offer(self, remote: _Remote, topic: str) -> None:
+        """Begin to send a server the newest model of a topic that was published here, unless it has it."""
+        model = self._published.get(topic)
+        if model is not None and topic not in remote.sending and remote.taken.get(topic, 0) < model.version:
+            remote.sending[topic] = sending = _Sending(model)
+            self._send_model(remote, sending, 0)
+
+    def _offer_all(self, remote: _Remote) -> None:
+        for topic in self._published:
+            self._offer(remote, topic)
+
+    def _send_model(self, remote: _Remote, sending: _Sending, offset: int) -> None:
+        chunk = memoryview(sending.model.body)[offset : offset + self._limits.model_chunk]
+        # Without a deadline: whoever waits for it gives up by himself, and the server may come back.
+        remote.link.channel.ask(
+            _publish_body(sending.model, offset),
+            lambda answer: self._sent(remote, sending, offset, answer),
+            payload=chunk if len(chunk) else None,
+            home=remote.home,
         )
-        for answer in box.values():
-            if isinstance(answer, MemoireError):
-                raise answer
-        if not box:
-            raise MemoireTimeout("server", ", ".join(self.urls), seconds, "None of them answers; the model is nowhere.")
-        return version[0]
 
-    def _send_model(
-        self,
-        remote: _Remote,
-        body: wire.Publish,
-        content: bytes,
-        offset: int,
-        deadline: float,
-        box: dict[str, Answer | None],
-    ) -> None:
-        chunk = memoryview(content)[offset : offset + self._limits.model_chunk]
-
-        def answered(answer: Answer) -> None:
-            said = answer.body if isinstance(answer, wire.Message) else None
-            if isinstance(said, wire.Published) and not said.version and said.received > offset:
-                self._send_model(remote, body, content, said.received, deadline, box)
-                return
+    def _sent(self, remote: _Remote, sending: _Sending, offset: int, answer: Answer) -> None:
+        topic = sending.model.topic
+        if isinstance(answer, Closed) or remote.sending.get(topic) is not sending:
+            return  # or another run has begun
+        sending.is_heard, remote.is_away = True, False
+        said = answer.body if isinstance(answer, wire.Message) else None
+        if isinstance(said, wire.Published) and not said.version and said.received > offset:
+            self._send_model(remote, sending, said.received)
+            return
+        del remote.sending[topic]
+        if isinstance(answer, Refused) and answer.code == "missing" and offset:
+            self._offer(remote, topic)  # it began anew meanwhile, and forgot the beginning
+        elif isinstance(answer, Refused) and answer.code in ("run", "client", "closed", "busy"):
+            self._look_soon()  # not now: the next look at it begins again
+        else:
             with self._changed:
-                box[remote.name] = answer
+                remote.taken[topic] = sending.model.version
+                if isinstance(answer, MemoireError):
+                    remote.wrong[topic] = answer
+                    self._look_soon()  # at its version, where somebody else published
                 self._changed.notify_all()
-
-        placed = msgspec.structs.replace(body, offset=offset)
-        remote.link.channel.ask(placed, answered, deadline, payload=chunk if len(chunk) else None, home=remote.home)
+            self._offer(remote, topic)  # a newer one may have been published meanwhile
 
     def configure(self, timeout: float | None = None, **changes: Any) -> None:
         """Change parameters at every known server, and so at all clients; returns when the servers have them.
@@ -631,18 +684,22 @@ class Reader(Node):
         if self._failed is not None:
             raise self._failed
 
-    def _await(self, is_done: Callable[[], bool], seconds: float, what: str) -> None:
+    def _wait(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition; False when it has not come true after these seconds."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
                 self._check_open()
                 if is_done():
-                    return
+                    return True
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    break
+                    return False
                 self._changed.wait(min(left, 0.1))
-        raise MemoireTimeout(what, ", ".join(self.urls), seconds, self._links[0].channel.trouble())
+
+    def _await(self, is_done: Callable[[], bool], seconds: float, what: str) -> None:
+        if not self._wait(is_done, seconds):
+            raise MemoireTimeout(what, ", ".join(self.urls), seconds, self._links[0].channel.trouble())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
@@ -702,6 +759,22 @@ class Reader(Node):
         )
         # To any home: behind a proxy another server answers where the former one is away.
         link.channel.ask(hello, lambda answer: self._welcomed(link, answer), now + LOOK, home=0)
+        for remote in self._remotes.values() if self._published else ():
+            if remote.link is link:  # each by itself: has it begun anew, and lost what was published?
+                met = functools.partial(self._looked_at, remote)
+                link.channel.ask(hello, met, now + LOOK, home=remote.home)
+
+    def _looked_at(self, remote: _Remote, answer: Answer) -> None:
+        said = answer.body if isinstance(answer, wire.Message) else None
+        if isinstance(said, wire.Welcome) and said.home_name == remote.name:
+            self._met(remote, said.epoch)
+
+    def _met(self, remote: _Remote, epoch: int) -> None:
+        """A server is there: it gets what was published and it does not have, all of it after a restart."""
+        if remote.started != epoch:
+            remote.started = epoch
+            remote.taken.clear()
+        self._offer_all(remote)
 
     def _welcomed(self, link: _Link, answer: Answer) -> None:
         link.is_looking = False
@@ -728,6 +801,7 @@ class Reader(Node):
         schema, parameters = Schema.from_json(told.schema), Parameters.from_wire(told.parameters)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(self.reader_id.hex()[:8], "schema", str(schema), f"batches of {self._schema}")
+        self._look_at_run(link, message.header.run)
         link.channel.run, link.channel.fingerprint = message.header.run, message.header.fingerprint
         link.channel.home = message.header.home
         link.names = tuple(told.servers or [told.home_name])
@@ -738,6 +812,8 @@ class Reader(Node):
                 self._remotes[name].link = link  # perhaps there is another way to it
         for topic, version in told.models.items():
             self._versions[topic] = max(version, self._versions.get(topic, 0))
+        if told.home_name in self._remotes:
+            self._met(self._remotes[told.home_name], told.epoch)
         with self._changed:
             if parameters != self._parameters and self._schema is not None:
                 self._ready.clear()
@@ -746,6 +822,19 @@ class Reader(Node):
             self._parameters_version = told.parameters_version
             self._finished = self._finished or told.finished
             self._changed.notify_all()
+
+    def _look_at_run(self, link: _Link, run: int) -> None:
+        """Models belong to a run: those of the former one are not published in the next."""
+        if link.channel.run in (0, run):
+            self._run = self._run or run
+            return
+        if self._run != run:  # the first link to say so
+            self._run = run
+            self._published.clear()
+        for remote in self._remotes.values():
+            if remote.link is link:
+                remote.sending.clear()
+                remote.taken.clear()
 
     def _look_soon(self) -> None:
         for link in self._links:
@@ -908,9 +997,16 @@ def _clients(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(rows["client"][:, 0], np.uint64)
 
 
-def _publish_body(model: Model, version: int) -> wire.Publish:
+def _publish_body(model: Model, offset: int) -> wire.Publish:
     """The facts of a model that is on its way to a server."""
-    return wire.Publish(topic=model.topic, size=model.size, sha256=model.digest, text=model.is_text, version=version)
+    return wire.Publish(
+        topic=model.topic,
+        size=model.size,
+        sha256=model.digest,
+        text=model.is_text,
+        version=model.version,
+        offset=offset,
+    )
 
 
 def _plain(changes: dict[str, Any]) -> dict[str, Any]:

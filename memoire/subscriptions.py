@@ -429,16 +429,21 @@ class Topics:
         except MemoireError as error:
             if isinstance(error, ProtocolError):
                 self.refused[error.code] += 1
-            self._give_up(topic)
+            self._give_up(topic, fetching.version)
         else:
             self._go_on(topic, fetching, model)
         self._advance(topic)
 
-    def _give_up(self, topic: _Topic) -> None:
-        """It is not there (any more), or damaged: the next announcement of this version, or a newer one, fetches it."""
+    def _give_up(self, topic: _Topic, version: int) -> None:
+        """It is not there (any more), or damaged. The newest one is tried once instead; then the next announcement of
+        this version, or a newer one, fetches it.
+        """
         topic.fetching = None
         known = topic.newest.version if topic.newest and not topic.is_renewed else 0
         topic.heard = max([known, *(item.version for item in topic.queue)])
+        if version and not topic.queue:
+            topic.fetching = _Fetching(0, time.monotonic())
+            self._ask(topic, topic.fetching)
 
     def _go_on(self, topic: _Topic, fetching: _Fetching, model: Model | None) -> None:
         if model is None and fetching.assembly is not None:

@@ -127,14 +127,25 @@ def test_what_was_missing_or_damaged_is_fetched_again_when_it_is_announced_again
     assert node.newest is None and not node.asked
     node.store = kept
     node.topics.announced({"t": 1})
-    node.answer(damage=True)
-    node.answer_all()
-    assert node.newest is None and node.topics.refused == {"payload": 1}
+    for _ in range(10):
+        node.answer(damage=True)
+    assert node.newest is None and node.topics.refused == {"payload": 2} and not node.asked
     node.topics.announced({"t": 1})
     node.answer_all()
     assert node.newest.body == body
     node.topics.announced({"t": 1})
     assert not node.asked
+
+
+def test_instead_of_a_version_that_is_gone_the_newest_is_fetched():
+    node = following()
+    node.publish()
+    for _ in range(5):
+        newest = node.publish(notice=False)
+    node.store.forget("t")
+    node.store.publish("t", newest, 6)
+    node.answer_all()
+    assert node.newest.body == newest and node.newest.version == 6
 
 
 def test_a_slow_client_ends_with_the_newest_and_skips():

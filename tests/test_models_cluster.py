@@ -1,0 +1,280 @@
+"""Models over real sockets: who comes late, who is slow, who was away, and what is killed in between."""
+
+import hashlib
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import zmq
+
+from history.ports import block
+from memoire import subscriptions, wire
+from memoire.errors import Closed, MemoireTimeout
+from memoire.limits import KiB, Limits, MiB
+from netkit import QUICK, Cluster, in_thread, until
+
+NAMES = ["anna", "bert"]
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def body_of(number, size=2 * MiB):
+    """A body whose SHA-256 is in it, and its number: whoever has it can tell whether it is whole."""
+    content = np.random.default_rng(number).bytes(size)
+    return hashlib.sha256(content).digest() + number.to_bytes(8, "little") + content
+
+
+def number_of(body):
+    assert hashlib.sha256(body[40:]).digest() == body[:32]
+    return int.from_bytes(body[32:40], "little")
+
+
+def count_fetches(server):
+    """Bytes of bodies that a server hands out from now on, by version."""
+    desk, served = server._desk, Counter()
+    answer = desk._answers[wire.Fetch]
+
+    def counted(header, asked, payload):
+        reply = answer(header, asked, payload)
+        served[reply.body.version] += 0 if reply.payload is None else len(reply.payload)
+        return reply
+
+    desk._answers[wire.Fetch] = counted
+    return served
+
+
+class Watcher:
+    """A thread that looks at a model all the time: its body is whole, and its version never goes back."""
+
+    def __init__(self, model):
+        self.model, self.versions, self.stopped, self.error = model, [], threading.Event(), None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            while not self.stopped.wait(0.002):
+                self.look()
+        except AssertionError as error:
+            self.error = error
+
+    def look(self):
+        newest = self.model.newest()
+        if newest is not None and [newest.version] != self.versions[-1:]:
+            number_of(newest.body)
+            self.versions.append(newest.version)
+
+    def end(self):
+        self.stopped.set()
+        self.thread.join(10.0)
+        assert self.error is None
+        self.look()
+        assert self.versions == sorted(set(self.versions))
+        return self.versions
+
+
+def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluster):
+    server = cluster.server(name="anna")
+    served = count_fetches(server)
+    proxy = cluster.proxy([server])
+    models = [cluster.client(proxy, limits=QUICK).model("policy") for _ in range(8)]
+    for number in (1, 2):
+        body = body_of(number)
+        server.publish("policy", body)  # clients hear of it from their server's replies before the proxy has it
+        assert all(model.wait(20.0, after=number - 1).body == body for model in models)
+    assert served == {1: len(body), 2: len(body)}
+    late = [cluster.client(proxy).model("policy") for _ in range(4)]
+    assert all(model.wait(20.0).body == body for model in late)
+    fetched = [model._client.stats().fetched_bytes for model in models + late]
+    assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
+    assert served == {1: len(body), 2: len(body)}
+
+
+def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
+    servers = [cluster.server(name=name) for name in NAMES]
+    served = [count_fetches(server) for server in servers]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    model = cluster.client(proxy).model("policy")
+    body = body_of(1)
+    servers[0].publish("policy", body)
+    assert model.wait(20.0).body == body
+    servers[1].publish("policy", body)
+    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._backs))
+    assert served[0][1] == len(body) and served[1][1] == 0
+
+
+def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    for number in range(1, 11):
+        body = body_of(number, 300 * KiB)
+        server.publish("policy", body)
+        node = (server, proxy)[number % 2]
+        if node is proxy:
+            until(lambda number=number: proxy.stats().models == {"policy": number})
+        began = time.monotonic()
+        client = cluster.client(node)
+        assert client.model("policy").wait(5.0).body == body
+        assert time.monotonic() - began < 5.0
+        client.close(0.5)
+
+
+def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
+    """The publisher is faster than anybody can fetch: each body that comes is whole, and the last one is the newest."""
+    server = cluster.server()
+    way = cluster.way(server, drop=0.1, double=0.1)
+    limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=64 * KiB)
+    model = cluster.client(way, limits=limits).model("policy")
+    watcher = Watcher(model)
+    for number in range(1, 41):
+        server.publish("policy", body_of(number))
+        time.sleep(0.02)  # how fast it publishes
+    until(lambda: (newest := model.newest()) is not None and newest.version == 40, 30.0)
+    assert number_of(model.newest().body) == 40
+    versions = watcher.end()
+    assert 1 <= len(versions) < 40 and versions[-1] == 40
+    stats = model._client.stats()
+    assert stats.skipped_models >= 40 - len(versions) - versions[0]
+    assert until(lambda: server.clients()[0].models == {"policy": 40})
+
+
+def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
+    server = cluster.server()
+    front = f"tcp://127.0.0.1:{block(3)}"
+    proxy = cluster.proxy([server], front=front)
+    limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=16 * KiB, model_spread=0.0)
+    model = cluster.client(proxy, limits=limits).model("policy")
+    watcher = Watcher(model)
+    for number in range(1, 7):
+        before = model._client.stats().fetched_bytes
+        server.publish("policy", body_of(number, 4 * MiB))
+        until(lambda before=before: model._client.stats().fetched_bytes > before + 32 * KiB)
+        proxy.close(0.1)
+        proxy = cluster.proxy([server], front=front)
+    until(lambda: (newest := model.newest()) is not None and newest.version == 6, 30.0)
+    assert watcher.end()[-1] == 6
+    assert not model._client.stats().refused.get("payload")
+
+
+def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
+    server = cluster.server()
+    model = cluster.client(server, limits=QUICK).model("policy")
+    watcher = Watcher(model)
+    limits = Limits(model_chunk=16 * KiB)
+    for number in range(1, 6):
+        learner = cluster.reader([server], limits=limits)
+        thread, box = in_thread(learner.publish, "policy", body_of(number, 8 * MiB), 20.0)
+        until(lambda: server._desk._uploads)
+        learner.close(0.1)
+        thread.join(10.0)
+        assert isinstance(box.get("error"), Closed), box
+        server._desk._uploads.clear()
+    learner = cluster.reader([server])
+    version = learner.publish("policy", body_of(9), 20.0)
+    assert number_of(model.wait(20.0, after=version - 1).body) == 9
+    assert watcher.end()[-1] == version
+
+
+@pytest.mark.parametrize("behind_a_proxy", [False, True], ids=["directly", "behind a proxy"])
+def test_what_was_published_while_a_server_was_away_reaches_it_when_it_is_back(cluster, behind_a_proxy):
+    ports = [block(3) for _ in NAMES]
+    servers = [cluster.server(f"tcp://127.0.0.1:{port}", name=name) for name, port in zip(NAMES, ports, strict=True)]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    reader = cluster.reader([proxy] if behind_a_proxy else servers, limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    assert reader.publish("policy", body_of(1), 10.0) == 1
+    servers[1].close()
+    with pytest.raises(MemoireTimeout, match=r"at server 'bert'.*goes on being sent"):
+        reader.publish("policy", body_of(2), 0.7)
+    assert reader.publish("policy", body_of(3), 10.0) == 3  # it waits no more for who said nothing
+    assert servers[0].model("policy").version == 3 and reader.stats().away == ("bert",)
+    back = cluster.restart(servers[1])
+    until(lambda: (newest := back.model("policy")) is not None and newest.version == 3, 30.0)
+    assert number_of(back.model("policy").body) == 3
+    until(lambda: reader.stats().away == ())
+    assert number_of(cluster.client(back).model("policy").wait(10.0).body) == 3
+
+
+def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_keep_it(cluster):
+    server = cluster.server(f"tcp://127.0.0.1:{block(3)}", name="anna")
+    reader = cluster.reader([server], limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    model = client.model("policy")
+    reader.publish("policy", body_of(1), 10.0)
+    reader.publish("policy", body_of(2), 10.0)
+    model.wait(10.0, after=1)
+    watcher = Watcher(model)
+    fetched = client.stats().fetched_bytes
+    again = cluster.restart(server)
+    until(lambda: (newest := again.model("policy")) is not None and newest.version == 2, 30.0)
+    client.update(20.0)
+    assert reader.publish("policy", body_of(3), 20.0) == 3
+    assert number_of(model.wait(20.0, after=2).body) == 3
+    assert watcher.end() == [2, 3]
+    assert client.stats().fetched_bytes - fetched < 2.5 * len(body_of(3))
+
+
+def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
+    monkeypatch.setattr(subscriptions, "UNHEARD", 0.3)
+    server = cluster.server()
+    client = cluster.client(server, limits=QUICK)
+    receiver = client.subscribe("policy")
+    server.publish("policy", "first")
+    assert receiver.receive(10.0) == "first"
+    # As if there had been no room for it when the socket connected anew.
+    client._worker.post(lambda: client._sub.setsockopt(zmq.UNSUBSCRIBE, wire.topic_frame("policy")))
+    count = 1
+    while not client.stats().resubscribed:
+        count += 1
+        client.scalars({"count": count})  # news, so that it asks soon
+        server.publish("policy", f"{count}")
+        assert receiver.receive(10.0) == f"{count}"  # a reply names it, where no notice does
+    heard = client._topics._topics["policy"]
+    server.publish("policy", "last")
+    assert receiver.receive(10.0) == "last"
+    until(lambda: heard.noticed == count + 1)
+
+
+def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
+    server = cluster.server()
+    stalled = cluster.context.socket(zmq.SUB)
+    stalled.setsockopt(zmq.RCVHWM, 1)
+    stalled.setsockopt(zmq.RCVBUF, 4096)
+    stalled.setsockopt(zmq.SUBSCRIBE, b"")
+    stalled.connect(server.pub_endpoint)
+    client = cluster.client(server, limits=QUICK)
+    receiver = client.subscribe("steps")
+    server.publish("steps", b"first")
+    assert receiver.receive(10.0) == b"first"
+    assert stalled.poll(10_000)
+    count, content = 2000, bytes(8 * KiB)
+    received = []
+
+    def receive():
+        while received[-1:] != [count + 1]:
+            received.append(receiver.receive_model(20.0).version)
+
+    thread, _ = in_thread(receive)
+    for number in range(count):
+        server.publish("steps", content)
+        if number % 100 == 0:
+            time.sleep(0.005)
+    thread.join(20.0)
+    assert received == sorted(set(received)) and received[-1] == count + 1
+    assert len(received) + receiver.skipped == count
+    # What waited for it is bounded, whatever was published: it has skipped, and hears of the newest in the end.
+    heard = []
+    while stalled.poll(200):
+        heard.append(wire.parse_notice(stalled.recv_multipart()).body.version)
+    assert len(heard) < count
