@@ -49,6 +49,8 @@ class Channel:
     ) -> None:
         self.endpoint = endpoint
         self.run = self.home = self.fingerprint = self.table = 0
+        self.longest = limits.request_bytes
+        """Bytes that a frame of a request may have: a longer one would cut the connection, and what is behind it."""
         self.refused: Counter[str] = Counter()
         """Replies that were refused, by code."""
         self.heard_at = 0.0
@@ -141,11 +143,22 @@ class Channel:
             fingerprint=self.fingerprint,
             payload=payload,
         )
+        size = max(len(frame) for frame in frames)
+        if size > self.longest:
+            text = (
+                f"{type(body).__name__.upper()} of {size} bytes was not sent; {self.longest} are taken (request_bytes)"
+            )
+            self._doors.post(lambda: finish(Refused(self.endpoint, "too_large", text)))
+            return number
         if not len(self._calls):
             self._asked_at = time.monotonic()
         self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic())
         self.pump()
         return number
+
+    def learned(self, told: wire.Welcome) -> None:
+        """Mind what the other side takes."""
+        self.longest = min(self._limits.request_bytes, told.limits.get("request_bytes", self._limits.request_bytes))
 
     def drop(self, number: int) -> None:
         """Forget a request: its answer no longer matters."""

@@ -926,6 +926,7 @@ class Client(Node):
                 self._feedback_through = 0  # pieces are numbered anew at each start of each home
             self._channel.run, self._channel.home = header.run, header.home
             self._channel.fingerprint, self._channel.table = header.fingerprint, told.table
+            self._channel.learned(told)
             self._grant(told.credit)
             self._finished = told.finished
             self._welcome = told

@@ -707,12 +707,14 @@ class Proxy(Node):
         told = message.body
         models = {topic: max(version, told.models.get(topic, 0)) for topic, version in self._models.versions().items()}
         leaving = dict.fromkeys([*told.leaving, *(name for other in self._backs for name in other.leaving)])
+        limits = {name: min(bytes_, getattr(self._limits, name, bytes_)) for name, bytes_ in told.limits.items()}
         told = msgspec.structs.replace(
             told,
             endpoints=self._endpoints,
             servers=list(self.servers),
             leaving=list(leaving),
             models={**told.models, **models},
+            limits=limits,
         )
         sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
 

@@ -68,6 +68,8 @@ FRESH = 1.0
 """Seconds for which what a server said of its clients is believed."""
 LEFT_OUT_AFTER = 3.0
 """Seconds that a batch waits for a server before it is left out."""
+FEEDBACK_PIECE = 1 << 14
+"""Samples in one FEEDBACK message: below the longest request, whatever the size of a batch."""
 BATCHES_AHEAD = 3
 NOTHING: NDArray[np.void] = np.empty(0, wire.CLIENT_COUNTS)
 
@@ -804,6 +806,7 @@ class Reader(Node):
         self._look_at_run(link, message.header.run)
         link.channel.run, link.channel.fingerprint = message.header.run, message.header.fingerprint
         link.channel.home = message.header.home
+        link.channel.learned(told)
         link.names = tuple(told.servers or [told.home_name])
         for name in link.names:
             if name not in self._remotes:
@@ -974,9 +977,10 @@ class Reader(Node):
             mine = left & np.isin(owners, remote.clients)
             left &= ~mine
             if mine.any():
-                payload = cache.pack_feedback(self.schema, ids[mine], errors[mine])
-                taken = functools.partial(self._feedback_taken, int(mine.sum()))
-                remote.link.channel.ask(wire.Feedback(), taken, deadline, payload=payload, home=remote.home)
+                for piece in np.array_split(np.flatnonzero(mine), -(-mine.sum() // FEEDBACK_PIECE)):
+                    payload = cache.pack_feedback(self.schema, ids[piece], errors[piece])
+                    taken = functools.partial(self._feedback_taken, len(piece))
+                    remote.link.channel.ask(wire.Feedback(), taken, deadline, payload=payload, home=remote.home)
         self._feedback_lost += int(left.sum())
 
     def _feedback_taken(self, samples: int, answer: Answer) -> None:

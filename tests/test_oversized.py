@@ -1,0 +1,81 @@
+"""What is too long for the other side is refused where it is made: sent, it would cut the connection, and what is behind it is lost."""
+
+import random
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from memoire import sockets, wire
+from memoire.channel import Channel
+from memoire.errors import ParameterError, Refused
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from netkit import WIDE, Cluster, record, until
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("where", ["server", "proxy"])
+def test_a_cache_that_is_too_large_is_not_sent_and_its_neighbours_arrive(cluster, where):
+    small = Limits(message_bytes=200_000)
+    server = cluster.server(
+        schema=WIDE, parameters=Parameters(cache_size=64), limits=small if where == "server" else None
+    )
+    proxy = cluster.proxy([server], limits=small if where == "proxy" else None)
+    client = cluster.client(proxy)
+    record(client, length=4)
+    assert client.push_cache()
+    client.sync()
+    record(client, length=64)
+    with pytest.raises(ParameterError, match=r"cache_size must be .* into 200000 \(limits.message_bytes\)"):
+        client.push_cache()
+    client.sync()
+    record(client, length=4)
+    assert client.push_cache()
+    until(lambda: server.total_caches == 2)
+    client.update()
+    stats = client.stats()
+    assert stats.pushed_caches == stats.accepted_caches == 2 and stats.lost_bytes == 0
+
+
+def test_feedback_of_a_batch_of_any_size_arrives(cluster):
+    server = cluster.server(parameters=Parameters(reuse_cache=True))
+    client = cluster.client(server)
+    record(client, episodes=3)
+    assert client.push_cache()
+    reader = cluster.reader([server])
+    batch = reader.get_batch(128)
+    ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
+    assert reader.update_priorities(ids, np.ones(len(ids))) == 128_000
+    until(lambda: server.stats().feedback_given == 128_000)
+    assert reader.stats().resends == 0
+    assert [link.channel.connections for link in reader._links] == [1]
+
+
+def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cluster):
+    server, doors, answers = cluster.server(), sockets.Doors(), []
+    channel = Channel(
+        doors, cluster.context, server.endpoint, client=bytes(range(16)), limits=Limits(), rng=random.Random(1)
+    )
+    channel.ask(wire.Feedback(), answers.append, payload=bytes((1 << 20) + 1))
+    channel.ask(wire.Hello(role="actor"), answers.append)
+
+    def answered():
+        channel.turn(doors.wait(time.monotonic() + 0.01))
+        return len(answers) == 2
+
+    until(answered)
+    assert isinstance(answers[0], Refused) and answers[0].code == "too_large"
+    assert "FEEDBACK of 1048577 bytes was not sent; 1048576 are taken (request_bytes)" in str(answers[0])
+    welcome = answers[1].body
+    assert isinstance(welcome, wire.Welcome) and channel.connections == 1
+    channel.learned(msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
+    assert channel.longest == 1000
+    doors.close()
