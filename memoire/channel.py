@@ -71,7 +71,7 @@ class Channel:
         self._socket = self._open()
 
     def _open(self) -> sockets.Socket:
-        made = sockets.request_client(self._context, self._limits.message_bytes)
+        made = sockets.request_client(self._context, self._limits.reply_bytes)
         self._link = links.dial(self._doors, made, self.endpoint, watch=True)
         self._address, self._seen = self._link.address, 0
         self._is_blocked = False

@@ -57,3 +57,8 @@ class Limits:
     """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
     backup_every: float = 600.0
     """Seconds between two backups of a state folder's database; another one is made when it is closed."""
+
+    @property
+    def reply_bytes(self) -> int:
+        """Largest frame of a reply: a batch that is drawn far away, or what any other request is answered with."""
+        return max(self.message_bytes, self.request_bytes)

@@ -179,7 +179,7 @@ class _Back:
         self._writing: dict[Socket, bool] = {}
 
     def _open_dealer(self) -> Socket:
-        made = sockets.request_client(self._proxy._context, self._proxy._limits.message_bytes)
+        made = sockets.request_client(self._proxy._context, self._proxy._limits.reply_bytes)
         return self.doors.add(self.channel.join(made))
 
     @property

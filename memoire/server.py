@@ -343,7 +343,7 @@ class Server(Node):
         self._check_open()
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
         sockets.bind(frontend, front)
-        backend = sockets.plain_dealer(self._context, self._limits.message_bytes)
+        backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
         self._forward(frontend, backend, back, both_ways=True)
 
     def run_pull_proxy(self, front: str, back: str) -> None:

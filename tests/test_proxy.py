@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire import wire
-from memoire.errors import Closed, EndpointError, ForkedError, MemoireTimeout
+from memoire.errors import Closed, EndpointError, ForkedError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.proxy import Lane, Proxy, rendezvous
 from netkit import QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
@@ -436,7 +436,8 @@ def test_limits_apply_at_the_proxy(cluster):
     proxy = cluster.proxy([server], limits=Limits(message_bytes=1000))
     client = cluster.client(proxy)
     record(client)
-    assert client.push_cache(5.0)  # larger than this proxy takes, which cuts the connection or refuses it
+    with pytest.raises(ParameterError, match="fits into 1000"):
+        client.push_cache(5.0)
     record(client)
     client.update(10.0)
     assert server.total_episodes == 2 and server.total_caches == 0

@@ -221,7 +221,7 @@ class _Asker:
         self.facts: dict[str, int] = {}
         self._client, self._sequence = secrets.token_bytes(16), 0
         self._doors = sockets.Doors()
-        self._socket = sockets.request_client(sockets.shared_context(), Limits().message_bytes)
+        self._socket = sockets.request_client(sockets.shared_context(), Limits().reply_bytes)
         self._doors.add(self._socket)
         links.dial(self._doors, self._socket, endpoint)
 
