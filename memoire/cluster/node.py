@@ -35,8 +35,12 @@ from memoire.worker import wall_clock
 
 _log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 32
+MOST_CONNECTIONS = 128
 """Connections at a time; one more ends the one that was made first."""
+ACCEPTED_AT_ONCE = 16
+"""Connections accepted in one turn of the loop: far below the bound, so that each is read from before it may go."""
+WAITING = 1024
+"""Connections that the kernel keeps until they are accepted: it drops what comes beyond, and that costs a second."""
 REQUEST_TIME = 5.0
 """Seconds that a connection has in all: to send its request, and to take the answer."""
 MOST_REQUEST_BYTES = 8 << 10
@@ -44,7 +48,7 @@ MOST_REQUEST_BYTES = 8 << 10
 PAGE = 100
 """Clients on a page of /status that does not say how many it wants."""
 MOST_ON_PAGE = 1000
-MOST_PAGE_BYTES = 1 << 20
+MOST_PAGE_BYTES = 256 << 10
 """Bytes of the clients on one page: it ends sooner when they have much to say."""
 ENOUGH_DESCRIPTORS = 0.9
 """Part of the file descriptors that may be in use while a node calls itself ready."""
@@ -150,7 +154,8 @@ class NodePages:
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        made = await self._loop.create_server(lambda: _Connection(self), sock=self._listener)
+        made = await self._loop.create_server(lambda: _Connection(self), sock=self._listener, backlog=ACCEPTED_AT_ONCE)
+        self._listener.listen(WAITING)
         self._begun.set()
         await self._ended.wait()
         made.close()
