@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -44,7 +44,7 @@ def is_digest(body: bytes, sha256: bytes) -> bool:
     return hashlib.sha256(body).digest() == sha256
 
 
-def write(path: Path, fingerprint: int, caches: Iterable[SavedCache]) -> int:
+def write(path: Path, fingerprint: int, caches: Iterable[SavedCache], at: Callable[[str], None]) -> int:
     """Save caches under this path; returns how many. The former file stays until the new one is whole."""
     made = path.with_name(path.name + ".new")
     count = 0
@@ -57,8 +57,10 @@ def write(path: Path, fingerprint: int, caches: Iterable[SavedCache]) -> int:
             count += 1
         file.write(_record(_NOBODY, count, 0, memoryview(b"")))
     sync(made)
+    at("before caches")
     made.replace(path)
     sync(path.parent)
+    at("after caches")
     return count
 
 

@@ -39,7 +39,7 @@ VERSION: Final = 1
 BUSY: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
 INDEX_BITS: Final = 40
-MOST_TRIMMED: Final = 20_000
+MOST_TRIMMED: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 
 SEAL, META, SETTING, RUN, ACCOUNTED, SENDER, INHERITED, MODEL, SEGMENT, START = range(10)
@@ -52,6 +52,7 @@ CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER
 """
 _LINE: Final = "id, client, number, received, label, said, text, sum"
 _SEAL: Final = struct.Struct(">QQQQQ")
+_SUMS: Final = (1 << 64) - 1
 _HEADER: Final = b"SQLite format 3\x00"
 KEPT_STARTS: Final = 1000
 """Epochs that are remembered."""
@@ -122,11 +123,12 @@ class StateFile:
     """An open state file, of which only this process knows the contents: the folder's lock says so.
 
     Args:
-        path: Of the file, which must be there: see `create`.
+        path: Of the file, which must be there: see `create`. Nothing is written before `go_live`.
+        witnessed: Transactions that it must have had; None where nobody knows any more.
         at: Called at named points, so that a test may end the process there.
     """
 
-    def __init__(self, path: Path, *, at: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(self, path: Path, witnessed: int | None, *, at: Callable[[str], None] = lambda point: None) -> None:
         self.path = path
         self._at = at
         self.seal = Seal()
@@ -139,18 +141,39 @@ class StateFile:
         self.was_backup = _read_head(path)
         if self.was_backup:
             _set_aside(path)
-        self._connection = _connect(path)
+        # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good.
+        has_journal = path.with_name(path.name + "-journal").exists()
+        self._connection = _connect(path, "rw" if self.was_backup or has_journal else "ro")
         try:
             self._load()
+            self._check_witness(witnessed)
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise StateCorrupt(str(path), f"SQLite says {error}", f"{RESTORE}.") from error
-        except StateCorrupt:
+            raise self.corrupt(f"SQLite says {error}") from error
+        except (StateCorrupt, ValueError, struct.error) as error:
             self._connection.close()
-            raise
+            if isinstance(error, StateCorrupt):
+                raise
+            raise self.corrupt(f"a row is not what it must be: {error}") from error
+
+    def _check_witness(self, witnessed: int | None) -> None:
+        if self.was_backup:
+            return
+        if witnessed is None and not self.number(META, b"clean"):
+            raise StateCorrupt(
+                str(self.path.with_name("committed")),
+                f"it says how many transactions {self.path.name} must have, and cannot be read",
+                f"Remove it to go on with what {self.path.name} has. Or: {RESTORE}.",
+            )
+        missing = (witnessed or 0) - self.seal.generation
+        if missing > 0:
+            raise self.corrupt(
+                f"its last {missing} transactions are missing (its write-ahead log state.db-wal was removed, cut or "
+                f"damaged)"
+            )
 
     @staticmethod
-    def create(path: Path, name: str) -> None:
+    def create(path: Path, name: str, at: Callable[[str], None]) -> None:
         """Make an empty state file: it appears whole or not at all."""
         made = path.with_name(path.name + ".new")
         made.unlink(missing_ok=True)
@@ -160,15 +183,14 @@ class StateFile:
             _stamp(connection, LIVE)
             rows = [(META, b"name", name.encode())]
             _write(connection, [(kind, key, body, add_up(kind, key, body)) for kind, key, body in rows])
-            total = 0
-            for row in rows:
-                total ^= add_up(*row)
-            _write_seal(connection, Seal(0, len(rows), total))
+            _write_seal(connection, Seal(0, len(rows), sum(add_up(*row) for row in rows) & _SUMS))
         finally:
             connection.close()
         sync(made)
+        at("before create")
         made.rename(path)
         sync(path.parent)
+        at("after create")
 
     # ------------------------------------------------------------------------------------------------ opening
 
@@ -184,14 +206,14 @@ class StateFile:
             if kind == SEAL:
                 seal = Seal(*_SEAL.unpack(body))
                 continue
-            count, total = count + 1, total ^ check
+            count, total = count + 1, total + check & _SUMS
             self._sums[kind, key] = check
             self._remember(kind, key, body)
-        lines = lines_sum = 0
-        for row in self._connection.execute(f"SELECT {_LINE} FROM lines"):  # noqa: S608
-            if _line_sum(row) != row[-1]:
-                raise self.corrupt(f"log line {row[0] & (1 << INDEX_BITS) - 1} has a wrong checksum")
-            lines, lines_sum = lines + 1, lines_sum ^ row[-1]
+        # Of lines only what they add up to: there may be a million, and each is checked when it is read.
+        lines, low, high = self._connection.execute(
+            "SELECT count(*), coalesce(sum(sum & 4294967295), 0), coalesce(sum(sum >> 32), 0) FROM lines"
+        ).fetchone()
+        lines_sum = (high << 32) + low & _SUMS
         if seal is None or seal != Seal(seal.generation, count, total, lines, lines_sum):
             raise self.corrupt("rows are missing, or older than others")
         self.seal = seal
@@ -217,6 +239,8 @@ class StateFile:
         A backup becomes the state itself: its transactions are counted on from `generation`, which is that of the file
         whose place it takes.
         """
+        self._connection.close()
+        self._connection = _connect(self.path)
         if self.was_backup:
             times = (self.number(META, b"restored") + 1).to_bytes(8, "big")
             self.seal = replace(self.seal, generation=max(generation, self.seal.generation))
@@ -268,18 +292,16 @@ class StateFile:
         for kind, key, body in _last_of_each(facts):
             before = self._sums.get((kind, key))
             if before is not None:
-                count, total = count - 1, total ^ before
+                count, total = count - 1, total - before & _SUMS
             if body is None:
                 gone.append((kind, key))
                 changed[kind, key] = None
                 continue
             check = changed[kind, key] = add_up(kind, key, body)
-            count, total = count + 1, total ^ check
+            count, total = count + 1, total + check & _SUMS
             rows.append((kind, key, body, check))
         new = [_line_row(run, entry) for run, entry in lines]
-        lines_sum = seal.lines_sum
-        for row in new:
-            lines_sum ^= row[-1]
+        lines_sum = seal.lines_sum + sum(row[-1] for row in new) & _SUMS
         seal = Seal(seal.generation + 1, count, total, seal.lines + len(new), lines_sum)
 
         def write() -> None:
@@ -343,10 +365,9 @@ class StateFile:
         key = segment_key(segment)
         seal = self.seal
         lines_sum, facts_sum, facts = seal.lines_sum, seal.facts_sum, seal.facts
-        for _, check in sums:
-            lines_sum ^= check
+        lines_sum = lines_sum - sum(check for _, check in sums) & _SUMS
         if is_over:
-            facts, facts_sum = facts - 1, facts_sum ^ self._sums[SEGMENT, key]
+            facts, facts_sum = facts - 1, facts_sum - self._sums[SEGMENT, key] & _SUMS
         seal = Seal(seal.generation + 1, facts, facts_sum, seal.lines - len(sums), lines_sum)
 
         def write() -> None:
@@ -404,15 +425,14 @@ class Reader:
         )
 
     def copy_to(self, path: Path) -> None:
-        """Write a backup: all facts, no lines. It appears under this path whole or not at all.
+        """Write a backup to this path: all facts, no lines.
 
         Raises:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
         """
-        made = path.with_name(path.name + ".new")
-        made.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         rows, seal = self._read(self._snapshot)
-        connection = sqlite3.connect(made, isolation_level=None)
+        connection = sqlite3.connect(path, isolation_level=None)
         try:
             connection.executescript(_TABLES)
             connection.execute("BEGIN")
@@ -422,9 +442,7 @@ class Reader:
             _stamp(connection, BACKUP)
         finally:
             connection.close()
-        sync(made)
-        made.rename(path)
-        sync(path.parent)
+        sync(path)
 
     def _snapshot(self, connection: sqlite3.Connection) -> tuple[list[tuple[int, bytes, bytes, int]], Seal]:
         seal = None

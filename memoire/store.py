@@ -150,12 +150,13 @@ class Store:
     def _open(self, name: str | None, default_name: str) -> None:
         if not self._path.exists():
             self._check_empty()
-            StateFile.create(self._path, name or default_name)
-            self._at("after create")
+            StateFile.create(self._path, name or default_name, self._at)
         try:
-            self._file = StateFile(self._path, at=self._at)
+            witnessed = self._open_witness()
+            self._file = StateFile(self._path, witnessed, at=self._at)
             try:
-                self._begin(name, default_name)
+                self.name = self._check_name(name, default_name)
+                self._begin(witnessed)
             except BaseException:
                 self._file.close()
                 raise
@@ -176,19 +177,10 @@ class Store:
                 str(self._path), f"it is missing, while {', '.join(left)} are there", f"{statefile.RESTORE}."
             )
 
-    def _begin(self, name: str | None, default_name: str) -> None:
+    def _begin(self, witnessed: int | None) -> None:
         file = self._file
-        self.name = self._check_name(name, default_name)
-        self._witness = os.open(self.folder / "committed", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        witnessed = self._read_witness()
-        if witnessed > file.seal.generation and not file.was_backup:
-            missing = witnessed - file.seal.generation
-            raise file.corrupt(
-                f"its last {missing} transactions are missing (its write-ahead log state.db-wal was removed, cut or "
-                f"damaged)"
-            )
         was_clean = bool(file.number(META, b"clean")) and not file.was_backup
-        file.go_live(witnessed + 1)
+        file.go_live((witnessed or 0) + 1)
         self.restored = file.number(META, b"restored")
         """How often a backup was put back into this folder."""
         self._starts = file.starts()
@@ -201,6 +193,7 @@ class Store:
         file.save(
             [*starts, (META, b"epoch", self.epoch.to_bytes(8, "big")), (META, b"clean", b"\x00"), self._named()], []
         )
+        os.ftruncate(self._witness, _WITNESS.size)
         self._write_witness()
         self._starts.add(self.epoch)
         self._reader = Reader(self._path)
@@ -231,41 +224,31 @@ class Store:
             )
         return known or name or default_name
 
-    def _read_witness(self) -> int:
-        """Transactions that the database must have; 0 where nobody can say."""
-        content = os.pread(self._witness, _WITNESS.size, 0)
-        if len(content) < _WITNESS.size:
-            return 0
-        magic, generation, check = _WITNESS.unpack(content)
-        if magic != b"memowits" or check != _core.checksum(content[:16]):
-            _log.warning("%s is damaged and is made anew", self.folder / "committed")
-            return 0
-        return int(generation)
+    def _open_witness(self) -> int | None:
+        """How many transactions the database must have: 0 where the witness is missing, None where it is damaged."""
+        path = self.folder / "committed"
+        if not path.exists():
+            made = path.with_suffix(".new")
+            made.write_bytes(_testimony(0))
+            statefile.sync(made)
+            made.replace(path)
+        self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        content = os.pread(self._witness, 100, 0)
+        generation = _WITNESS.unpack(content)[1] if len(content) == _WITNESS.size else 0
+        return int(generation) if content == _testimony(generation) else None
 
     def _write_witness(self) -> None:
         # Never synced: after a power failure it may be behind the database, which is right, but never ahead of it.
-        facts = struct.pack("<8sQ", b"memowits", self._file.seal.generation)
-        os.pwrite(self._witness, facts + struct.pack("<Q", _core.checksum(facts)), 0)
+        os.pwrite(self._witness, _testimony(self._file.seal.generation), 0)
 
     def _check_models(self) -> dict[tuple[int, str], StoredModel]:
         """What is stored of each run and topic; files that nobody names go."""
         stored: dict[tuple[int, str], StoredModel] = {}
-        lost: list[tuple[int, bytes, bytes | None]] = []
         for key, body in self._file.rows(MODEL):
             run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
-            model = msgspec.msgpack.decode(body, type=StoredModel)
-            if model.body is None and not self._model_path(run, topic, model.version).exists():
-                _log.warning(
-                    "%s is missing: topic %r begins anew with the next publish",
-                    self._model_path(run, topic, model.version),
-                    topic,
-                )
-                lost.append((MODEL, key, None))
-                continue
-            stored[run, topic] = model
-        if lost:
-            self._file.save(lost, [])
-            self._write_witness()
+            model = stored[run, topic] = msgspec.msgpack.decode(body, type=StoredModel)
+            if model.body is None and not (path := self._model_path(run, topic, model.version)).exists():
+                _log.warning("%s is missing: topic %r has no model until the next one is published", path, topic)
         named = {self._model_path(run, topic, model.version) for (run, topic), model in stored.items()}
         for path in self._models.iterdir():
             if path.suffix in (".model", ".new") and path not in named:
@@ -314,7 +297,8 @@ class Store:
         """
         number = self._file.runs.get(run)
         stored = sorted(self._stored.copy().items())
-        return [self._read_model(owner, topic, model) for (owner, topic), model in stored if owner == number]
+        found = [self._read_model(owner, topic, model) for (owner, topic), model in stored if owner == number]
+        return [model for model in found if model is not None]
 
     def versions(self) -> dict[str, int]:
         """The highest version of each topic over all runs: versions never go back."""
@@ -323,15 +307,17 @@ class Store:
             versions[topic] = max(model.version, versions.get(topic, 0))
         return versions
 
-    def _read_model(self, run: int, topic: str, stored: StoredModel) -> Model:
+    def _read_model(self, run: int, topic: str, stored: StoredModel) -> Model | None:
         path = self._model_path(run, topic, stored.version)
+        if stored.body is None and not path.exists():
+            return None  # somebody took it away; its version stays
         body = stored.body if stored.body is not None else path.read_bytes()
         if not snapshot.is_digest(body, stored.sha256):
             raise StateCorrupt(
                 str(path),
                 f"model {topic!r} version {stored.version} has another SHA-256 than what was published",
-                "Bring it back from a backup of yours, or remove the file: the topic then begins anew with the next "
-                "publish.",
+                "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
+                "one is published.",
             )
         return Model(topic, stored.version, body, stored.text, stored.sha256)
 
@@ -563,6 +549,7 @@ class Store:
                 raise
             return
         if is_over:
+            self._at("before forgetting")
             self._lines.forget(oldest)
 
     # ------------------------------------------------------------------------------------------------ backups
@@ -592,14 +579,15 @@ class Store:
         with self._backing_up:
             generation = self._file.seal.generation
             first, second = (self.folder / f"state.db.backup-{number}" for number in (1, 2))
-            fresh = self.folder / "state.db.backup-0"
+            fresh = self.folder / "state.db.new-backup"
             self._reader.copy_to(fresh)
-            self._at("after backup copy")
+            self._at("before backups")
             if first.exists():
                 first.replace(second)
             self._at("between backups")
             fresh.replace(first)
             statefile.sync(self.folder)
+            self._at("after backups")
             self._backed_up, self._backup_trouble = generation, ""
             return first
 
@@ -615,7 +603,7 @@ class Store:
         self._check_open()
         path = self.folder / "caches.snapshot"
         try:
-            return snapshot.write(path, fingerprint, (SavedCache(*cache) for cache in caches))
+            return snapshot.write(path, fingerprint, (SavedCache(*cache) for cache in caches), self._at)
         except OSError as error:
             _log.warning("%s: the held caches were not saved: %s", path, error)
             path.with_name(path.name + ".new").unlink(missing_ok=True)
@@ -683,7 +671,9 @@ class Store:
                 self._write_witness()
             if self._backed_up != self._file.seal.generation:
                 self._try_back_up()
+            self._at("before checkpoint")
             self._file.checkpoint()
+            self._at("after checkpoint")
         except (sqlite3.Error, OSError) as error:
             _log.warning("%s: everything is saved, but the folder was not put in order: %s", self.folder, error)
 
@@ -715,6 +705,11 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _testimony(generation: int) -> bytes:
+    facts = struct.pack("<8sQ", b"memowits", generation)
+    return facts + struct.pack("<Q", _core.checksum(facts))
 
 
 def _pattern(text: str) -> str:

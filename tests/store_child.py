@@ -1,0 +1,107 @@
+"""Processes that are killed while they save: run as a script, it forks one for each fault and lets it die.
+
+    python store_child.py points FOLDER POINT [POINT ...]     one state folder for each point and each of its first hits
+    python store_child.py times FOLDER SEED ROUNDS            one state folder, killed again and again at any time
+
+Beside each state folder the file `acks` says what was acknowledged: one byte for each step.
+"""
+
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+from memoire.journal import RunFacts
+from memoire.limits import Limits
+from memoire.models import make
+from statekit import CLIENTS, RUN, Keeper, account
+
+HITS = (1, 4)
+STEPS = 5
+LIMITS = Limits(log_bytes=600)
+
+
+def step_of(keeper):
+    """The newest step that is stored."""
+    return int(keeper.store.settings().get("step", "0"))
+
+
+def run(folder, acks, at, steps):
+    """Save step after step, each with one of everything, and note what was acknowledged."""
+    keeper = Keeper(folder / "state", limits=LIMITS, at=at)
+    first = step_of(keeper) + 1
+    for step in range(first, first + steps):
+        keeper.save(
+            accounts=[account(CLIENTS[step % 8], step, step * step), account(CLIENTS[0], step)],
+            lines=[(CLIENTS[0], 2 * step - 1, f"{step} a"), (CLIENTS[0], 2 * step, f"{step} " + "b" * 300)],
+            models=[make("big", bytes([step % 256]) * 20_000, step), make("small", f"{step}", step)],
+            runs=[RunFacts(RUN, began=1.0), RunFacts(f"run {step}", began=float(step))],
+            settings={"step": str(step)},
+        )
+        os.write(acks, b".")
+        if step % 2 == 0:
+            keeper.store.back_up()
+            keeper.store.save_caches(1, [(CLIENTS[0], step, 0, b"x" * step)])
+    keeper.close()
+
+
+class Dies:
+    """Ends the process at the given hit of a point."""
+
+    def __init__(self, point, hit):
+        self.point, self.left = point, hit
+
+    def __call__(self, point):
+        if point == self.point:
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked(work):
+    """Run `work` in a child; returns how it ended."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+    except BaseException as error:  # the parent looks at the status
+        print(repr(error), file=sys.stderr)
+        os._exit(3)
+    os._exit(0)
+
+
+def acks_of(folder):
+    return os.open(folder / "acks", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def main(kind, folder, *arguments):
+    folder = Path(folder)
+    if kind == "points":
+        for point in arguments:
+            for hit in HITS:
+                here = folder / f"{point.replace(' ', '_')}-{hit}"
+                here.mkdir()
+                acks = acks_of(here)
+                dies = Dies(point, hit)
+                child = forked(lambda here=here, acks=acks, dies=dies: run(here, acks, dies, STEPS))
+                (here / "status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+                os.close(acks)
+        return
+    rng = random.Random(int(arguments[0]))
+    acks = acks_of(folder)
+    for _ in range(int(arguments[1])):
+        child = forked(lambda: run(folder, acks, lambda point: None, 10_000))
+        signal.setitimer(signal.ITIMER_REAL, 0.02 + rng.random() * 0.15)
+        try:
+            signal.sigwait({signal.SIGALRM})
+        finally:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == -signal.SIGKILL, status
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    main(*sys.argv[1:])

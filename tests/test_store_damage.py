@@ -1,0 +1,347 @@
+"""Damaged, restored and meddled-with state folders: exact or refused, never reset without being asked."""
+
+import logging
+import os
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+import mutations
+from memoire.errors import StateCorrupt, StateForeign
+from memoire.models import make
+from memoire.store import Store
+from statekit import CLIENTS, RUN, Keeper, account, contents
+from test_store import filled
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
+    base = tmp_path_factory.mktemp("states")
+    keeper = filled(base / "open")
+    for n in range(10, 40):
+        keeper.save(
+            accounts=[account(client, n, n) for client in CLIENTS],
+            lines=[(client, n, f"line {n}") for client in CLIENTS],
+        )
+        if n == 35:
+            shutil.copytree(base / "open", base / "older")
+    keeper.store.back_up()
+    keeper.save(models=[make("policy", b"\x02" * 50_000, 8)], settings={"last": "one"})
+    shutil.copytree(base / "open", base / "killed")
+    truth = contents(keeper.store)
+    keeper.close()
+    assert (base / "killed" / "state.db-wal").stat().st_size > 100_000
+    return base / "killed", base / "older", base / "open", truth
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_damaged_folder_is_exact_or_refused(folders, tmp_path, seed):
+    killed, older, closed, truth = folders
+    verdicts = mutations.run(killed, older, truth, tmp_path, 110, seed)
+    verdicts += mutations.run(closed, older, truth, tmp_path, 55, seed)
+    assert sum(verdicts.values()) == 165
+    assert verdicts["refused"] > 40 and verdicts["exact"] > 20, verdicts
+
+
+def test_undamaged_copies_of_both_are_exact(folders, tmp_path):
+    killed, _, closed, truth = folders
+    for number, source in enumerate((killed, closed)):
+        shutil.copytree(source, tmp_path / str(number))
+        assert mutations.judge(tmp_path / str(number), truth) == "exact"
+
+
+def rows_of(folder, *commands):
+    connection = sqlite3.connect(folder / "state.db")
+    with connection:
+        for command in commands:
+            connection.execute(command)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("DELETE FROM facts WHERE kind = 4 AND key = (SELECT max(key) FROM facts WHERE kind = 4)", "rows are missing"),
+        ("DELETE FROM facts WHERE kind = 0", "rows are missing"),
+        ("DELETE FROM lines WHERE id = (SELECT max(id) FROM lines)", "rows are missing"),
+        ("UPDATE facts SET body = x'00' WHERE kind = 4", "wrong checksum"),
+        ("UPDATE facts SET key = x'000000ff' || substr(key, 5) WHERE kind = 4", "SQLite says"),
+        ("DROP TABLE lines", "SQLite says no such table"),
+    ],
+)
+def test_somebody_elses_change_of_a_row_is_found(folders, tmp_path, command, words):
+    shutil.copytree(folders[2], tmp_path / "state")
+    rows_of(tmp_path / "state", command)
+    with pytest.raises(StateCorrupt, match=f"{words}.*left as it is.*state.db.backup-1.*empty folder"):
+        Store(tmp_path / "state", "home")
+
+
+def test_a_changed_line_is_found_when_it_is_read(folders, tmp_path):
+    shutil.copytree(folders[2], tmp_path / "state")
+    rows_of(tmp_path / "state", "UPDATE lines SET text = 'other' WHERE id & 1023 = 3")
+    with Store(tmp_path / "state") as store:
+        assert len(store.search(RUN, before=3)) == 2
+        with pytest.raises(StateCorrupt, match="log line 3 has a wrong checksum"):
+            store.search(RUN, most=5)
+
+
+def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
+    shutil.copytree(folders[0], tmp_path / "state")
+    (tmp_path / "state" / "state.db-wal").unlink()
+    with pytest.raises(StateCorrupt, match=r"its last \d+ transactions are missing"):
+        Store(tmp_path / "state", "home")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("PRAGMA application_id = 7", "database of another program"),
+        ("PRAGMA user_version = 9", "was written in form 9, this version of memoire reads and writes form 1"),
+    ],
+)
+def test_a_strangers_database_is_left_alone(folders, tmp_path, change, words):
+    shutil.copytree(folders[2], tmp_path / "state")
+    rows_of(tmp_path / "state", change)
+    before = (tmp_path / "state" / "state.db").read_bytes()
+    with pytest.raises(StateForeign, match=words):
+        Store(tmp_path / "state", "home")
+    assert (tmp_path / "state" / "state.db").read_bytes() == before
+
+
+# ------------------------------------------------------------------------------------------------------ backups
+
+
+def put_back(folder, which=1):
+    """What the error's text says."""
+    (folder / "state.db").rename(folder / "state.db.damaged")
+    for name in ("state.db-wal", "state.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copy(folder / f"state.db.backup-{which}", folder / "state.db")
+
+
+def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        keeper.save(accounts=[account(CLIENTS[0], 5), account(CLIENTS[1], 7)], lines=[(CLIENTS[0], 1, "one")])
+        keeper.store.back_up()
+        keeper.save(accounts=[account(CLIENTS[0], 9)], lines=[(CLIENTS[0], 2, "two")])
+        epoch = keeper.store.epoch
+        shutil.copytree(tmp_path, tmp_path / "copy")
+    state = tmp_path / "copy"
+    put_back(state)
+    with Keeper(state) as keeper:
+        assert keeper.store.restored == 1 and keeper.store.epoch > epoch
+        assert [one.report.episodes for one in keeper.store.accounts(RUN)] == [5, 7]
+        assert keeper.store.lines_through(RUN) == {CLIENTS[0]: 1}
+        keeper.save(accounts=[account(CLIENTS[0], 10)], lines=[(CLIENTS[0], 3, "three")])
+        assert [one.report.episodes for one in keeper.store.accounts(RUN)] == [10, 7]
+        assert [entry.line.text for entry in keeper.store.search(RUN)] == ["three"]
+        found = contents(keeper.store)
+    with Store(state) as store:
+        assert contents(store) == found and store.restored == 1
+    text = b"".join(path.read_bytes() for path in sorted((state / "log").iterdir()))
+    assert [line.rpartition(b",")[2] for line in text.splitlines()] == [b"one", b"two", b"three"]
+
+
+def test_an_epoch_that_a_restored_state_never_had_is_a_strangers(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        keeper.store.back_up()
+    with Store(tmp_path) as store:
+        later = store.epoch
+    shutil.copy(tmp_path / "state.db.backup-2", tmp_path / "state.db")
+    with Store(tmp_path) as store:
+        assert store.epoch > later and not store.has_begun(later)
+
+
+def test_a_log_of_sqlite_beside_a_backup_is_set_aside(folders, tmp_path):
+    """It belongs to the file that was there before: SQLite would write its pages into the backup."""
+    shutil.copytree(folders[0], tmp_path / "state")
+    shutil.copy(tmp_path / "state" / "state.db.backup-1", tmp_path / "state" / "state.db")
+    with Store(tmp_path / "state", "home") as store:
+        assert store.restored == 1
+        assert [one.report.episodes for one in store.accounts(RUN)] == [39] * 8
+    assert (tmp_path / "state" / "state.db-wal.set-aside").exists()
+
+
+def test_a_killed_start_from_a_backup_is_another_start_from_it(folders, tmp_path):
+    source = tmp_path / "state"
+    shutil.copytree(folders[0], source)
+    put_back(source)
+
+    class Ends(BaseException):
+        pass
+
+    for point in ("before begin", "before commit", "after commit", "before epoch"):
+        state = tmp_path / point
+        shutil.copytree(source, state)
+        child = os.fork()
+        if not child:
+
+            def at(here, point=point):
+                if here == point:
+                    os.kill(os.getpid(), 9)
+
+            Store(state, "home", at=at)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 9
+        with Store(state, "home") as store:
+            assert store.restored == 1 and [one.report.episodes for one in store.accounts(RUN)] == [39] * 8
+
+
+def test_two_backups_are_kept_and_another_is_made_when_it_is_closed(tmp_path):
+    with Keeper(tmp_path) as keeper:
+        for n in (1, 2, 3):
+            keeper.save(settings={"n": str(n)})
+            keeper.store.back_up()
+        keeper.save(settings={"n": "4"})
+    assert sorted(path.name for path in tmp_path.glob("state.db*")) == [
+        "state.db", "state.db.backup-1", "state.db.backup-2",
+    ]  # fmt: skip
+    for which, n in ((1, "4"), (2, "3")):
+        folder = tmp_path / f"restored {which}"
+        folder.mkdir()
+        shutil.copy(tmp_path / f"state.db.backup-{which}", folder / "state.db")
+        with Store(folder) as store:
+            assert store.settings() == {"n": n}
+
+
+def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
+    with Keeper(tmp_path) as keeper:
+        keeper.save(settings={"n": "1"})
+        good = keeper.store.back_up().read_bytes()
+        rows_of(tmp_path, "UPDATE facts SET body = x'00' WHERE kind = 2")
+        with pytest.raises(StateCorrupt):
+            keeper.store.back_up()
+        with caplog.at_level(logging.ERROR):
+            keeper.store._try_back_up()
+        assert "no backup was made, the former ones stay" in caplog.text
+        assert "wrong checksum" in keeper.store.trouble
+    assert (tmp_path / "state.db.backup-1").read_bytes() == good
+
+
+# ------------------------------------------------------------------------------------------------- text and models
+
+
+def texts(folder):
+    return {path.name: path.read_bytes() for path in (folder / "log").iterdir()}
+
+
+@pytest.mark.parametrize("how", ["rename", "truncate", "remove", "edit", "append"])
+def test_somebody_who_meddles_with_the_text_loses_nothing_of_the_log(tmp_path, how):
+    with Keeper(tmp_path) as keeper:
+        keeper.save(lines=[(CLIENTS[0], n, f"line {n}") for n in range(1, 6)])
+        (path,) = (tmp_path / "log").iterdir()
+        text = path.read_bytes()
+        if how == "rename":
+            path.rename(path.with_suffix(".log.1"))
+        elif how == "remove":
+            path.unlink()
+        else:
+            path.write_bytes({"truncate": b"", "edit": text[:-3] + b"X\n", "append": text + b"mine\n"}[how])
+        left = texts(tmp_path)
+        keeper.save(lines=[(CLIENTS[0], 6, "after")])
+        keeper.save(lines=[(CLIENTS[0], 7, "more")])
+        found = keeper.store.search(RUN)
+        assert [entry.line.number for entry in found] == list(range(1, 8))
+        now = texts(tmp_path)
+        assert {name: now[name] for name in left} == left, "what somebody else did stays as it is"
+        (fresh,) = set(now) - set(left)
+        assert [line.rpartition(b",")[2] for line in now[fresh].splitlines()] == [b"after", b"more"]
+    with Keeper(tmp_path) as keeper:
+        keeper.save(lines=[(CLIENTS[0], 8, "again")])
+    assert texts(tmp_path)[fresh].endswith(b"again\n")
+
+
+@pytest.mark.parametrize("left", [0, 1, 57, 200])
+def test_text_that_a_crash_cut_short_is_completed(folders, tmp_path, left):
+    state = tmp_path / "state"
+    shutil.copytree(folders[0], state)
+    (path,) = (state / "log").iterdir()
+    text = path.read_bytes()
+    path.write_bytes(text[:left] + bytes(100 if left == 57 else 0))
+    Store(state, "home").close()
+    assert path.read_bytes() == text
+
+
+def test_a_model_that_is_not_what_was_published_is_refused_and_a_missing_one_waits_for_the_next(tmp_path):
+    with filled(tmp_path) as keeper:
+        keeper.save(models=[make("policy", b"\x05" * 100_000, 8)])
+    (path,) = (tmp_path / "models").iterdir()
+    path.write_bytes(b"\x05" * 99_999 + b"\x06")
+    with (
+        Store(tmp_path) as store,
+        pytest.raises(StateCorrupt, match="'policy' version 8 has another SHA-256.*remove the"),
+    ):
+        store.models(RUN)
+    path.unlink()
+    with Keeper(tmp_path) as keeper:
+        assert [model.topic for model in keeper.store.models(RUN)] == ["note"]
+        assert keeper.store.versions() == {"policy": 8, "note": 3}
+        keeper.save(models=[make("policy", b"\x07" * 100_000, 9)])
+    with Store(tmp_path) as store:
+        assert [model.version for model in store.models(RUN)] == [3, 9]
+
+
+def test_files_of_models_that_nobody_names_go(tmp_path):
+    with filled(tmp_path):
+        (tmp_path / "models" / "1-00-3.model").write_bytes(b"x")
+        (tmp_path / "models" / "half.new").write_bytes(b"x")
+        (tmp_path / "models" / "notes of mine").write_bytes(b"x")
+    with Store(tmp_path):
+        assert len(list((tmp_path / "models").iterdir())) == 2
+
+
+# ---------------------------------------------------------------------------------------------------- snapshots
+
+CACHES = [(CLIENTS[n % 8], n, n // 2, random.Random(n).randbytes(100 * n)) for n in range(6)]
+
+
+def loaded(store, fingerprint=7):
+    return [(*cache[:3], bytes(cache.payload)) for cache in store.load_caches(fingerprint)]
+
+
+def test_held_caches_come_back_once(tmp_path):
+    with Store(tmp_path, "a") as store:
+        assert store.save_caches(7, CACHES) == 6
+    with Store(tmp_path, "a") as store:
+        assert loaded(store) == CACHES
+        assert loaded(store) == []
+
+
+def test_caches_of_another_schema_are_left_out(tmp_path, caplog):
+    with Store(tmp_path, "a") as store:
+        store.save_caches(7, CACHES)
+        assert loaded(store, 8) == []
+    assert "no snapshot of this schema" in caplog.text
+
+
+@mutations.quiet()
+def test_caches_before_the_damage_count(tmp_path):
+    with Store(tmp_path, "a") as store:
+        path = tmp_path / "caches.snapshot"
+        store.save_caches(7, CACHES)
+        whole = path.read_bytes()
+        rng = random.Random(5)
+        counts = []
+        for number in range(300):
+            how = rng.choice([mutations.flip, mutations.cut, mutations.append])
+            path.write_bytes(how(whole, rng))
+            found = loaded(store)
+            assert found == CACHES[: len(found)], number
+            counts.append(len(found))
+        assert set(counts) == set(range(7))
+
+
+def test_a_snapshot_that_cannot_be_written_costs_the_caches_and_nothing_else(tmp_path, caplog):
+    def broken():
+        yield CACHES[0]
+        raise OSError(28, "No space left on device")
+
+    with Store(tmp_path, "a") as store:
+        store.save_caches(7, CACHES)
+        assert store.save_caches(7, broken()) == 0
+        assert "held caches were not saved" in caplog.text
+        assert loaded(store) == CACHES
+    assert not list(tmp_path.glob("*.new"))

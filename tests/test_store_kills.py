@@ -1,0 +1,106 @@
+"""SIGKILL at every point between two steps of the store, and at any time: nothing acknowledged is lost, nothing is half."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memoire.limits import Limits
+from memoire.linelog import text_of
+from memoire.store import Store
+from statekit import CLIENTS, RUN, text_of_log
+from store_child import HITS, STEPS
+
+TESTS = Path(__file__).resolve().parent
+POINTS = [
+    "before create",
+    "after create",
+    "before epoch",
+    "before begin",
+    "before commit",
+    "after commit",
+    "before text",
+    "after text",
+    "before model",
+    "after model",
+    "before backups",
+    "between backups",
+    "after backups",
+    "before forgetting",
+    "before caches",
+    "after caches",
+    "before checkpoint",
+    "after checkpoint",
+]
+
+
+def child(*arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "store_child.py"), *map(str, arguments)],
+        env=environment, timeout=55, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def check(folder):
+    """What is in the folder is a whole number of steps, all those acknowledged among them; returns how many."""
+    acknowledged = (folder / "acks").stat().st_size
+    with Store(folder / "state", "home", limits=Limits(log_bytes=600)) as store:
+        step = int(store.settings().get("step", "0"))
+        assert acknowledged <= step <= acknowledged + 1
+        assert store.line_count(RUN) == 2 * step
+        names = [facts.name for facts in store.runs()]
+        assert names in ([], [RUN], [RUN, *(f"run {n}" for n in range(1, step + 1))])
+        if step:
+            accounts = {one.client: one.report for one in store.accounts(RUN)}
+            for client in CLIENTS[1:]:
+                newest = max([n for n in range(1, step + 1) if CLIENTS[n % 8] == client], default=None)
+                assert newest is None or (accounts[client].episodes, accounts[client].steps) == (newest, newest**2)
+            assert accounts[CLIENTS[0]].episodes == step
+            assert store.lines_through(RUN) == {CLIENTS[0]: 2 * step}
+            big, small = store.models(RUN)
+            assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
+        found = store.search(RUN, most=10_000)
+        assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
+        assert text_of_log(folder / "state").endswith(b"".join(map(text_of, found)))
+    return step
+
+
+@pytest.mark.parametrize("points", [POINTS[::3], POINTS[1::3], POINTS[2::3]], ids=["some", "others", "the rest"])
+def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(tmp_path, points):
+    child("points", tmp_path, *points)
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == len(points) * len(HITS)
+    killed = {folder.name.rpartition("-")[0] for folder in folders if (folder / "status").read_text() == "-9"}
+    assert killed == {point.replace(" ", "_") for point in points}, "a point was never reached"
+    for folder in folders:
+        assert (folder / "status").read_text() in ("-9", "0"), folder.name
+        step = check(folder)
+        assert step == STEPS or (folder / "status").read_text() == "-9"
+
+
+def test_every_point_of_the_store_is_tried():
+    sources = "".join(path.read_text() for path in (TESTS.parent / "memoire").glob("*.py"))
+    assert set(re.findall(r'\b_?at\("([^"]+)"\)', sources)) == set(POINTS)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_time_lose_nothing_that_was_acknowledged(tmp_path, seed):
+    words = child("times", tmp_path, seed, 20)
+    assert check_all(tmp_path) > 10, words
+
+
+def check_all(folder):
+    """As `check`, where each kill may have left one step that is stored and was not acknowledged."""
+    acknowledged = (folder / "acks").stat().st_size
+    with Store(folder / "state", "home", limits=Limits(log_bytes=600)) as store:
+        step = int(store.settings().get("step", "0"))
+    assert acknowledged <= step <= acknowledged + 20
+    with (folder / "acks").open("ab") as file:
+        file.write(b"." * (step - acknowledged))
+    return check(folder)
