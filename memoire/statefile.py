@@ -26,7 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from . import _core
-from .errors import StateCorrupt, StateForeign
+from .errors import StateCorrupt, StateError, StateForeign
 from .journal import Group, RunFacts
 from .ledger import Account
 from .logbook import Entry, escape
@@ -147,14 +147,11 @@ class StateFile:
         try:
             self._load()
             self._check_witness(witnessed)
-        except sqlite3.DatabaseError as error:
+        except BaseException as error:
             self._connection.close()
-            raise self.corrupt(f"SQLite says {error}") from error
-        except (StateCorrupt, ValueError, struct.error) as error:
-            self._connection.close()
-            if isinstance(error, StateCorrupt):
-                raise
-            raise self.corrupt(f"a row is not what it must be: {error}") from error
+            if is_damage(error):
+                raise self.corrupt(f"SQLite says {error}") from error
+            raise
 
     def _check_witness(self, witnessed: int | None) -> None:
         if self.was_backup:
@@ -200,7 +197,11 @@ class StateFile:
             raise self.corrupt("; ".join(damage))
         count = total = 0
         seal: Seal | None = None
+        before = (-1, b"")
         for kind, key, body, check in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
+            if before >= (kind, key):
+                raise self.corrupt("rows are out of order")  # whoever looks for them would not find them
+            before = (kind, key)
             if add_up(kind, key, body) != check:
                 raise self.corrupt(f"a row of kind {kind} has a wrong checksum")
             if kind == SEAL:
@@ -273,7 +274,13 @@ class StateFile:
         """The lines of a segment in their order."""
         first, last = (segment.run << INDEX_BITS | index for index in (segment.first, segment.last))
         query = f"SELECT {_LINE} FROM lines WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
-        return (_entry(row, self.path) for row in self._connection.execute(query, (first, last)))
+        try:
+            for row in self._connection.execute(query, (first, last)):
+                yield _entry(row, self.path)
+        except (sqlite3.DatabaseError, TypeError) as error:
+            if is_damage(error):
+                raise self.corrupt(f"SQLite says {error}") from error
+            raise
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -411,7 +418,12 @@ class Reader:
         with self._lock:
             if self._connection is None:
                 raise ValueError("the state file is closed")
-            return read(self._connection)
+            try:
+                return read(self._connection)
+            except Exception as error:
+                if is_damage(error):
+                    raise StateCorrupt(str(self._path), f"SQLite says {error}", f"{RESTORE}.") from error
+                raise
 
     def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Keys and bodies of a kind, in the order of their keys."""
@@ -618,6 +630,14 @@ def is_full(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 255 == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether something was read that nobody can have written: a value of another type, a page that is none."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 255
+        return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+    return isinstance(error, TypeError | ValueError | struct.error) and not isinstance(error, StateError)
 
 
 def is_busy(error: Exception) -> bool:

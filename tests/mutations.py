@@ -8,9 +8,11 @@ from collections import Counter
 from contextlib import contextmanager
 
 from memoire.errors import StateError
+from memoire.models import make
 from memoire.store import Store
-from statekit import contents
+from statekit import CLIENTS, account, contents, filled
 
+VERDICTS = ("exact", "refused", "a model less")
 TRUTH = ("state.db", "state.db-wal", "state.db-shm", "state.db-journal")
 
 
@@ -78,6 +80,24 @@ def digest(folder):
         for name in ("state.db", "state.db-wal")
         if (folder / name).exists() and (folder / name).stat().st_size  # SQLite makes an empty log where none is
     }
+
+
+def make_folders(base):
+    """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
+    keeper = filled(base / "open")
+    for n in range(10, 40):
+        keeper.save(
+            accounts=[account(client, n, n) for client in CLIENTS],
+            lines=[(client, n, f"line {n}") for client in CLIENTS],
+        )
+        if n == 35:
+            shutil.copytree(base / "open", base / "older")
+    keeper.store.back_up()
+    keeper.save(models=[make("policy", b"\x02" * 50_000, 8)], settings={"last": "one"})
+    shutil.copytree(base / "open", base / "killed")
+    truth = contents(keeper.store)
+    keeper.close()
+    return base / "killed", base / "older", base / "open", truth
 
 
 def judge(folder, truth):

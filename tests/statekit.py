@@ -2,10 +2,13 @@
 
 import threading
 
+import numpy as np
+
+from memoire import wire
 from memoire.journal import Journal, RunFacts
 from memoire.ledger import Account
-from memoire.limits import Limits
-from memoire.logbook import Entry, Logbook
+from memoire.logbook import Entry
+from memoire.models import make
 from memoire.store import Store
 from memoire.wire import Line, Update
 from netkit import until
@@ -27,7 +30,6 @@ class Keeper:
         self.journal, self.lock = Journal(), threading.Lock()
         self.acknowledged, self.failures = [], []
         self.run = run
-        self.book = Logbook()
         self.through = self.store.lines_through(run)
         self.count = self.store.line_count(run)
         self.hold = threading.Event()
@@ -91,6 +93,26 @@ class Keeper:
         self.close()
 
 
+def rows(*homes, episodes=1):
+    packed = np.zeros(len(homes), wire.ACCOUNT)
+    packed["home"], packed["episodes"] = homes, episodes
+    packed["client"] = np.frombuffer(CLIENTS[0], "<u8")
+    return packed.tobytes()
+
+
+def filled(folder, **options):
+    """A keeper with something of everything."""
+    keeper = Keeper(folder, **options)
+    keeper.save(
+        accounts=[account(client, n, 10 * n, rejected={"schema": n}, label=n) for n, client in enumerate(CLIENTS)],
+        lines=[(client, n, f"line {n} of {client[0]}") for n in range(1, 4) for client in CLIENTS],
+        models=[make("policy", b"\x01" * 100_000, 7), make("note", "hello", 3)],
+        inherited=[rows(5, 6)],
+        settings={"parameters": "{}"},
+    )
+    return keeper
+
+
 def contents(store, run=RUN):
     """Everything that a store has of a run."""
     return {
@@ -108,6 +130,3 @@ def contents(store, run=RUN):
 def text_of_log(folder):
     """The log's text, all segments."""
     return b"".join(path.read_bytes() for path in sorted((folder / "log").iterdir(), key=lambda path: path.name[-12:]))
-
-
-SMALL_LOG = Limits(log_bytes=16_000)

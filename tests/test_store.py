@@ -10,28 +10,7 @@ from memoire.limits import Limits
 from memoire.models import make
 from memoire.store import Store
 from netkit import until
-from statekit import CLIENTS, RUN, Keeper, account, contents, text_of_log
-
-
-def rows(*homes, episodes=1):
-    packed = np.zeros(len(homes), wire.ACCOUNT)
-    packed["home"], packed["episodes"] = homes, episodes
-    packed["client"] = np.frombuffer(CLIENTS[0], "<u8")
-    return packed.tobytes()
-
-
-def filled(folder, **options):
-    """A keeper with something of everything."""
-    keeper = Keeper(folder, **options)
-    keeper.save(
-        accounts=[account(client, n, 10 * n, rejected={"schema": n}, label=n) for n, client in enumerate(CLIENTS)],
-        lines=[(client, n, f"line {n} of {client[0]}") for n in range(1, 4) for client in CLIENTS],
-        models=[make("policy", b"\x01" * 100_000, 7), make("note", "hello", 3)],
-        inherited=[rows(5, 6)],
-        settings={"parameters": "{}"},
-    )
-    return keeper
-
+from statekit import CLIENTS, RUN, Keeper, account, contents, filled, rows, text_of_log
 
 # ---------------------------------------------------------------------------------------------- what comes back
 

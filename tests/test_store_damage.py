@@ -12,29 +12,14 @@ import mutations
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models import make
 from memoire.store import Store
-from statekit import CLIENTS, RUN, Keeper, account, contents
-from test_store import filled
+from statekit import CLIENTS, RUN, Keeper, account, contents, filled
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
-    base = tmp_path_factory.mktemp("states")
-    keeper = filled(base / "open")
-    for n in range(10, 40):
-        keeper.save(
-            accounts=[account(client, n, n) for client in CLIENTS],
-            lines=[(client, n, f"line {n}") for client in CLIENTS],
-        )
-        if n == 35:
-            shutil.copytree(base / "open", base / "older")
-    keeper.store.back_up()
-    keeper.save(models=[make("policy", b"\x02" * 50_000, 8)], settings={"last": "one"})
-    shutil.copytree(base / "open", base / "killed")
-    truth = contents(keeper.store)
-    keeper.close()
-    assert (base / "killed" / "state.db-wal").stat().st_size > 100_000
-    return base / "killed", base / "older", base / "open", truth
+    made = mutations.make_folders(tmp_path_factory.mktemp("states"))
+    assert (made[0] / "state.db-wal").stat().st_size > 100_000
+    return made
 
 
 @pytest.mark.parametrize("seed", [1, 2])
