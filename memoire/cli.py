@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     _add_proxies(commands)
     _add_up(commands)
     _add_demo(commands)
+    _add_run(commands)
     _add_doctor(commands)
     return top
 
@@ -64,6 +65,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
     _add_http(server)
+    _add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     server.set_defaults(command=_server)
 
@@ -94,6 +96,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
     )
     up.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
+    _add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
     up.set_defaults(command=_up)
 
 
@@ -122,6 +125,20 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     demo.set_defaults(command=_demo)
 
 
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    run = commands.add_parser(
+        "run",
+        help="begin another run on a living cluster",
+        description="Count another run from now on, at every server behind the address: from zero, or where it ended. "
+        "The former run stays readable; clients say the rest about it and go on in the new one.",
+    )
+    run.add_argument("name", metavar="NAME", help="of the run")
+    run.add_argument("endpoint", metavar="ENDPOINT", help="of a server or proxy, such as tcp://proxy:5560")
+    run.add_argument("--finish", action="store_true", help="declare this run over, too: actors end by themselves")
+    run.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for servers (default: %(default)s)")
+    run.set_defaults(command=_run)
+
+
 def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
@@ -147,6 +164,10 @@ def _add_schema(to: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a parameter of sampling, such as multi_step=3 or samples_per_insert=8; may be repeated",
     )
+
+
+def _add_state(to: argparse.ArgumentParser, what: str) -> None:
+    to.add_argument("--state-dir", metavar="FOLDER", help=f"{what} (default: everything is in memory)")
 
 
 def _add_http(to: argparse.ArgumentParser) -> None:
@@ -179,6 +200,7 @@ def _server(given: argparse.Namespace) -> int:
         name=given.name,
         cache_limit=given.cache_limit,
         byte_limit=given.byte_limit,
+        state_dir=given.state_dir,
         http=_http(given),
     )
 
@@ -201,6 +223,7 @@ def _up(given: argparse.Namespace) -> int:
         host=given.host,
         port=given.port,
         run=given.run,
+        state_dir=given.state_dir,
     )
 
 
@@ -220,6 +243,18 @@ def _demo(given: argparse.Namespace) -> int:
         goal=given.goal,
     )
     return Demo(options, began).run()
+
+
+def _run(given: argparse.Namespace) -> int:
+    from memoire.reader import Reader
+
+    with Reader([given.endpoint], timeout=given.timeout) as reader:
+        reader.begin_run(given.name, given.timeout)
+        if given.finish:
+            reader.finish(given.timeout)
+        servers = ", ".join(reader.servers)
+    print(f"memoire: run {given.name!r} is {'over' if given.finish else 'counted from now on'} at {servers}")
+    return 0
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -498,6 +498,15 @@ class Reader(Node):
         """
         self._control(wire.Control(finish=True), timeout, needs_all=False)
 
+    def begin_run(self, name: str, timeout: float | None = None) -> None:
+        """Count this run from now on at every server: from zero, or where it ended; see `Server.begin_run`.
+
+        Raises:
+            MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
+            Refused: that is no name.
+        """
+        self._control(wire.Control(run=name), timeout, needs_all=True)
+
     def _control(self, body: wire.Control, timeout: float | None, *, needs_all: bool) -> None:
         self._check_open()
         seconds = self._limits.request_timeout if timeout is None else timeout

@@ -61,6 +61,10 @@ class Keeper(Past, Protocol):
     def name(self) -> str:
         """Of the server whose folder it is."""
 
+    @property
+    def trouble(self) -> str:
+        """What keeps it from saving just now, such as a full disk; "" when nothing does."""
+
     def start(
         self,
         collect: Callable[[], Group | None],

@@ -722,7 +722,12 @@ class Server(Node):
 
     def readiness(self) -> list[str]:
         """Why this server should get no new clients just now, a sentence each; empty when it should."""
-        return ["closing: this server is about to end"] if self._closing.is_set() else []
+        if self._closing.is_set():
+            return ["closing: this server is about to end"]
+        if self._lost is not None:
+            return [f"state: {self._lost}"]
+        trouble = "" if self._store is None else self._store.trouble
+        return [f"state: {trouble}"] if trouble else []
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
@@ -756,6 +761,13 @@ class Server(Node):
         )
 
     # ------------------------------------------------------------------------------------------------- its end
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why this server can save nothing any more and acknowledges nothing: it has to be started again. None where
+        all is well.
+        """
+        return self._lost
 
     @property
     def closed(self) -> bool:

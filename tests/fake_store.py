@@ -73,6 +73,10 @@ class MemoryStore:
     def settings(self):
         return dict(self.disk.texts)
 
+    @property
+    def trouble(self):
+        return "" if self.disk.may_save.is_set() else "the disk is full"
+
     def start(self, collect, done, failed):
         self._collect, self._done, self._failed = collect, done, failed
         self._thread = threading.Thread(target=self._run, daemon=True)

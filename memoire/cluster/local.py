@@ -1,5 +1,6 @@
 """Servers and proxies on this machine: what `memoire up` runs, and what `memoire demo` plays on."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ def start(
     port: int = 0,
     run: str = "default",
     cache_limit: int = 0,
+    state_dir: str | None = None,
 ) -> Local | None:
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
@@ -43,12 +45,15 @@ def start(
         port: Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
             (requests, caches, notices). 0 takes any free ones.
         cache_limit: Caches that each server holds, 0 for no limit but bytes.
+        state_dir: Folder with a folder for the state of each server; None keeps everything in memory.
 
     Raises:
         ParameterError: counts that make no cluster.
         ChildDied: a process could not start; why is in the message.
     """
     check_counts(servers, proxies)
+    if state_dir is not None:
+        os.makedirs(state_dir, exist_ok=True)
     fronts = [f"tcp://{host}:{port + 3 * number if port else 0}" for number in range(max(proxies, 1))]
     local = [f"tcp://127.0.0.1:{0}"] * servers if proxies else fronts
     made = [
@@ -61,6 +66,7 @@ def start(
             *("--name", f"server-{number}"),
             *("--run", run),
             *("--cache-limit", str(cache_limit)),
+            *(() if state_dir is None else ("--state-dir", os.path.join(state_dir, f"server-{number}"))),
             *(part for setting in settings for part in ("--set", setting)),
         )
         for number, endpoint in enumerate(local)
@@ -83,11 +89,31 @@ def check_counts(servers: int, proxies: int) -> None:
         raise ParameterError("--proxies", proxies, "at least 1 where there are several servers, at least 0 otherwise")
 
 
-def up(schema: Schema, settings: Sequence[str], *, servers: int, proxies: int, host: str, port: int, run: str) -> int:
+def up(
+    schema: Schema,
+    settings: Sequence[str],
+    *,
+    servers: int,
+    proxies: int,
+    host: str,
+    port: int,
+    run: str,
+    state_dir: str | None = None,
+) -> int:
     """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
     check_counts(servers, proxies)
     with Launcher(on_output=lambda name, line: print(f"{name}: {line}", file=sys.stderr, flush=True)) as launcher:
-        cluster = start(launcher, schema, settings, servers=servers, proxies=proxies, host=host, port=port, run=run)
+        cluster = start(
+            launcher,
+            schema,
+            settings,
+            servers=servers,
+            proxies=proxies,
+            host=host,
+            port=port,
+            run=run,
+            state_dir=state_dir,
+        )
         if cluster is None:
             return 0
         for endpoint in cluster.endpoints:

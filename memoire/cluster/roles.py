@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memoire.errors import ParameterError, SchemaError
+from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.proxy import Proxy
 from memoire.schema import Schema
@@ -25,6 +26,8 @@ REPORT_EVERY = 0.25
 """Seconds between two reports of a launched node."""
 LOOK_EVERY = 0.02
 """Seconds between two looks whether a launched proxy has met its servers."""
+CLOSE_TIMEOUT = 8.0
+"""Seconds that a server's process has to answer, save and say goodbye once it is told to end."""
 RECENT = 100
 """Newest closed episodes that a server reports."""
 
@@ -69,9 +72,14 @@ def serve(
     name: str | None,
     cache_limit: int,
     byte_limit: int,
+    state_dir: str | None = None,
     http: str | None = None,
 ) -> int:
-    """Run a server until it is told to end; its exit status."""
+    """Run a server until it is told to end; its exit status.
+
+    Raises:
+        StateError: the state folder cannot be used, or its disk failed.
+    """
     with (
         Tether() as tether,
         NodePages(http) as pages,
@@ -83,11 +91,15 @@ def serve(
             name=name,
             cache_limit=cache_limit,
             byte_limit=byte_limit or None,
+            state_dir=state_dir,
+            limits=Limits(close_timeout=CLOSE_TIMEOUT),
         ) as server,
     ):
         pages.show(server)
         _announce(tether, "server", server.endpoint, pages)
         while tether.wait(REPORT_EVERY):
+            if server.failure is not None:
+                raise server.failure
             if tether.is_launched:
                 tether.report(**_server_report(server))
         tether.report(**_server_report(server))
