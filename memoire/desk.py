@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cache, wire
+from .accounts import Rows, merge, names_of, page, row_of, rows_of
 from .batch import ID
 from .errors import MemoireError, ParameterError, ProtocolError
 from .journal import Group, Journal
@@ -42,6 +43,10 @@ nothing.
 FEEDBACK_SAMPLES = 1 << 16
 """Samples of feedback that wait for one client; the oldest are lost (and counted) beyond."""
 FEEDBACK_PER_REPLY = 1 << 14
+MOST_RUNS = 1024
+"""Names of runs that one reply tells, the newest."""
+MOST_READINGS = 4
+"""Readings of accounts, in pages, that go on at the same time; a further one ends the oldest, which is read anew."""
 
 
 class Reply(NamedTuple):
@@ -123,6 +128,9 @@ class Desk:
         self.parameters, self.parameters_version = parameters, 1
         self._given_parameters = parameters.to_wire()
         self.models = ModelStore(limits.model_bytes)
+        self.leaving = False
+        """Whether clients are sent elsewhere: this server is being drained."""
+        self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
         self._told: set[bytes] = set()  # clients that a reply told that the run is over
         self.facts: dict[bytes, ClientFacts] = {}
         self.refused: Counter[str] = Counter()
@@ -149,6 +157,8 @@ class Desk:
             wire.Draw: self._once(self._draw, DRAWS_IN_FLIGHT),  # batches: only as many as can be on their way
             wire.Feedback: self._once(self._feedback, KEPT_REPLIES),
             wire.Control: self._control,
+            wire.Ledger: self._page,
+            wire.Inherit: self._inherit,
         }
 
     # ---------------------------------------------------------------------------------- what is counted and saved
@@ -263,8 +273,7 @@ class Desk:
         Raises:
             ParameterError: that is no name.
         """
-        if type(name) is not str or not 0 < len(name) <= 256 or not name.isprintable():
-            raise ParameterError("run", name, "printable text of 1 to 256 characters")
+        _check_name(name)
         with self.lock:
             if name == self.run_name:
                 return
@@ -296,6 +305,15 @@ class Desk:
     def resume(self) -> None:
         """The run goes on, although it was declared over."""
         self._finish(False)
+
+    def drain(self) -> None:
+        """Send all clients elsewhere: they hear of it in their next reply, when all that they said is acknowledged.
+
+        New ones are taken only where nobody else takes them. A restart ends it.
+        """
+        with self.lock:
+            self.leaving = True
+            self._after(self._on_news)
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -375,6 +393,7 @@ class Desk:
                 software=SOFTWARE,
                 since=since,
                 durable=self.is_durable,
+                leaving=[self.name] if self.leaving else [],
             )
             names = {"run": self.run, "home": self.home, "fingerprint": self.fingerprint}
         return Reply(welcome, None, names, until_saved=not is_saved)
@@ -457,6 +476,7 @@ class Desk:
             run_name=self.run_name,
             finished=self.finished,
             time=max(0.0, self._clock()),
+            leaving=self.leaving,
         )
 
     # ------------------------------------------------------------------------------------------------ caches
@@ -591,6 +611,8 @@ class Desk:
             raise ProtocolError("parameters", str(error)) from error
         if body.finish:
             self.finish()
+        if body.drain:
+            self.drain()
         taken = wire.Taken(parameters_version=self.parameters_version, finished=self.finished)
         return Reply(taken, until_saved=True)
 
@@ -667,6 +689,60 @@ class Desk:
             self.feedback_lost += lost
         return Reply(wire.Taken(samples=samples - lost, lost=lost, parameters_version=self.parameters_version))
 
+    # ----------------------------------------------------------------------------------------------- accounts
+
+    def rows(self, run: Run) -> Rows:
+        """Every account of a run that is here: the server's own, and those that it inherited."""
+        with self.lock:
+            rows = [row_of(account, self.home, run.logbook.through(account.client)) for account in run.ledger]
+            return merge(rows_of(rows), run.inherited)
+
+    def _page(self, header: wire.Header, body: wire.Ledger, _: Any) -> Reply:
+        with self.lock:
+            run = self.runs.named(body.run) if body.run else self.runs.current
+            if run is None:
+                raise ProtocolError("run", f"this server knows no run {body.run!r}")
+            key = (header.client, run.name)
+            if not body.after or key not in self._pages:  # the pages of one reading are of one moment
+                self._pages[key] = self.rows(run)
+            rows, more = page(self._pages[key], body.after)
+            if not more:
+                del self._pages[key]
+            while len(self._pages) > MOST_READINGS:
+                self._pages.popitem(last=False)
+            accounts = wire.Accounts(
+                run_name=run.name,
+                epoch=self.epoch,
+                finished=run.finished,
+                durable=self.is_durable,
+                runs=[facts.name for facts in self.runs.facts()][-MOST_RUNS:],
+                accounts=rows.tobytes(),
+                more=more,
+                time=max(0.0, self._clock()),
+            )
+        return Reply(accounts)
+
+    def _inherit(self, header: wire.Header, body: wire.Inherit, _: Any) -> Reply:
+        rows = merge(wire.unpack_accounts(body.accounts))
+        with self.lock:
+            run = self.runs.named(body.run_name) or self._former(body.run_name, body.finished)
+            run.inherited = merge(run.inherited, rows)
+            if self.journal is not None:
+                mine = np.isin(names_of(run.inherited), names_of(rows))
+                self.journal.inherit(run.name, run.inherited[mine].tobytes())
+        return Reply(wire.Taken(samples=len(rows), finished=run.finished), until_saved=True)
+
+    def _former(self, name: str, finished: bool) -> Run:
+        """A run that was counted elsewhere, and is kept here. Under the lock."""
+        try:
+            _check_name(name)
+        except ParameterError as error:
+            raise ProtocolError("parameters", str(error)) from error
+        run = self.runs.keep(name, finished, self._clock())
+        if self.journal is not None:
+            self.journal.run(run.facts)
+        return run
+
     # ------------------------------------------------------------------------------------------------ readers
 
     def _sums(self, header: wire.Header, body: wire.Sums, _: Any) -> Reply:
@@ -677,6 +753,11 @@ class Desk:
         payload = self.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
         rows = self.pool.reserve(header.client, body.reserve, body.elsewhere)
         return Reply(wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished), payload)
+
+
+def _check_name(run: str) -> None:
+    if type(run) is not str or not 0 < len(run) <= 256 or not run.isprintable():
+        raise ParameterError("run", run, "printable text of 1 to 256 characters")
 
 
 def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits) -> Reply:

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from . import wire
+from .accounts import Rows, merge
 from .journal import Group, RunFacts
 from .ledger import Account, Ledger
 from .logbook import Entry, Logbook
@@ -93,6 +96,8 @@ class Run:
     finished: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     logbook: Logbook = field(default_factory=Logbook)
+    inherited: Rows = field(default_factory=merge)
+    """Accounts that servers which were drained have brought here."""
     number: int = field(init=False)
     """What headers say for it."""
 
@@ -146,6 +151,13 @@ class Runs:
             self.current = self._enter(name, now)
         return former
 
+    def keep(self, name: str, finished: bool, now: float) -> Run:
+        """A run that was counted at another server, and is kept here as a former one."""
+        self._order.insert(0, name)
+        run = self._open[name] = Run(name, now, now, finished, Ledger(epoch=self._epoch))
+        self._numbers[run.number] = name
+        return run
+
     def _enter(self, name: str, now: float) -> Run:
         run = self.named(name)
         if run is None:
@@ -161,6 +173,7 @@ class Runs:
         run = Run(name, facts.began, facts.ended, facts.finished, Ledger(epoch=self._epoch))
         for account in self._past.accounts(name):
             run.ledger.restore(account)
+        run.inherited = merge(np.frombuffer(self._past.inherited(name), wire.ACCOUNT))
         newest = self._past.search(name, most=RECENT_LINES, newest_first=True)
         run.logbook.restore(self._past.lines_through(name), self._past.line_count(name), reversed(newest))
         return run

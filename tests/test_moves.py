@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from memoire import accounts
-from memoire.errors import Closed, EndpointError
+from memoire import accounts, wire
+from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, Refused
 from netkit import QUICK, Cluster, in_thread, record, until
 
 
@@ -135,3 +135,51 @@ def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
     proxy.close()
     with pytest.raises(Closed):
         proxy.set_servers([server.endpoint])
+
+
+# ------------------------------------------------------------------------------------------------- merged totals
+
+
+def test_a_reader_says_what_all_servers_have_counted_together(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b", "c")]
+    proxy = cluster.proxy(servers)
+    clients = [cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(5)]
+    for number, client in enumerate(clients):
+        record(client, episodes=number + 1, length=10)
+        client.update(10.0)
+    totals = cluster.reader([proxy]).totals()
+    assert (totals.totals.clients, totals.totals.episodes, totals.totals.steps) == (5, 15, 150)
+    assert (totals.run, totals.servers, totals.missing, totals.finished) == ("default", ("a", "b", "c"), (), False)
+    assert totals.is_complete and not totals.durable
+
+
+def test_totals_name_the_servers_that_did_not_answer(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    client = cluster.client(servers[1], limits=QUICK)
+    record(client, episodes=2)
+    client.update(10.0)
+    reader = cluster.reader(servers)
+    servers[0].close()
+    totals = reader.totals(timeout=1.0)
+    assert (totals.servers, totals.missing, totals.totals.episodes) == (("b",), ("a",), 2)
+    assert not totals.is_complete
+    servers[1].close()
+    with pytest.raises(MemoireTimeout):
+        reader.totals(timeout=0.5)
+    with pytest.raises(ParameterError, match="one of a, b"):
+        reader.ask({"nobody": wire.Ledger()})
+
+
+def test_totals_of_more_clients_than_fit_a_message_are_whole(cluster):
+    server = cluster.server(name="one")
+    for number in range(2500):
+        client = number.to_bytes(16, "little")
+        server._desk.ledger.report(client, 1, wire.Update(episodes=1, steps=number), now=1.0)
+    reader = cluster.reader([server])
+    totals = reader.totals().totals
+    assert (totals.clients, totals.episodes, totals.steps) == (2500, 2500, 2500 * 2499 // 2)
+
+
+def test_totals_of_a_run_that_nobody_knows_are_refused(cluster):
+    with pytest.raises(Refused, match="no run 'other'"):
+        cluster.reader([cluster.server()]).totals("other")
