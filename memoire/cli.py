@@ -49,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_run(commands)
     _add_doctor(commands)
+    _add_totals(commands)
+    _add_drain(commands)
     return top
 
 
@@ -151,6 +153,34 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
     doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
     doctor.set_defaults(command=_doctor)
+
+
+def _add_totals(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    totals = commands.add_parser(
+        "totals",
+        help="what a cluster has counted",
+        description="Print what all servers behind an address have counted for a run, each client once, wherever it "
+        "was at home. Exit status: 0 every server answered; 1 nobody did; 3 some did not, and what they alone have "
+        "counted is missing.",
+    )
+    totals.add_argument("endpoints", nargs="+", metavar="ENDPOINT", help="addresses of a proxy, or of all servers")
+    totals.add_argument("--run", help="name of the experiment (default: the one that is counted now)")
+    totals.add_argument("--json", action="store_true", help="print one JSON object")
+    totals.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
+    totals.set_defaults(command=_totals)
+
+
+def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    drain = commands.add_parser(
+        "drain",
+        help="take a server out of a cluster, with nothing it has counted lost",
+        description="Send a server's clients to other servers, wait until they are there, and copy what it has counted "
+        "to one of these. Then it may be stopped: the cluster's totals stay as they are. May be done again.",
+    )
+    drain.add_argument("server", metavar="SERVER", help="own address of the server that leaves")
+    drain.add_argument("--to", nargs="+", required=True, metavar="SERVER", help="addresses of servers that stay")
+    drain.add_argument("--timeout", type=float, default=60.0, help="seconds in all (default: %(default)s)")
+    drain.set_defaults(command=_drain)
 
 
 def _add_schema(to: argparse.ArgumentParser) -> None:
@@ -261,3 +291,16 @@ def _doctor(given: argparse.Namespace) -> int:
     from memoire.cluster.doctor import examine
 
     return examine(given.endpoint, timeout=given.timeout)
+
+
+def _totals(given: argparse.Namespace) -> int:
+    from memoire.cluster.totals import show
+
+    return show(given.endpoints, given.run, timeout=given.timeout, as_json=given.json)
+
+
+def _drain(given: argparse.Namespace) -> int:
+    from memoire.cluster.drain import drain
+
+    drain(given.server, given.to, timeout=given.timeout)
+    return 0

@@ -638,6 +638,24 @@ class Reader(Node):
         self._await(lambda: len(box) == len(bodies), seconds + 1.0, "answer")
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in box.items()}
 
+    def tell(self, name: str, body: wire.Body, timeout: float | None = None) -> wire.Taken:
+        """One request that is answered by TAKEN to one server.
+
+        Raises:
+            MemoireTimeout: it did not answer in time.
+            Refused: it does not do it.
+        """
+        answer = self.ask({name: body}, timeout)[name]
+        if isinstance(answer, MemoireError):
+            raise answer
+        if not isinstance(answer, wire.Taken):
+            raise Refused(self._remotes[name].link.channel.endpoint, "unexpected", f"answered {answer}")
+        return answer
+
+    def servers_at(self, url: str) -> tuple[str, ...]:
+        """Names of the servers behind one of this reader's addresses, as it said last; none before it has answered."""
+        return next((link.names for link in self._links if link.channel.endpoint == url), ())
+
     def _seconds(self, timeout: float | None) -> float:
         return self._limits.request_timeout if timeout is None else timeout
 

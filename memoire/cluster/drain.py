@@ -1,0 +1,141 @@
+"""Take a server out of a cluster: its clients go elsewhere, and another server keeps what it has counted.
+
+    1 drain     the server says in every reply that its clients are to go elsewhere, and takes no new ones
+    2 wait      until each client was heard elsewhere, said goodbye, or has been silent for too long to come again
+    3 copy      its accounts of every run to one other server, which has them on disk if it has a disk
+    4 compare   what that server says it has with what was copied
+
+Then it may be stopped: totals are the same whether it is still there or not, since accounts merge by maximum. Every
+step may be done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from memoire import wire
+from memoire.accounts import GONE, PAGE_ROWS, Rows, merge
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.reader import Reader, ServerAccounts
+
+SILENT = 12.0
+"""Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
+SETTLED = 1.0
+"""Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""
+LOOK = 0.5
+
+
+def drain(
+    leaving: str, to: Sequence[str], *, timeout: float = 60.0, say: Callable[[str], object] = print, **options: Any
+) -> int:
+    """Drain the server at `leaving`, to one of those at `to`; how many accounts were copied.
+
+    Args:
+        leaving: The server's own address.
+        to: Addresses of servers that stay. The first one with a state folder, or the first, gets the accounts.
+        timeout: Seconds in all.
+        say: Takes a line for each step.
+        options: Of the `Reader` that asks them.
+
+    Raises:
+        MemoireTimeout: somebody did not answer, or clients were still there; what is missing can be done again.
+        ParameterError: an address leads to no one server, or nobody at `to` keeps what `leaving` has on disk.
+    """
+    deadline = time.monotonic() + timeout
+    with Reader([leaving, *to], timeout=min(10.0, timeout), **options) as reader:
+        name = _only(leaving, reader.servers_at(leaving))
+        others = [other for url in to for other in reader.servers_at(url) if other != name]
+        told = _accounts(reader, [name, *others], deadline)
+        heir = _heir(name, told, others, to)
+        reader.tell(name, wire.Control(drain=True), deadline - time.monotonic())
+        say(f"{name} sends its clients elsewhere")
+        _await_clients(reader, name, others, deadline)
+        copied = 0
+        for run in told[name].runs:
+            rows = _copy(reader, name, heir, run, deadline)
+            copied += rows
+            say(f"{heir} has the {rows} accounts of run {run!r}")
+        say(f"{name} may be stopped, and taken off its proxies' lists")
+        return copied
+
+
+def _only(url: str, names: Sequence[str]) -> str:
+    if len(names) != 1:
+        found = f"it leads to {', '.join(names)}" if names else "nobody answers there"
+        raise ParameterError("the server to drain", url, f"the own address of one server; {found}")
+    return names[0]
+
+
+def _accounts(
+    reader: Reader, names: Sequence[str], deadline: float, run: str | None = None
+) -> dict[str, ServerAccounts]:
+    """What each of these servers has; all of them have to answer."""
+    found = {}
+    for name, answer in reader.accounts(run, deadline - time.monotonic(), names).items():
+        if isinstance(answer, MemoireError):
+            raise answer
+        found[name] = answer
+    return found
+
+
+def _heir(name: str, told: dict[str, ServerAccounts], others: Sequence[str], to: Sequence[str]) -> str:
+    durable = [other for other in others if told[other].durable]
+    if not others or (told[name].durable and not durable):
+        expected = f"addresses of other servers, one with a state folder as {name} has, where its accounts stay on disk"
+        raise ParameterError("the servers that stay", list(to), expected if others else "another server's address")
+    return (durable or list(others))[0]
+
+
+def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: float) -> None:
+    """Wait until nobody is at home there any more."""
+    began = time.monotonic()
+    while True:
+        told = _accounts(reader, [name, *others], deadline)
+        here = clients_here(told[name], wire.name_hash(name), [told[other] for other in others])
+        if not here:
+            return
+        if time.monotonic() + LOOK >= deadline:
+            some = ", ".join(client.hex()[:8] for client in here[:5])
+            advice = (
+                f"{len(here)} are still there: {some}{', ...' if len(here) > 5 else ''}. Clients that know only this "
+                "server's address cannot go elsewhere: end them, or give them a proxy's address. Then drain again."
+            )
+            raise MemoireTimeout(f"clients to leave {name}", name, time.monotonic() - began, advice)
+        time.sleep(LOOK)
+
+
+def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
+    """Ids of the clients that are still at home at a server, which says `mine`; `others` say who is with them."""
+    elsewhere: dict[bytes, int] = {}
+    for other in others:
+        for row in other.rows[other.rows["last_seen"] > other.time - SILENT]:
+            elsewhere[row["client"].tobytes()] = int(row["steps"])
+    quiet = mine.time - mine.rows["last_seen"]
+    active = (mine.rows["home"] == home) & (quiet < SILENT) & (mine.rows["flags"] & GONE == 0)
+    here = []
+    for row, seconds in zip(mine.rows[active], quiet[active], strict=True):
+        client = row["client"].tobytes()
+        if seconds < SETTLED or elsewhere.get(client, -1) < int(row["steps"]):
+            here.append(client)
+    return here
+
+
+def _copy(reader: Reader, name: str, heir: str, run: str, deadline: float) -> int:
+    """Bring the accounts of a run to another server, and see that it has them."""
+    mine = _accounts(reader, [name], deadline, run)[name]
+    for begin in range(0, max(1, len(mine.rows)), PAGE_ROWS):
+        rows = mine.rows[begin : begin + PAGE_ROWS].tobytes()
+        body = wire.Inherit(run_name=run, finished=mine.finished, accounts=rows)
+        reader.tell(heir, body, deadline - time.monotonic())
+    theirs = _accounts(reader, [heir], deadline, run)[heir].rows
+    if not _has_all(theirs, mine.rows):
+        raise MemoireTimeout(f"accounts of run {run!r}", heir, 0.0, f"{heir} does not have all of them; drain again.")
+    return len(mine.rows)
+
+
+def _has_all(theirs: Rows, mine: Rows) -> bool:
+    return bool(np.array_equal(merge(theirs, mine), theirs))
