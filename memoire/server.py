@@ -26,6 +26,7 @@ from typing import Any
 import zmq
 
 from . import links, sockets, wire
+from .accounts import totals_of
 from .batch import Batch
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ParameterError, ProtocolError
@@ -627,13 +628,15 @@ class Server(Node):
             return self._desk.runs.facts()
 
     def totals(self, run: str | None = None) -> Totals:
-        """Sums over all clients of a run; None is the one that is counted now.
+        """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
+        is counted now. What other servers of the cluster have counted is in `Reader.totals`.
 
         Raises:
             ParameterError: this server knows no such run.
         """
         with self._desk.lock:
-            return self._run(run).ledger.totals()
+            chosen = self._run(run)
+            return totals_of(self._desk.rows(chosen)) if len(chosen.inherited) else chosen.ledger.totals()
 
     def _run(self, name: str | None) -> Run:
         run = self._desk.runs.current if name is None else self._desk.runs.named(name)

@@ -1,11 +1,15 @@
 """Clients that change their home: whatever list of servers their proxy has, the merged totals are what they counted."""
 
 import threading
+import time
 
+import numpy as np
 import pytest
 
 from memoire import accounts, wire
+from memoire.cluster.drain import clients_here, drain
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, Refused
+from memoire.reader import ServerAccounts
 from netkit import QUICK, Cluster, in_thread, record, until
 
 
@@ -18,15 +22,7 @@ def cluster():
 
 def rows_of(*servers):
     """What these servers have counted, merged."""
-    tables = []
-    for server in servers:
-        desk = server._desk
-        with desk.lock:
-            rows = [
-                accounts.row_of(account, desk.home, desk.logbook.through(account.client)) for account in desk.ledger
-            ]
-        tables.append(accounts.rows_of(rows))
-    return accounts.merge(*tables)
+    return accounts.merge(*(server._desk.rows(server._desk.runs.current) for server in servers))
 
 
 def lines_of(*servers):
@@ -63,6 +59,7 @@ class Load:
 def check_exact(load, servers):
     """Totals and lines are what the clients counted, each line once and in order; every cache is accounted for."""
     logged = load.stop()
+    until(lambda: not any(client.stats().in_flight_caches for client in load.clients))
     clients = [client.stats() for client in load.clients]
     totals = accounts.totals_of(rows_of(*servers))
     assert totals.episodes == sum(stats.episodes for stats in clients)
@@ -183,3 +180,132 @@ def test_totals_of_more_clients_than_fit_a_message_are_whole(cluster):
 def test_totals_of_a_run_that_nobody_knows_are_refused(cluster):
     with pytest.raises(Refused, match="no run 'other'"):
         cluster.reader([cluster.server()]).totals("other")
+
+
+# ------------------------------------------------------------------------------------------------------- drains
+
+
+def drained(leaving, heirs, context, **options):
+    said = []
+    copied = drain(leaving.endpoint, [heir.endpoint for heir in heirs], say=said.append, context=context, **options)
+    return copied, said
+
+
+def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b", "c")]
+    proxy = cluster.proxy(servers)
+    load = Load([cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(6)])
+    until(lambda: all(client.stats().updates for client in load.clients))
+    there = sum(client.home == "a" for client in load.clients)
+    copied, said = drained(servers[0], servers[1:], cluster.context)
+    assert {client.home for client in load.clients} <= {"b", "c"}
+    assert copied == there and said[0] == "a sends its clients elsewhere" and "may be stopped" in said[-1]
+    assert cluster.client(proxy).home != "a"  # nobody new goes there
+    reader = cluster.reader([proxy])
+    totals = check_exact(load, servers)
+    with_all = reader.totals()
+    servers[0].close()
+    proxy.set_servers([server.endpoint for server in servers[1:]])
+    until(lambda: set(proxy.servers) == {"b", "c"})
+    without = cluster.reader([proxy]).totals()
+    assert without.missing == ()
+    for told in (with_all, without):
+        counted = (told.totals.episodes, told.totals.steps, told.totals.accepted_caches)
+        assert counted == (totals.episodes, totals.steps, totals.accepted_caches)
+
+
+def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
+    old, heir = cluster.server(name="old", run="one"), cluster.server(name="heir", run="three")
+    client = cluster.client(old, limits=QUICK)
+    record(client, episodes=2)
+    client.update(10.0)
+    old.finish()
+    old.begin_run("two")
+    until(lambda: client.run == "two")
+    record(client, episodes=3)
+    client.close(5.0)
+    assert drained(old, [heir], cluster.context)[0] == 2
+    assert drained(old, [heir], cluster.context)[0] == 2  # again: nothing is doubled
+    reader = cluster.reader([heir])
+    assert [reader.totals(run).totals.episodes for run in ("one", "two", "three")] == [2, 3, 0]
+    assert reader.totals("one").finished and not reader.totals("two").finished
+    assert reader.totals().run == "three" and set(reader.totals().runs) == {"one", "two", "three"}
+    assert [heir.totals(run).episodes for run in ("one", "two")] == [2, 3]
+
+
+def test_a_drain_says_which_clients_cannot_leave(cluster):
+    server, other = cluster.server(name="one"), cluster.server(name="two")
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    client.update(10.0)
+    with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
+        drained(server, [other], cluster.context, timeout=2.0)
+    assert client.home == "one"  # and it is still served
+    record(client)
+    client.update(10.0)
+    assert server.total_episodes == 2
+
+
+def test_a_drain_needs_one_server_and_another(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    proxy = cluster.proxy(servers)
+    until(lambda: set(proxy.servers) == {"a", "b"})
+    with pytest.raises(ParameterError, match="own address of one server; it leads to a, b"):
+        drained(proxy, servers, cluster.context)
+    with pytest.raises(ParameterError, match="another server's address"):
+        drained(servers[0], servers[:1], cluster.context)
+    assert not any(server._desk.leaving for server in servers)
+
+
+def test_a_client_that_is_silent_or_elsewhere_no_longer_holds_a_drain_up():
+    home, other = wire.name_hash("a"), wire.name_hash("b")
+    rows = np.zeros(5, wire.ACCOUNT)
+    rows["client"][:, 0] = range(5)
+    rows["home"], rows["steps"], rows["last_seen"] = home, 10, 998.0
+    rows["last_seen"][0] = 980.0  # silent
+    rows["flags"][1] = accounts.GONE
+    rows["last_seen"][4] = 999.9  # was heard just now
+    theirs = rows[[2, 3, 4]].copy()
+    theirs["home"], theirs["steps"], theirs["last_seen"] = other, [10, 9, 10], 7.0
+    mine = ServerAccounts("run", rows, False, False, ("run",), 1, 1000.0)
+    others = ServerAccounts("run", theirs, False, False, ("run",), 1, 8.0)  # clocks may differ
+    here = [int.from_bytes(client, "little") for client in clients_here(mine, home, [others])]
+    assert here == [3, 4]  # the other has less of client 3; client 4 may have something on the way
+
+
+# --------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted(cluster):
+    servers = [cluster.server(name=name, run="one") for name in ("a", "b")]
+    proxy = cluster.proxy(servers)
+    load = Load([cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(4)])
+    until(lambda: all(client.stats().updates for client in load.clients))
+    for run in ("two", "one", "three"):  # "one" goes on
+        for server in servers:
+            server.begin_run(run)
+        until(lambda run=run: all(client.run == run for client in load.clients))
+    logged = load.stop()
+    reader = cluster.reader([proxy])
+    runs = [reader.totals(run).totals for run in ("one", "two", "three")]
+    assert sum(totals.episodes for totals in runs) == sum(client.stats().episodes for client in load.clients)
+    assert sum(totals.steps for totals in runs) == sum(client.stats().steps for client in load.clients)
+    assert all(totals.episodes for totals in runs)
+    lines = [
+        (entry.client, entry.line.number)
+        for server in servers
+        for run in ("one", "two", "three")
+        for entry in server.lines(most=100_000, run=run)
+    ]
+    assert len(lines) == len(set(lines)) == sum(logged)
+
+
+def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster):
+    server = cluster.server(name="one")
+    proxy = cluster.proxy([server])
+    clients = [cluster.client(node) for node in (server, proxy)]
+    until(lambda: all(client.stats().updates for client in clients))
+    began = time.monotonic()
+    server.finish()
+    until(lambda: all(client.finished for client in clients), 4.0)  # a heartbeat would take 5 seconds
+    assert time.monotonic() - began < 4.0
