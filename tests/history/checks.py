@@ -42,12 +42,16 @@ class Story:
 class Kept:
     """What the servers have in the end."""
 
-    counted: Mapping[str, Mapping[str, tuple[int, int]]]
-    """server -> client -> (episodes, steps)."""
-    accepted: Mapping[str, Mapping[str, int]]
+    counted: dict[str, dict[str, tuple[int, int]]]
+    """server -> client -> (episodes, steps), in its state folder."""
+    accepted: dict[str, dict[str, int]]
     """server -> client -> caches that it accepted."""
-    lines: Mapping[str, list[str]]
-    """server -> lines of its log, in order."""
+    lines: dict[str, list[str]]
+    """server -> lines of its log files, in order."""
+    said: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """server -> client -> (episodes, steps), as it said last."""
+    found: dict[str, list[str]] = field(default_factory=dict)
+    """server -> lines that its index finds, in order."""
 
 
 def stories(events: Iterable[Event]) -> dict[str, Story]:
@@ -83,6 +87,7 @@ def check(events: list[Event], kept: Kept) -> list[str]:
     told = stories(events)
     return [
         *counts(told, kept),
+        *copies(kept),
         *log(told, kept),
         *caches(events, told, kept),
         *models(events, told),
@@ -106,6 +111,20 @@ def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
                 )
             elif story.delivered and have != most:
                 yield f"counts: {have} {name} of client {story.client[:8]}, which left with {most} delivered"
+
+
+def copies(kept: Kept) -> Iterator[str]:
+    """What a server said last is what it has on disk; its log files are what its index finds."""
+    for server, said in kept.said.items():
+        different = [client for client, row in said.items() if kept.counted[server].get(client) != row]
+        for client in different[:3]:
+            have = kept.counted[server].get(client)
+            yield f"copies: {server} said {said[client]} of client {client[:8]}, and has {have} on disk"
+    for server, found in kept.found.items():
+        lines = kept.lines[server]
+        if found != lines:
+            place = next((place for place, (one, two) in enumerate(zip(found, lines, strict=False)) if one != two), -1)
+            yield f"copies: {server} finds {len(found)} lines and has {len(lines)} in its files; they part at {place}"
 
 
 def merge(counted: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:

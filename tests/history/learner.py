@@ -14,6 +14,7 @@ from memoire.errors import MemoireError
 from memoire.reader import Reader
 
 from .actor import LAST, LIMITS, TOPIC
+from .plants import plant
 from .record import Recorder
 
 PUBLISH_EVERY = 0.3
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument("endpoint")
     parser.add_argument("--history", required=True)
     given = parser.parse_args()
+    plant()
     record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
     with Tether() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
         tether.ready()

@@ -1,33 +1,52 @@
-"""Faults to plant: each replaces a piece of the product by a wrong one, in the process that it is named for.
+"""Faults to plant: each replaces a piece of the product by a wrong one, in every process of a trial.
 
 The environment variable HISTORY_PLANT names one; only the wrappers in this folder read it. A check that has never
-failed proves nothing: each of these must make one fail.
+failed proves nothing: each of these must make one fail, the one that is named with it.
 """
 
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 VARIABLE = "HISTORY_PLANT"
-PLANTS: dict[str, Callable[[], None]] = {}
+SHORT = {"servers": 1, "actors": 1, "seconds": 4.0, "rate": 20.0, "seed": 3, "pace": 2.0, "kills": 0, "stops": 4}
+"""A trial that is long enough to find most of them."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault, and how it is found."""
+
+    apply: Callable[[], None]
+    found_by: str
+    """Beginning of the violation."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of a short trial in which it is found."""
+
+
+PLANTS: dict[str, Plant] = {}
 
 
 def plant() -> None:
     """Plant what the environment names; nothing by default."""
     name = os.environ.get(VARIABLE, "")
     if name:
-        PLANTS[name]()
+        PLANTS[name].apply()
 
 
-def planted(function: Callable[[], None]) -> Callable[[], None]:
-    PLANTS[function.__name__] = function
-    return function
+def planted(found_by: str, **settings: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def keep(function: Callable[[], None]) -> Callable[[], None]:
+        PLANTS[function.__name__] = Plant(function, found_by, {**SHORT, "spared": ("actor",), **settings})
+        return function
+
+    return keep
 
 
-@planted
+@planted("counts: ")
 def increments() -> None:
-    """Clients report what is new since their last message, and servers add it up: a message that is sent again is
-    counted again."""
+    """Clients report what is new since their last message, and servers add it up: what is sent again counts again."""
     import msgspec
 
     from memoire.client import Client
@@ -35,8 +54,8 @@ def increments() -> None:
 
     body_of, report = Client._update_body, Ledger.report
 
-    def new_since(self: Any, *sums: Any) -> Any:
-        body = body_of(self, *sums)
+    def new_since(self: Any, *arguments: Any, **options: Any) -> Any:
+        body = body_of(self, *arguments, **options)
         before = getattr(self, "_reported", (0, 0))
         self._reported = (body.episodes, body.steps)
         return msgspec.structs.replace(body, episodes=body.episodes - before[0], steps=body.steps - before[1])
@@ -49,18 +68,153 @@ def increments() -> None:
     Client._update_body, Ledger.report = new_since, add  # type: ignore[method-assign]
 
 
-@planted
+def _take_with(change: Callable[[Any, bytes, list[Any]], list[Any]]) -> None:
+    """A logbook that takes `change(logbook, client, lines)` in place of the lines."""
+    from memoire.logbook import Logbook
+
+    take = Logbook.take
+
+    def wrong(self: Any, client: bytes, lines: Any, now: float) -> Any:
+        return take(self, client, change(self, client, list(lines)), now)
+
+    Logbook.take = wrong  # type: ignore[method-assign]
+
+
+@planted("log: ")
 def unnumbered_lines() -> None:
     """Servers take every line that comes, also one that they have."""
-    from memoire.logbook import Entry, Logbook
 
-    def take(self: Any, client: bytes, lines: Any, now: float) -> list[Entry]:
-        taken = []
-        for line in lines:
-            self.count += 1
-            taken.append(Entry(self.count, client, now, line))
-            self._through[client] = max(self._through.get(client, 0), line.number)
-        self._recent.extend(taken)
-        return taken
+    def forget(book: Any, client: bytes, lines: list[Any]) -> list[Any]:
+        book._through.pop(client, None)
+        return lines
 
-    Logbook.take = take  # type: ignore[method-assign]
+    _take_with(forget)
+
+
+@planted("log: ", stops=0)
+def lost_lines() -> None:
+    """Servers acknowledge every other line without keeping it, where they get several."""
+
+    def skip(book: Any, client: bytes, lines: list[Any]) -> list[Any]:
+        return [line for line in lines if line.number % 2] or lines
+
+    _take_with(skip)
+
+
+@planted("caches: ", stops=0)
+def doubled_caches() -> None:
+    """Proxies send each cache twice."""
+    from memoire.proxy import Lane
+
+    put = Lane.put
+
+    def twice(self: Any, frames: Any, size: int) -> None:
+        put(self, frames, size)
+        if len(frames) == 2 and len(frames[1]):
+            put(self, frames, size)
+
+    Lane.put = twice  # type: ignore[method-assign]
+
+
+@planted("caches: ", stops=0)
+def torn_samples() -> None:
+    """Readers mix the samples of a batch: a field comes from its neighbour."""
+    from memoire.batch import Batch
+
+    get = Batch.__getitem__
+
+    def shifted(self: Any, name: str) -> Any:
+        value = get(self, name)
+        return value[::-1] if name == "action" else value
+
+    Batch.__getitem__ = shifted  # type: ignore[method-assign]
+
+
+@planted("deadlines: ", stops=0)
+def late_answers() -> None:
+    """A call of a client takes three seconds longer than it was given, now and then."""
+    from memoire.client import Client
+
+    push = Client.push_cache
+
+    def late(self: Any, timeout: float | None = None) -> bool:
+        if self.stats().pushed_caches % 8 == 7:
+            time.sleep(3.0)
+        return push(self, timeout)
+
+    Client.push_cache = late  # type: ignore[method-assign]
+
+
+@planted("models: ", stops=0)
+def older_models() -> None:
+    """Clients take an older model in place of a newer one, now and then."""
+    from memoire.client import ModelHandle
+
+    newest, kept = ModelHandle.newest, {}
+
+    def sometimes_old(self: Any) -> Any:
+        model = newest(self)
+        if model is None:
+            return None
+        first = kept.setdefault(id(self), model)
+        return first if model.version % 3 == 0 else model
+
+    ModelHandle.newest = sometimes_old  # type: ignore[method-assign]
+
+
+# What follows is about state folders: servers are killed.
+
+KILLED = {"kills": 5, "stops": 0, "seconds": 6.0, "spared": ("proxy",), "pace": 4.0, "actors": 2}
+
+
+def _slow_disk(before: float, after: float) -> None:
+    """Saving takes as much longer, before anything is on disk and after it."""
+    from memoire.desk import Desk
+    from memoire.server import Server
+
+    collect, saved = Desk.collect, Server._saved
+
+    def slowly(self: Any) -> Any:
+        time.sleep(before)
+        return collect(self)
+
+    def slow_to_say(self: Any, group: Any) -> None:
+        time.sleep(after)
+        saved(self, group)
+
+    Desk.collect, Server._saved = slowly, slow_to_say  # type: ignore[method-assign]
+
+
+@planted("", **KILLED)
+def slow_disk() -> None:
+    """No fault: nothing may be found."""
+    _slow_disk(0.2, 0.1)
+
+
+@planted("log: ", **{**KILLED, "kills": 3, "seconds": 4.0, "spared": ("proxy", "actor"), "actors": 1})
+def early_replies() -> None:
+    """Servers answer before what they answer for is on disk, and the disk is slow."""
+    from memoire.journal import Journal
+
+    def at_once(self: Any, key: Any, ticket: Callable[[], None]) -> None:
+        ticket()
+
+    Journal.wait = at_once  # type: ignore[method-assign]
+    _slow_disk(0.5, 0.0)
+
+
+@planted("copies: ", **KILLED)
+def forgotten_accounts() -> None:
+    """Servers that start again do not read what they had counted."""
+    from memoire.store import Store
+
+    Store.accounts = lambda self, run: []  # type: ignore[method-assign]
+
+
+@planted("log: ", **KILLED)
+def forgotten_numbers() -> None:
+    """Servers that start again do not read which lines they have."""
+    from memoire.store import Store
+
+    Store.lines_through = lambda self, run: {}  # type: ignore[method-assign]
+    _slow_disk(0.0, 0.3)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from memoire.cluster.launch import Child, Launcher
 from memoire.errors import ChildDied
+from memoire.logbook import format_line
 from memoire.schema import Column, Schema
+from memoire.store import Store
 
 from . import checks, network, ports, record
 from .plants import VARIABLE
@@ -29,6 +32,7 @@ SCHEMA = Schema(
     }
 )
 SETTINGS = ("cache_size=16", "priority_exponent=0.0")
+RUN = "trial"
 READY = 30.0
 TERM_GRACE = 10.0
 """Seconds in which a node that got SIGTERM has to be gone, with status 0."""
@@ -82,7 +86,7 @@ class Trial:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
-        for name in ("history", "state", "logs"):
+        for name in ("history", "state"):
             (folder / name).mkdir()
         self.record = record.Recorder(folder / "history" / "nemesis.jsonl", "nemesis")
         self.kinds = {
@@ -128,8 +132,9 @@ class Trial:
         match name.partition("-")[0]:
             case "server":
                 settings = [part for setting in SETTINGS for part in ("--set", setting)]
-                schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", "trial")
-                return "history.node", "server", "--endpoint", self.endpoints[name], *schema, *settings
+                schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", RUN)
+                state = ("--state-dir", str(self.folder / "state" / name))
+                return "history.node", "server", "--endpoint", self.endpoints[name], *schema, *state, *settings
             case "proxy":
                 behind = [self.endpoints[server] for server in self.kinds["server"]]
                 return "history.node", "proxy", "--endpoint", self.endpoints[name], *behind
@@ -155,8 +160,6 @@ class Trial:
         self.lives[name] += 1
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS)]))
         environment = {"PYTHONPATH": path, VARIABLE: self.settings.plant}
-        if name.startswith("server"):
-            environment["HISTORY_LOGFILE"] = str(self.folder / "logs" / f"{name}.log")
         child = self.launcher.start(name, *self._arguments(name), environment=environment)
         self.running[name] = child
         self.record("started", target=name, life=self.lives[name])
@@ -286,21 +289,22 @@ class Trial:
         self.final = {name: self.running[name].reports for name in self.kinds["server"]}
 
     def _kept(self) -> checks.Kept:
-        clients = {server: report.get("clients", {}) for server, report in self.final.items()}
-        return checks.Kept(
-            counted={
-                server: {client: (row["episodes"], row["steps"]) for client, row in rows.items()}
-                for server, rows in clients.items()
-            },
-            accepted={
-                server: {client: row["caches"] for client, row in rows.items()} for server, rows in clients.items()
-            },
-            lines={server: self._lines(server) for server in self.kinds["server"]},
-        )
-
-    def _lines(self, server: str) -> list[str]:
-        path = self.folder / "logs" / f"{server}.log"
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        """What is in the servers' state folders, and what they said last."""
+        kept = checks.Kept({}, {}, {}, {})
+        for server in self.kinds["server"]:
+            said = self.final[server].get("clients", {})
+            folder = self.folder / "state" / server
+            with Store(folder) as store:
+                accounts = {account.client.hex(): account for account in store.accounts(RUN)}
+                kept.found[server] = [text for page in pages(store) for text in page]
+            kept.counted[server] = {
+                client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
+            }
+            kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
+            kept.accepted[server] = {client: account.accepted_caches for client, account in accounts.items()}
+            files = sorted((folder / "log").glob("*.log"), key=lambda path: path.suffixes[-2])
+            kept.lines[server] = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+        return kept
 
     def _traces(self) -> list[str]:
         """What Python said on its way down."""
@@ -332,6 +336,14 @@ class Trial:
             "samples_drawn": sum(event["samples"] for event in events if event["do"] == "drew"),
             "slowest_update": round(max(took, default=0.0), 2),
         }
+
+
+def pages(store: Store) -> Iterator[list[str]]:
+    """All lines in the index, oldest first, as they would stand in the file."""
+    after = 0
+    while entries := store.search(RUN, after=after, most=1000):
+        yield [format_line(entry.received, entry.line.label, entry.line.text).rstrip("\n") for entry in entries]
+        after = entries[-1].index
 
 
 def run(settings: Settings, folder: Path) -> Outcome:
