@@ -46,7 +46,7 @@ from .journal import Group, RunFacts
 from .ledger import Account
 from .limits import Limits
 from .linelog import LineLog
-from .logbook import Entry
+from .logbook import Entry, escape
 from .models import Model
 from .snapshot import SavedCache
 from .statefile import (
@@ -72,6 +72,7 @@ AGAIN: Final = 0.5
 SOON: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
 MOST_FOUND: Final = 10_000
+_LONGEST_TEXT: Final = 4096  # of a search; SQLite takes patterns of 50000 bytes, and a character may become twelve
 _INLINE: Final = 16 * 1024  # bytes of a model's body that are stored in the database itself
 _BACKUPS: Final = 2
 _WITNESS: Final = struct.Struct("<8sQQ")
@@ -347,7 +348,7 @@ class Store:
 
         Args:
             run: An unknown one has no lines.
-            text: Somewhere in the line; letters A to Z in either case.
+            text: Somewhere in the line as the log file has it; letters A to Z in either case.
             client: Id of the sender.
             label: The sender's 32-bit uuid.
             since, until: Received at or after, and before; seconds since 1970.
@@ -359,7 +360,7 @@ class Store:
             raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
         self._check_open()
         number = self._file.runs.get(run)
-        if number is None:
+        if number is None or len(text) > _LONGEST_TEXT or not 0 <= (label or 0) < 1 << 32:
             return []
         top = (1 << INDEX_BITS) - 1
         low, high = max(0, after) + 1, top if before is None else min(before - 1, top)
@@ -370,7 +371,7 @@ class Store:
             ("label = ?", label),
             ("received >= ?", since),
             ("received < ?", until),
-            ("text LIKE ? ESCAPE '\\'", _pattern(text) if text else None),
+            ("text LIKE ? ESCAPE '\\'", _pattern(escape(text)) if text else None),
         ):
             if value is not None:
                 where.append(condition)
