@@ -31,6 +31,8 @@ class Call:
     """Called once, with the reply or an exception."""
     next_send: float
     started: float
+    patience: float = 0.0
+    """Least seconds before it is sent again, other than after a lost connection."""
     sends: int = 0
     sent_at: float = float("-inf")
 
@@ -49,10 +51,16 @@ class Calls:
         return len(self._calls)
 
     def start(
-        self, number: int, frames: Sequence[Any], deadline: float, finish: Callable[[Any], None], now: float
+        self,
+        number: int,
+        frames: Sequence[Any],
+        deadline: float,
+        finish: Callable[[Any], None],
+        now: float,
+        patience: float = 0.0,
     ) -> Call:
         """Keep a request until it is answered; it is due at once."""
-        call = self._calls[number] = Call(number, frames, deadline, finish, now, now)
+        call = self._calls[number] = Call(number, frames, deadline, finish, now, now, patience)
         return call
 
     def due(self, now: float) -> list[Call]:
@@ -62,7 +70,7 @@ class Calls:
     def sent(self, call: Call, now: float) -> None:
         """The socket took it; sets when it is sent again."""
         pause = min(self._resend_most, self._resend_after * 2.0 ** min(call.sends, 30))
-        call.next_send = now + (pause if call.sends == 0 else pause * self._rng.uniform(0.5, 1.0))
+        call.next_send = now + max(call.patience, pause if call.sends == 0 else pause * self._rng.uniform(0.5, 1.0))
         self.resends += call.sends > 0
         call.sends += 1
         call.sent_at = now

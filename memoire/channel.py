@@ -123,6 +123,7 @@ class Channel:
         home: int | None = None,
         sequence: int | None = None,
         run: int | None = None,
+        patience: float = 0.0,
     ) -> int:
         """Send a request; `finish` gets its reply, or the error that ends it (Refused, MemoireTimeout). Returns its
         number.
@@ -131,6 +132,7 @@ class Channel:
             deadline: When to give up, by time.monotonic(); infinity resends for ever.
             home: Which server it is for, where that is not the channel's own.
             sequence: Its number, where the caller had to know it before.
+            patience: Least seconds before it is sent again, where a second answer would cost much.
         """
         number = next(self._numbers) if sequence is None else sequence
         frames = wire.encode(
@@ -152,7 +154,7 @@ class Channel:
             return number
         if not len(self._calls):
             self._asked_at = time.monotonic()
-        self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic())
+        self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic(), patience)
         self.pump()
         return number
 

@@ -49,7 +49,7 @@ from .models import Model, check_topic
 from .parameters import Parameters
 from .schema import Schema
 from .sockets import Context, Socket
-from .subscriptions import Subscription, Topics
+from .subscriptions import Subscription, Topics, fetch_patience
 from .version import SOFTWARE
 from .worker import Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, layout
@@ -1149,7 +1149,8 @@ class Client(Node):
         return True
 
     def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
-        self._channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
+        asked = wire.Fetch(topic=topic, version=version, offset=offset, size=size)
+        self._channel.ask(asked, finish, patience=fetch_patience(self._limits))
 
     def _took(self, model: Model, is_renewed: bool, epoch: int) -> None:
         """A model is here: the server is told which one is in use."""

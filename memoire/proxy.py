@@ -38,7 +38,7 @@ from .models import Model, ModelStore
 from .notices import Notices, notice_of
 from .server import ENVELOPE
 from .sockets import Context, Socket
-from .subscriptions import Topics
+from .subscriptions import Topics, fetch_patience
 from .worker import Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
@@ -315,7 +315,8 @@ class _Back:
         self._close_data()
 
     def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Any) -> None:
-        self.channel.ask(wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish)
+        asked = wire.Fetch(topic=topic, version=version, offset=offset, size=size)
+        self.channel.ask(asked, finish, patience=fetch_patience(self._proxy._limits))
 
 
 class Proxy(Node):

@@ -36,6 +36,8 @@ MOST_QUEUED = 256
 """Versions of one topic that wait until the one that is being fetched is here; the oldest are skipped beyond."""
 STALL = 10.0
 """Seconds without a chunk after which a newer version is fetched instead, where there is one."""
+QUICK = 0.2
+"""Seconds within which a chunk comes where the way has room for more of them at a time."""
 UNHEARD = 12.0
 """Seconds after which a version that a reply named, and no notice did, shows that the subscription was lost: notices
 are repeated more often.
@@ -87,6 +89,7 @@ class _Fetching:
         self.open = 0  # chunks that were asked for and have not come
         self.stride = 0  # bytes of a chunk, as the first one came
         self.resume_at = 0.0  # when the random pause is over
+        self.window = 1  # chunks that may be on their way: more while they come quickly, fewer where many clients fetch
 
 
 class _Topic:
@@ -402,8 +405,11 @@ class Topics:
 
     def _ask(self, topic: _Topic, fetching: _Fetching) -> None:
         """Ask for the first chunk, or for as many as may be on their way at once."""
+        asked_at = time.monotonic()
 
         def answered(answer: Answer) -> None:
+            is_quick = time.monotonic() - asked_at < QUICK
+            fetching.window = min(self._limits.model_window, fetching.window + 1) if is_quick else 1
             self._answered(topic, fetching, answer)
 
         assembly = fetching.assembly
@@ -414,7 +420,7 @@ class Topics:
         if not fetching.open:
             fetching.asked = assembly.offset  # again from here, should a node have sent less than it was asked for
         end = min(assembly.size, assembly.offset + self._limits.model_window * fetching.stride)
-        while fetching.open < self._limits.model_window and fetching.asked < end:
+        while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
             fetching.open += 1
             self._fetch(topic.name, assembly.version, offset, fetching.stride, answered)
@@ -505,6 +511,13 @@ class Topics:
                     subscription.put(model)
             self._changed.notify_all()
         self._on_model(model, is_renewed, topic.epoch)
+
+
+def fetch_patience(limits: Limits) -> float:
+    """Seconds before a chunk is asked for again: where many clients fetch at once it takes its time, and each chunk
+    that is sent twice makes it worse.
+    """
+    return 5.0 * limits.resend_after
 
 
 def model_of(notice: wire.Notice, body: bytes) -> Model:

@@ -195,7 +195,7 @@ def test_a_version_that_never_comes_gives_way_to_a_newer_one(monkeypatch):
     waiting = [asked.version for asked, _ in node.asked]
     node.asked.append(late)
     node.answer(-1)  # in the middle of the other
-    assert [asked.version for asked, _ in node.asked] == waiting == [2] * 3
+    assert [asked.version for asked, _ in node.asked] == waiting and set(waiting) == {2}
     node.answer_all()
     assert node.newest.body == body and node.got == [(2, False)]
 

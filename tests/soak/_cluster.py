@@ -1,0 +1,145 @@
+"""A server and a proxy as processes, and clients in processes of their own, each told what to do over a pipe."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from _kit import ROOT, memory
+
+from memoire.schema import Schema
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Command:
+    """One `memoire server` or `memoire proxy`."""
+
+    def __init__(self, role: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "memoire", role, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.pid, self.endpoint = self.process.pid, line.partition(": ")[2].strip().replace("*", "127.0.0.1")
+        assert self.endpoint, f"memoire {role} said {line!r}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def nodes(schema: Schema, *settings: str, proxies: int = 1) -> Iterator[tuple[Command, list[Command]]]:
+    """A server, and proxies in front of it."""
+    made: list[Command] = []
+    try:
+        server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *settings)
+        made.append(server)
+        for _ in range(proxies):
+            made.append(Command("proxy", "--endpoint", "tcp://127.0.0.1:0", server.endpoint))
+        yield server, made[1:]
+    finally:
+        for command in reversed(made):
+            command.end()
+
+
+class Peers:
+    """Processes with several clients each; `ask` puts one question to all of them and gathers the answers.
+
+    Args:
+        work: Run in each process with its place, how many clients it has, its end of a pipe, and `arguments`.
+    """
+
+    def __init__(self, work: Callable[..., None], clients: int, each: int, *arguments: Any) -> None:
+        self._pipes, self._processes = [], []
+        for first in range(0, clients, each):
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(
+                target=work, args=(first, min(each, clients - first), theirs, *arguments), daemon=True
+            )
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(process.pid or 0) for process in self._processes]
+
+    def ask(self, question: Any, seconds: float = 300.0) -> list[Any]:
+        """Each process' answer."""
+        for pipe in self._pipes:
+            pipe.send(question)
+        return self.answers(seconds)
+
+    def answers(self, seconds: float = 300.0) -> list[Any]:
+        said = []
+        for pipe in self._pipes:
+            if not pipe.poll(seconds):
+                raise TimeoutError("a process with clients did not answer")
+            said.append(pipe.recv())
+        return said
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(10.0)
+
+
+class Peak:
+    """The most memory that each of some processes had while the block ran, above what it had before; in bytes."""
+
+    def __init__(self, pids: Sequence[int], every: float = 0.02) -> None:
+        self._pids, self._every = list(pids), every
+        self._stopped = threading.Event()
+        self.before = {pid: memory(pid) for pid in self._pids}
+        self.most = dict(self.before)
+
+    def __enter__(self) -> "Peak":
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._every):
+            self.look()
+
+    def look(self) -> None:
+        for pid in self._pids:
+            self.most[pid] = max(self.most[pid], memory(pid))
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(10.0)
+        self.look()
+
+    def grown(self, pid: int) -> int:
+        return self.most[pid] - self.before[pid]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> float:
+    """Seconds until a condition came true."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"{what} did not come within {seconds:g} s")
+        time.sleep(0.02)
+    return time.monotonic() - began
