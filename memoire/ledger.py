@@ -78,6 +78,23 @@ class Account:
         return max(0, self.seen_bytes - self.received_bytes)
 
     @property
+    def pushed_caches(self) -> int:
+        """Caches that the client has pushed, as far as anything that arrived says: always those received (accepted or
+        rejected), lost and in flight together.
+        """
+        return max(self.report.caches, self.seen_caches, self.received_caches)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Their bytes."""
+        return max(self.report.cache_bytes, self.seen_bytes, self.received_bytes)
+
+    @property
+    def in_flight_caches(self) -> int:
+        """Caches that the client pushed and that neither arrived nor were overtaken by a later one that did."""
+        return self.pushed_caches - max(self.seen_caches, self.received_caches)
+
+    @property
     def in_flight(self) -> int:
         """Bytes that the client pushed and that neither arrived nor were overtaken by a later one that did."""
         return max(0, self.report.cache_bytes - max(self.seen_bytes, self.received_bytes))
@@ -241,8 +258,8 @@ class Ledger:
             gone=self.gone,
             episodes=self.episodes,
             steps=self.steps,
-            pushed_caches=sum(report.caches for report in reports),
-            pushed_bytes=sum(report.cache_bytes for report in reports),
+            pushed_caches=sum(account.pushed_caches for account in accounts),
+            pushed_bytes=sum(account.pushed_bytes for account in accounts),
             skipped_caches=sum(report.skipped for report in reports),
             generated_bytes=sum(report.generated_bytes for report in reports),
             received_caches=sum(account.received_caches for account in accounts),
@@ -269,7 +286,10 @@ class Ledger:
         for client, account in self._accounts.items():
             assert account.client == client
             assert not account.report.lines and not account.report.ended
-            assert account.received_caches >= account.accepted_caches + sum(account.rejected.values())
+            received = account.accepted_caches + sum(account.rejected.values())
+            assert account.received_caches == received
+            assert account.pushed_caches == received + account.lost_caches + account.in_flight_caches
+            assert account.pushed_bytes == account.received_bytes + account.lost_bytes + account.in_flight
             assert account.received_bytes >= account.accepted_bytes
 
 

@@ -74,9 +74,17 @@ class ClientStats:
     host: str
     episodes: int
     steps: int
+    pushed_caches: int
+    """As far as anything that arrived says: accepted, rejected, lost and in flight, always and exactly."""
+    pushed_bytes: int
+    """Received (accepted or rejected), lost and in flight, always and exactly."""
+    received_bytes: int
     accepted_caches: int
     rejected: dict[str, int]
+    """Caches by code."""
+    lost_caches: int
     lost_bytes: int
+    in_flight_caches: int
     in_flight_bytes: int
     returns_mean: float
     first_seen: float
@@ -871,9 +879,14 @@ def _client_stats(desk: Desk, account: Any) -> ClientStats:
         host=account.host,
         episodes=report.episodes,
         steps=report.steps,
+        pushed_caches=account.pushed_caches,
+        pushed_bytes=account.pushed_bytes,
+        received_bytes=account.received_bytes,
         accepted_caches=account.accepted_caches,
         rejected=dict(account.rejected),
+        lost_caches=account.lost_caches,
         lost_bytes=account.lost_bytes,
+        in_flight_caches=account.in_flight_caches,
         in_flight_bytes=account.in_flight,
         returns_mean=account.returns_sum / account.returns_count if account.returns_count else float("nan"),
         first_seen=account.first_seen,

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,9 @@ LINE = "MEMOIRE_TETHER"
 """Environment variable in which a launched process finds the number of the line's file descriptor."""
 GRACE = 4.0
 """Seconds that a child has to end by itself once its launcher is gone."""
+TWICE = 0.5
+"""Seconds after which a second signal means another one: whoever signals a group and its leader sends the first twice.
+"""
 ABANDONED = 70
 """Exit status of a child that did not."""
 
@@ -32,13 +36,14 @@ class Tether:
     thing.
 
     Attributes:
-        stopping: The process has to end now: SIGTERM, SIGINT, or its launcher is gone.
+        stopping: The process has to end now: SIGTERM, SIGINT, or its launcher is gone. Another signal ends it at once.
         finishing: The launcher ordered an orderly end ("finish"). Both only ever become true.
     """
 
     def __init__(self) -> None:
         self.stopping = False
         self.finishing = False
+        self._asked_at = 0.0  # when the first signal came
         self._line = _inherited_line()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -94,6 +99,11 @@ class Tether:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only a flag: a handler that takes a lock could wait for the thread that it interrupts. And a byte of its own,
         # since another thread's `wait` may have taken the interpreter's before the flag was set.
+        now = time.monotonic()
+        if self._asked_at and now - self._asked_at > TWICE:
+            os.write(2, b"memoire: told to end a second time: ending at once\n")
+            os._exit(128 + number)
+        self._asked_at = self._asked_at or now
         self.stopping = True
         self._rouse()
 

@@ -1,0 +1,169 @@
+"""Servers as processes, with a state folder: killed, told to end, and started again, they count exactly."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memoire
+from history.ports import block
+from netkit import QUICK, SCHEMA, record, until
+
+
+class Process:
+    """`memoire server` on a folder and ports of its own; it can be killed and started again."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
+        self.endpoint = f"tcp://127.0.0.1:{block(3)}"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-u", "-m", "memoire", "server", "--http", "off", "--name", "home"]
+        command += ["--endpoint", self.endpoint, "--schema", SCHEMA.to_json(), "--state-dir", str(self.folder)]
+        self.process = subprocess.Popen(
+            [*command, *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.endpoint.rpartition(":")[2] in self.process.stdout.readline()
+
+    def end(self, number: int) -> int:
+        """Send a signal; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(20.0)
+        self.process.communicate()
+        return status
+
+    def saved(self) -> memoire.Server:
+        """What is in the folder, as a server that nobody can reach shows it."""
+        return memoire.Server(None, SCHEMA, name="home", state_dir=self.folder)
+
+
+@contextlib.contextmanager
+def node(folder: Path, *options: str) -> Iterator[Process]:
+    made = Process(folder, *options)
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.end(signal.SIGKILL)
+
+
+class Talker:
+    """A client that counts, logs and pushes in a thread of its own until it is told to end."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.client = memoire.connect(endpoint, seed=1, capacity=1000, limits=QUICK, timeout=20.0)
+        self.lines = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def _talk(self) -> None:
+        while not self._stopping.wait(0.005):
+            record(self.client, length=5)
+            self.client.push_cache(timeout=0.0)
+            self.lines += self.client.log(f"line {self.lines}")
+
+    def end(self) -> memoire.client.ClientStats:
+        """Stop, and have everything acknowledged."""
+        self._stopping.set()
+        self._thread.join()
+        self.client.update(30.0)
+        return self.client.stats()
+
+
+def check_identity(server: memoire.Server) -> None:
+    """Whatever was pushed was accepted, rejected, lost, or is on its way."""
+    (client,) = server.clients()
+    caches = client.accepted_caches + sum(client.rejected.values()) + client.lost_caches + client.in_flight_caches
+    assert client.pushed_caches == caches
+    assert client.pushed_bytes == client.received_bytes + client.lost_bytes + client.in_flight_bytes
+
+
+def test_a_server_that_is_killed_again_and_again_counts_exactly(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        for _ in range(2):
+            before = talker.client.stats().updates
+            until(lambda before=before: talker.client.stats().updates > before + 3)
+            server.end(signal.SIGKILL)
+            server.start()
+        told = talker.end()
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            texts = [entry.line.text for entry in saved.lines(most=100_000)]
+            assert texts == [f"line {number}" for number in range(talker.lines)]
+            check_identity(saved)
+            assert saved.total_caches == told.accepted_caches > 0
+        talker.client.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_under_load_has_saved_what_it_said_and_exits_with_0(
+    tmp_path: Path, number: int
+) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        until(lambda: talker.client.stats().updates > 3)
+        began = time.monotonic()
+        assert server.end(number) == 0 and time.monotonic() - began < 10.0
+        server.start()
+        told = talker.end()
+        server.end(signal.SIGTERM)
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            check_identity(saved)
+        talker.client.close()
+
+
+def test_a_second_server_on_a_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        assert server.process is not None
+        second = Process(tmp_path / "state")
+        with pytest.raises(AssertionError):
+            second.start()
+        assert second.process is not None
+        _, words = second.process.communicate(timeout=20.0)
+        assert second.process.returncode == 1
+        assert f"in use by process {server.process.pid}" in words and "Traceback" not in words
+
+
+def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: Path) -> None:
+    """It waits for a client that has not heard that the run is over: it was stopped."""
+    with node(tmp_path / "state") as server:
+        stopped = subprocess.Popen([sys.executable, "-c", LISTENER, server.endpoint], stdout=subprocess.PIPE, text=True)
+        try:
+            assert stopped.stdout is not None and stopped.stdout.readline() == "ready\n"
+            stopped.send_signal(signal.SIGSTOP)
+            with memoire.Reader([server.endpoint]) as reader:
+                reader.finish()
+            assert server.process is not None and server.process.stderr is not None
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(0.7)
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        finally:
+            stopped.kill()
+            stopped.communicate()
+        server.start()  # nothing of the folder minds
+        assert server.end(signal.SIGTERM) == 0
+
+
+LISTENER = """
+import sys, time, memoire
+with memoire.connect(sys.argv[1]) as client:
+    client.on_episode(0, 1, 1.0)
+    client.update()
+    print("ready", flush=True)
+    time.sleep(60.0)
+"""
