@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from string import ascii_lowercase, ascii_uppercase
+
+import msgspec
 
 from .wire import Line
 
@@ -19,6 +22,8 @@ from .wire import Line
 _UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 LINE_OVERHEAD = 100
 """Bytes that a line takes beside its text, about."""
+MOST_FOUND = 10_000
+"""Lines that one search finds at most."""
 _SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
@@ -30,6 +35,11 @@ class Entry:
     client: bytes
     received: float
     line: Line
+
+    @property
+    def escaped(self) -> Entry:
+        """The same with its text on one line, as the log file has it."""
+        return replace(self, line=msgspec.structs.replace(self.line, text=escape(self.line.text)))
 
 
 def escape(text: str) -> str:
@@ -59,6 +69,41 @@ def cut(text: str, byte_limit: int) -> str:
     if len(encoded) <= byte_limit:
         return encoded.decode()
     return encoded[: max(0, byte_limit - 3)].decode("utf-8", "ignore") + "..."
+
+
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which lines are asked for: those that fulfil all of it."""
+
+    text: str = ""
+    """Somewhere in the line as it is written; letters A to Z in either case."""
+    client: bytes | None = None
+    """Id of the sender."""
+    label: int | None = None
+    """The sender's 32-bit uuid."""
+    since: float | None = None
+    """Received at this time or later, in seconds since 1970."""
+    until: float | None = None
+    """Received before this time."""
+    after: int = 0
+    """With a higher index."""
+    before: int | None = None
+    """With a lower index."""
+
+    def is_met_by(self, entry: Entry) -> bool:
+        """Whether this line is one of them."""
+        return (
+            entry.index > self.after
+            and (self.before is None or entry.index < self.before)
+            and (self.client is None or entry.client == self.client)
+            and (self.label is None or entry.line.label == self.label)
+            and (self.since is None or entry.received >= self.since)
+            and (self.until is None or entry.received < self.until)
+            and self.text.translate(_LOWER) in escape(entry.line.text).translate(_LOWER)
+        )
 
 
 class Logbook:

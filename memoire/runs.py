@@ -64,10 +64,6 @@ class Keeper(Past, Protocol):
     def name(self) -> str:
         """Of the server whose folder it is."""
 
-    @property
-    def trouble(self) -> str:
-        """What keeps it from saving just now, such as a full disk; "" when nothing does."""
-
     def start(
         self,
         collect: Callable[[], Group | None],
@@ -77,6 +73,30 @@ class Keeper(Past, Protocol):
         """Begin to save. The three are called on the thread: for what is to be saved, when it is on disk, and once when
         nothing can be saved any more, ever.
         """
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the disk now, for people; empty when nothing is."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether what is given to it is saved without delay."""
+
+    def search(
+        self,
+        run: str,
+        *,
+        text: str = "",
+        client: bytes | None = None,
+        label: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int = 100,
+        newest_first: bool = False,
+    ) -> Sequence[Entry]:
+        """Lines of the run that fulfil all conditions; see `logbook.Wanted`."""
 
     def wake(self) -> None:
         """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""

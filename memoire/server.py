@@ -9,8 +9,10 @@ It runs inside of the learner's process, or alone with learners that read over t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
+import itertools
 import logging
 import os
 import secrets
@@ -34,7 +36,7 @@ from .forwarding import forward
 from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
 from .limits import Limits
-from .logbook import Entry, format_line
+from .logbook import MOST_FOUND, Entry, Wanted, format_line
 from .logfile import LogFile
 from .models import Model
 from .notices import Notices, notice_of
@@ -710,6 +712,49 @@ class Server(Node):
         with self._desk.lock:
             return self._run(run).logbook.recent(after, most)
 
+    def search(
+        self,
+        text: str = "",
+        *,
+        run: str | None = None,
+        client: bytes | None = None,
+        label: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int = 100,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Log lines of a run that fulfil all conditions: of all that a state folder keeps, or, without one, of the
+        newest in memory.
+
+        Args:
+            text: Somewhere in the line as the log file has it; letters A to Z in either case.
+            run: None is the one that is counted now.
+            client: Id of the sender.
+            label: The sender's 32-bit uuid.
+            since, until: Received at or after, and before; seconds since 1970.
+            after, before: Index above, and below: the last index of a page is where the next one begins.
+            most: At most so many, 1 to 10000.
+            newest_first: Else the oldest come first.
+
+        Raises:
+            ParameterError: this server knows no such run, or `most` is out of its range.
+        """
+        if not 1 <= most <= MOST_FOUND:
+            raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
+        wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
+        with self._desk.lock:
+            found = self._run(run)
+            lines = found.logbook.recent(0, MOST_FOUND)
+        if self._store is not None:
+            return list(
+                self._store.search(found.name, **dataclasses.asdict(wanted), most=most, newest_first=newest_first)
+            )
+        chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)
+        return [entry.escaped for entry in itertools.islice(chosen, most)]
+
     def episodes(self, most: int = 1000) -> list[tuple[str, wire.Ended]]:
         """The newest closed episodes, oldest first, each with its client's id in hex."""
         with self._desk.lock:
@@ -729,16 +774,16 @@ class Server(Node):
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each: threads that died or are stuck. Empty while all is well."""
-        return [trouble for worker in (self._requests, *self._pullers) for trouble in worker.trouble()]
+        stuck = [trouble for worker in (self._requests, *self._pullers) for trouble in worker.trouble()]
+        return stuck if self._lost is None else [f"state: {self._lost}", *stuck]
 
     def readiness(self) -> list[str]:
         """Why this server should get no new clients just now, a sentence each; empty when it should."""
         if self._closing.is_set():
             return ["closing: this server is about to end"]
-        if self._lost is not None:
-            return [f"state: {self._lost}"]
-        trouble = "" if self._store is None else self._store.trouble
-        return [f"state: {trouble}"] if trouble else []
+        if self._store is not None and not self._store.is_healthy:
+            return [f"state: {self._store.trouble}"]
+        return []
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""

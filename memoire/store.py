@@ -46,7 +46,7 @@ from .journal import Group, RunFacts
 from .ledger import Account
 from .limits import Limits
 from .linelog import LineLog
-from .logbook import Entry, escape
+from .logbook import MOST_FOUND, Entry, escape
 from .models import Model
 from .snapshot import SavedCache
 from .statefile import (
@@ -71,7 +71,6 @@ AGAIN: Final = 0.5
 """Seconds between two tries while the disk is full."""
 SOON: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
-MOST_FOUND: Final = 10_000
 _LONGEST_TEXT: Final = 4096  # of a search; SQLite takes patterns of 50000 bytes, and a character may become twelve
 _INLINE: Final = 16 * 1024  # bytes of a model's body that are stored in the database itself
 _BACKUPS: Final = 2

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import http.client
 import json
 import math
@@ -184,6 +185,37 @@ def test_a_thread_that_died_is_told(server, pages):
     assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
 
 
+def failing(code):
+    def fail(group):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, monkeypatch):
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server,
+        NodePages("127.0.0.1:0", server) as pages,
+    ):
+        assert ask(pages, "/readyz")[0] == 200 and ask(pages)[2]["stats"]["durable"]
+        monkeypatch.setattr(server._store, "_save_now", failing(errno.ENOSPC))
+        server.finish()
+        until(lambda: ask(pages, "/readyz")[0] == 503)
+        assert re.match(r"state: the disk is full since \d+ s .*nothing is ack", ask(pages, "/readyz")[2]["reasons"][0])
+        assert ask(pages, "/livez")[0] == 200
+        monkeypatch.undo()
+        until(lambda: ask(pages, "/readyz")[0] == 200)
+
+
+def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, monkeypatch):
+    server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state")
+    with server, NodePages("127.0.0.1:0", server) as pages:
+        monkeypatch.setattr(server._store, "_save_now", failing(errno.EIO))
+        server.finish()
+        until(lambda: ask(pages, "/livez")[0] == 503)
+        assert "could not be saved: [Errno 5]" in ask(pages, "/livez")[2]["reasons"][0]
+
+
 def test_a_node_that_runs_out_of_descriptors_is_not_ready(pages, monkeypatch):
     monkeypatch.setattr(node, "ENOUGH_DESCRIPTORS", 1e-9)
     status, _, said = ask(pages, "/readyz")
@@ -255,8 +287,8 @@ def test_head_has_the_headers_of_get_and_no_body(pages):
 
 def test_an_unknown_page_names_those_that_there_are(pages):
     status, _, said = ask(pages, "/nope")
-    assert status == 404 and said["error"] == "there is no page '/nope'; there are /, /livez, /readyz, /status"
-    assert ask(pages, "/")[2]["pages"] == ["/", "/livez", "/readyz", "/status"]
+    assert status == 404 and said["error"] == "there is no page '/nope'; there are /, /livez, /logs, /readyz, /status"
+    assert ask(pages, "/")[2]["pages"] == ["/", "/livez", "/logs", "/readyz", "/status"]
 
 
 @pytest.mark.parametrize(
@@ -390,19 +422,22 @@ def test_a_forked_child_does_not_keep_the_address(server):
     """Nobody would answer there: whoever asks should be told at once that nothing listens."""
     pages = NodePages("127.0.0.1:0", server)
     stop, go_on = os.pipe()
+    begun, begin = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(begin, b"x")
         os.close(go_on)
         os.read(stop, 1)
         os._exit(0)
     try:
+        assert os.read(begun, 1)
         assert ask(pages, "/livez")[0] == 200
         pages.close()
         with pytest.raises(ConnectionRefusedError):
             dial(pages)
     finally:
-        os.close(go_on)
-        os.close(stop)
+        for end in (go_on, stop, begun, begin):
+            os.close(end)
         assert os.waitpid(child, 0)[1] == 0
 
 

@@ -3,6 +3,7 @@
     GET /livez    200, or 503 when a thread of the node is stuck: restart it
     GET /readyz   200, or 503 with the reasons why it should get no new clients just now: wait
     GET /status   everything of stats(), the process, and the clients, a page of them at a time (?after=ID&most=100)
+    GET /logs     log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&newest)
 
 Reading is all there is: no page changes anything. One thread serves all connections; there are few at a time, each
 has a few seconds for its request, and a newcomer takes the place of whoever has waited longest without asking
@@ -27,7 +28,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, ParameterError
+from memoire.logbook import timestamp
 from memoire.proxy import Proxy
 from memoire.server import Server
 from memoire.version import SOFTWARE
@@ -99,6 +101,7 @@ class NodePages:
             "/livez": self._livez,
             "/readyz": self._readyz,
             "/status": self._status,
+            "/logs": self._logs,
         }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -180,6 +183,8 @@ class NodePages:
             page = self._pages[path](query)
         except Asked as asked:
             page = asked.page
+        except ParameterError as error:
+            page = _error(http.HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
             _log.exception("a page could not be made")
             page = _error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
@@ -245,6 +250,39 @@ class NodePages:
         if isinstance(node, Server):
             facts["clients"] = _clients(node, query)
         return _json(facts)
+
+    def _logs(self, query: Query) -> Page:
+        if not isinstance(self._node, Server):
+            raise Asked(_error(http.HTTPStatus.NOT_FOUND, "there are no log lines here: ask a server"))
+        most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
+        found = self._node.search(
+            query.get("text", ""),
+            run=query.get("run") or self._node.run,
+            client=_value(query, "client", bytes.fromhex, "an id in hex"),
+            label=_value(query, "label", _label, "up to 8 digits in hex"),
+            since=_value(query, "since", float, "seconds since 1970"),
+            until=_value(query, "until", float, "seconds since 1970"),
+            after=_whole(query, "after", 0, 0, 1 << 53),
+            before=_whole(query, "before", 1 << 53, 0, 1 << 53),
+            most=most,
+            newest_first="newest" in query,
+        )
+        rows: list[dict[str, Any]] = []
+        size = 0
+        for entry in found:
+            size += len(entry.line.text.encode()) + 200
+            if rows and size > MOST_PAGE_BYTES:
+                break
+            rows.append(
+                {
+                    "index": entry.index,
+                    "time": timestamp(entry.received),
+                    "client": entry.client.hex(),
+                    "label": f"{entry.line.label:08x}",
+                    "text": entry.line.text,
+                }
+            )
+        return _json({"rows": rows, "is_all": len(rows) == len(found) < most})
 
 
 _opened: weakref.WeakSet[NodePages] = weakref.WeakSet()
@@ -330,6 +368,22 @@ def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
             _error(http.HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, got {text!r}")
         )
     return int(text)
+
+
+def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
+    if name not in query:
+        return None
+    try:
+        return read(query[name])
+    except ValueError:
+        text = f"{name} must be {expected}, got {query[name]!r}"
+        raise Asked(_error(http.HTTPStatus.BAD_REQUEST, text)) from None
+
+
+def _label(text: str) -> int:
+    if len(text) > 8:
+        raise ValueError
+    return int(text, 16)
 
 
 def process_facts() -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Lines that a server finds: the same with a state folder and without, as a slow search would, and over HTTP."""
+
+import contextlib
+import http.client
+import itertools
+import json
+import urllib.parse
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memoire
+from memoire.cluster.node import NodePages
+from memoire.errors import ParameterError
+from memoire.logbook import escape
+from netkit import QUICK, SCHEMA, until
+
+TEXTS = ["begins", "Begins again", "100% of it_all", "Ünder way", "line\nbreak", "a\\b", "ends", "BEGINS"]
+LABELS = [1, 0xC0FFEE, 2**32 - 1]
+
+
+@pytest.fixture(scope="module", params=["state folder", "memory"])
+def server(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state") if request.param == "state folder" else None
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK, run="r-1", state_dir=folder) as made:
+        with contextlib.ExitStack() as stack:
+            clients = [
+                stack.enter_context(memoire.connect(made.endpoint, input_uuid=label, limits=QUICK)) for label in LABELS
+            ]
+            for text, client in itertools.product(TEXTS, clients):
+                client.log(text)
+                client.update(10.0)
+        yield made
+
+
+def lower(text):
+    return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in text)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_is_found_is_what_a_slow_search_finds(server, data):
+    lines = server.lines(0, 1000)
+    assert len(lines) == len(TEXTS) * len(LABELS)
+    times = st.none() | st.sampled_from(lines).map(lambda entry: entry.received)
+    text = data.draw(
+        st.sampled_from(["", "begin", "BEGINS", "%", "_", "\\", "\\n", "ü", "Ü", "no such"]) | st.text(max_size=3)
+    )
+    client = data.draw(st.none() | st.sampled_from(lines).map(lambda entry: entry.client))
+    label = data.draw(st.none() | st.sampled_from([*LABELS, 5]))
+    since, up_to = data.draw(times), data.draw(times)
+    after = data.draw(st.integers(0, 30))
+    before = data.draw(st.none() | st.integers(0, 30))
+    most = data.draw(st.integers(1, 30))
+    newest_first = data.draw(st.booleans())
+    expected = [
+        entry.escaped
+        for entry in (lines[::-1] if newest_first else lines)
+        if lower(text) in lower(escape(entry.line.text))
+        and client in (None, entry.client)
+        and label in (None, entry.line.label)
+        and (since is None or since <= entry.received)
+        and (up_to is None or entry.received < up_to)
+        and after < entry.index
+        and (before is None or entry.index < before)
+    ][:most]
+    found = server.search(
+        text,
+        client=client,
+        label=label,
+        since=since,
+        until=up_to,
+        after=after,
+        before=before,
+        most=most,
+        newest_first=newest_first,
+    )
+    assert found == expected
+
+
+def test_a_run_or_number_that_cannot_be_is_refused(server):
+    for most in (0, 10_001):
+        with pytest.raises(ParameterError, match="most must be from 1 to 10000"):
+            server.search(most=most)
+    with pytest.raises(ParameterError, match="run must be one of 'r-1'"):
+        server.search(run="nobody")
+
+
+def ask(pages, query):
+    parts = urllib.parse.urlsplit(pages.url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
+        connection.request("GET", f"/logs{query}")
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_lines_are_read_over_http_a_page_at_a_time(server):
+    with NodePages("127.0.0.1:0", server) as pages:
+        status, said = ask(pages, "?text=begins&label=00c0ffee&most=2")
+        assert status == 200
+        assert [row["text"] for row in said["rows"]] == ["begins", "Begins again"]
+        assert {row["label"] for row in said["rows"]} == {"00c0ffee"}
+        assert not said["is_all"]
+        after = said["rows"][-1]["index"]
+        status, said = ask(pages, f"?text=begins&label=c0ffee&after={after}")
+        assert [row["text"] for row in said["rows"]] == ["BEGINS"] and said["is_all"]
+        assert [row["text"] for row in ask(pages, "?newest&most=3&text=line%5Cn")[1]["rows"]] == ["line\\nbreak"] * 3
+        (row,) = ask(pages, "?most=1")[1]["rows"]
+        assert row == {
+            "index": 1,
+            "time": row["time"],
+            "client": server.lines()[0].client.hex(),
+            "label": "00000001",
+            "text": "begins",
+        }
+        assert row["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?client=xyz", "client must be an id in hex, got 'xyz'"),
+        ("?label=123456789", "label must be up to 8 digits in hex"),
+        ("?since=yesterday", "since must be seconds since 1970"),
+        ("?most=0", "most must be a number from 1 to 1000"),
+        ("?run=nobody", "run must be one of 'r-1'"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_answered_with_what_would(server, query, words):
+    with NodePages("127.0.0.1:0", server) as pages:
+        status, said = ask(pages, query)
+        assert status == 400 and words in said["error"]
+
+
+def test_a_proxy_has_no_lines(server):
+    with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
+        assert until(lambda: ask(pages, "")) == (404, {"error": "there are no log lines here: ask a server"})
