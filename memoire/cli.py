@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import memoire
-from memoire.errors import MemoireError
+from memoire.errors import MemoireError, ParameterError
 
 Command = Callable[[argparse.Namespace], int]
 EXTRAS = {"gymnasium": "demo", "rich": "demo", "lz4": "lz4"}
@@ -80,7 +80,13 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
         one.add_argument("--endpoint", default=default, help="address that clients connect to (default: %(default)s)")
         _add_http(one)
-        one.add_argument("servers", nargs="+", metavar="SERVER", help="address of a server, or of another proxy")
+        one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
+        one.add_argument(
+            "--servers-file",
+            metavar="FILE",
+            help="a file with one of these addresses on each line instead; read again when it changes: clients of "
+            "servers that are taken off go to others",
+        )
         one.set_defaults(command=_proxy, role=role)
 
 
@@ -238,7 +244,11 @@ def _server(given: argparse.Namespace) -> int:
 def _proxy(given: argparse.Namespace) -> int:
     from memoire.cluster import roles
 
-    return roles.relay(given.endpoint, given.servers, role=given.role, http=_http(given))
+    if bool(given.servers) == bool(given.servers_file):
+        raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
+    return roles.relay(
+        given.endpoint, given.servers, role=given.role, http=_http(given), servers_file=given.servers_file
+    )
 
 
 def _up(given: argparse.Namespace) -> int:

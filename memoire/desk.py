@@ -130,6 +130,8 @@ class Desk:
         self.models = ModelStore(limits.model_bytes)
         self.leaving = False
         """Whether clients are sent elsewhere: this server is being drained."""
+        self._silent, self._shared_at = 0, 0.0  # clients that are silent for too long, and when they were counted
+        self._shared_ledger: Ledger | None = None  # of which run
         self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
         self._told: set[bytes] = set()  # clients that a reply told that the run is over
         self.facts: dict[bytes, ClientFacts] = {}
@@ -414,7 +416,17 @@ class Desk:
 
     def credit(self) -> int:
         """Bytes that each client may have on the way: its limit, or its share of what is held where that is less."""
-        return max(1, min(self.limits.credit, self.limits.held_bytes // max(1, len(self.ledger))))
+        return max(1, min(self.limits.credit, self.limits.held_bytes // max(1, self._sharers())))
+
+    def _sharers(self) -> int:
+        """Clients that may push: neither gone nor silent for too long, as counted once a second. Under the lock."""
+        now, ledger = self._clock(), self.ledger
+        if ledger is not self._shared_ledger or not self._shared_at <= now < self._shared_at + 1.0:
+            self._shared_ledger, self._shared_at = ledger, now
+            since = now - self.limits.client_timeout
+            active = sum(account.last_seen >= since and not account.report.leaving for account in ledger)
+            self._silent = len(ledger) - ledger.gone - active
+        return len(ledger) - ledger.gone - self._silent
 
     def _update(self, header: wire.Header, body: wire.Update, _: Any) -> Reply:
         now = self._clock()
@@ -436,6 +448,8 @@ class Desk:
             reply = Reply(self._updated(run, account, body), until_saved=not self._is_saved(run, header.client))
         if run is self.runs.current:
             self.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
+            if account.report.leaving:
+                self.pool.goodbye(header.client)
         if feedback is None:
             return reply
         body_with = msgspec.structs.replace(reply.body, feedback_through=feedback[0])

@@ -17,6 +17,7 @@ over the caches of one server, `plan` and `finish` over several servers' from fa
 Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
 """
 
+import math
 import random
 import threading
 import time
@@ -225,6 +226,15 @@ class Pool:
             client = self._clients.get(client_id)
             if client is not None:
                 client.heard = self._clock()
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended: it leaves when its samples are used, before `client_timeout`. With reuse_cache, where
+        they are never used up, it stays as long as one that is silent.
+        """
+        with self._lock:
+            client = self._clients.get(client_id)
+            if client is not None and not self._parameters.reuse_cache:
+                client.heard = -math.inf
 
     def forget(self, client_id: bytes) -> int:
         """Drop a client and all that it holds; returns the unused samples lost."""

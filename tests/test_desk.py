@@ -229,6 +229,28 @@ def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
     assert me.ask(wire.Update()).body.finished
 
 
+def test_credit_is_shared_by_those_who_are_there(desk):
+    desk.limits = Limits(credit=1000, held_bytes=5000)
+    now = [1000.0]
+    desk._clock = lambda: now[0]
+    askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(10)]
+    for asker in askers:
+        asker.ask(wire.Hello())
+    assert desk.credit() == 500
+    askers[0].ask(wire.Update(leaving=True))
+    askers[1].ask(wire.Update(leaving=True))
+    assert desk.credit() == 5000 // 8  # at once
+    now[0] += 59.0
+    for asker in askers[2:8]:
+        asker.ask(wire.Update())
+    now[0] += 2.0  # two have been silent for too long
+    assert desk.credit() == 5000 // 6
+    askers[9].ask(wire.Update())
+    now[0] += 1.0
+    assert desk.credit() == 5000 // 7
+    assert desk.ledger.gone == 2
+
+
 def test_credit_is_shared_when_many_ask(desk):
     desk.limits = Limits(credit=1000, held_bytes=5000)
     for number in range(10):

@@ -382,6 +382,18 @@ def test_silent_clients_leave_when_their_samples_are_used() -> None:
     assert pool.stats().left == 3
 
 
+def test_a_client_that_said_goodbye_leaves_as_soon_as_its_samples_are_used() -> None:
+    clock = Clock()
+    pool = pool_of([5, 5], client_timeout=10.0, clock=clock)
+    pool.goodbye(name(0))
+    pool.goodbye(name(7))  # unknown: nothing to do
+    assert pool.expire() == 0 and pool.get(10).left_out == 0.0
+    assert pool.expire() == 1 and pool.stats().clients == 1
+    again = pool_of([5, 5], PLAIN.replace(reuse_cache=True), client_timeout=10.0, clock=clock)
+    again.goodbye(name(0))  # its samples are never used up: a learner may go on with them
+    assert again.expire() == 0
+
+
 def test_with_reuse_silent_clients_leave_at_once() -> None:
     clock = Clock()
     pool = pool_of([5, 5], PLAIN.replace(reuse_cache=True), client_timeout=10.0, clock=clock)

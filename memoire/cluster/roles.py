@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memoire.errors import ParameterError, SchemaError
+from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.proxy import Proxy
@@ -106,14 +106,62 @@ def serve(
     return 0
 
 
-def relay(endpoint: str, servers: Sequence[str], *, role: str = "proxy", http: str | None = None) -> int:
+class ServersFile:
+    """A list of servers in a file: an address on each line, # begins a comment. Read again while the proxy runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._text: str | None = None
+
+    def read(self) -> list[str] | None:
+        """The addresses; None where nothing has changed since the last call, or the file cannot be read now.
+
+        Raises:
+            ParameterError: it cannot be read, the first time.
+        """
+        try:
+            text = Path(self.path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            if self._text is None:
+                raise ParameterError(
+                    "--servers-file", self.path, f"a file with an address on each line: {error}"
+                ) from error
+            return None
+        if text == self._text:
+            return None
+        self._text = text
+        return [found for line in text.splitlines() if (found := line.partition("#")[0].strip())]
+
+    def follow(self, proxy: Proxy) -> None:
+        """Give a changed list to the proxy; a wrong one is said, and not taken."""
+        servers = self.read()
+        if servers is None:
+            return
+        try:
+            proxy.set_servers(servers)
+        except EndpointError as error:
+            print(f"memoire: {self.path} is not taken: {error}", file=sys.stderr, flush=True)
+
+
+def relay(
+    endpoint: str,
+    servers: Sequence[str],
+    *,
+    role: str = "proxy",
+    http: str | None = None,
+    servers_file: str | None = None,
+) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
+    listed = ServersFile(servers_file) if servers_file else None
+    servers = servers if listed is None else listed.read() or []
     with Tether() as tether, NodePages(http) as pages, Proxy(endpoint, servers) as proxy:
         pages.show(proxy)
         while tether.is_launched and not all(back.servers for back in proxy.stats().backs) and tether.wait(LOOK_EVERY):
             pass  # clients that came before the last server was met would all be given to the others
         _announce(tether, role, proxy.endpoint, pages)
         while tether.wait(REPORT_EVERY):
+            if listed is not None:
+                listed.follow(proxy)
             if tether.is_launched:
                 stats = proxy.stats()
                 tether.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
