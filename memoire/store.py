@@ -127,9 +127,7 @@ class Store:
             self._unlock()
             raise
         self._wanted = threading.Condition()
-        # Under that lock: when to save next, whether nothing new comes, and until when to try.
-        self._due: float | None = None
-        self._closing = False
+        self._is_wanted = self._closing = False  # under that lock
         self._give_up = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -397,13 +395,11 @@ class Store:
         self._thread = threading.Thread(target=self._run, name=f"memoire-store-{self.name}", daemon=True)
         self._thread.start()
 
-    def wake(self, soon: bool = True) -> None:
-        """Something is to be saved: now, or within 0.2 s when nobody waits for it (`soon=False`)."""
-        due = time.monotonic() + (0.0 if soon else SOON)
+    def wake(self) -> None:
+        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
         with self._wanted:
-            if self._due is None or due < self._due:
-                self._due = due
-                self._wanted.notify()
+            self._is_wanted = True
+            self._wanted.notify()
 
     def _run(self) -> None:
         try:
@@ -427,10 +423,9 @@ class Store:
     def _wait(self) -> bool:
         """Wait until something is to be saved; True when the store is being closed."""
         with self._wanted:
-            while not self._closing and (self._due is None or self._due > time.monotonic()):
-                left = None if self._due is None else max(0.0, self._due - time.monotonic())
-                self._wanted.wait(left)
-            self._due = None
+            if not (self._is_wanted or self._closing):
+                self._wanted.wait(SOON)
+            self._is_wanted = False
             return self._closing
 
     def _tell(self, group: Group) -> None:

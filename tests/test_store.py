@@ -115,7 +115,6 @@ def test_what_nobody_waits_for_is_saved_soon(tmp_path):
     with Keeper(tmp_path) as keeper:
         with keeper.lock:
             keeper.journal.touch(RUN, account(CLIENTS[0], 5))
-        keeper.store.wake(soon=False)
         until(lambda: [one.report.episodes for one in keeper.store.accounts(RUN)] == [5])
 
 
