@@ -89,6 +89,13 @@ class EntryStore:
         burn_in: int,
         max_share: float,
     ) -> None: ...
+    def _set_facts(
+        self,
+        numbers: NDArray[np.int64],
+        priorities: NDArray[np.float32],
+        learned: NDArray[np.uint8],
+        born: NDArray[np.float64],
+    ) -> int: ...
     def _sequences(
         self,
         numbers: NDArray[np.int64],

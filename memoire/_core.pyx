@@ -1967,6 +1967,30 @@ cdef class EntryStore:
         finally:
             self._release()
 
+    def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born):
+        """Give entries what another memory knew of them: priority float32 [B] (below 0: none yet), whether a learner reported it
+        uint8 [B], and when they were added float64 [B]. Position of the first that is not there, or -1."""
+        cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
+        cdef cnp.ndarray rows_ = np.empty(count, np.int64)
+        cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
+        cdef float* priority = <float*>_data(priorities, count)
+        cdef uint8_t* is_learned = <uint8_t*>_data(learned, count)
+        cdef double* since = <double*>_data(born, count)
+        cdef Meta* meta
+        self._hold()
+        try:
+            with nogil:
+                bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, rows)
+                for i in range(count if bad < 0 else 0):
+                    meta = &self.meta[rows[i]]
+                    meta.priority, meta.learned, meta.born = priority[i], is_learned[i], since[i]
+                    self.max_priority_ = max(self.max_priority_, <double>priority[i])
+                    self._put(rows[i], self._weight(rows[i]))
+                tree_settle(&self.tree)
+            return bad
+        finally:
+            self._release()
+
     # Windows and gathering
 
     cdef inline void _fill_back(self, int64_t row, int64_t position, int64_t* codes, int64_t count) noexcept nogil:

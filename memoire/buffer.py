@@ -3,12 +3,13 @@
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core
+from . import _core, dataset
 from .batch import Batch
 from .errors import ParameterError
 from .memory import Memory
@@ -192,6 +193,36 @@ class Buffer:
             ParameterError: nothing was changed.
         """
         self._memory.configure(**_fields(sampler, discount, parameters))
+
+    def save(self, path: str | Path) -> int:
+        """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
+
+        The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
+        """
+        return dataset.save(self._memory, path)
+
+    @classmethod
+    def load(cls, path: str | Path, capacity: int | None = None, *, seed: int | None = None, **changes: Any) -> Self:
+        """A buffer with the episodes of a saved file: weights, priorities, ages and ends are as they were.
+
+        Ids are new. An episode that was open ends where it was, and nobody knows how.
+
+        Args:
+            capacity: Entries there is room for; as it was, unless it is given. The oldest episodes leave if need be.
+            changes: Fields of `Parameters` to change.
+
+        Raises:
+            DataError: the file is damaged, or none.
+            ParameterError: a change is outside its range.
+        """
+        saved = dataset.about(path)
+        fields = saved.parameters.replace(**changes).to_wire()
+        discount = fields.pop("discount_factor")
+        buffer = cls(
+            saved.schema, saved.capacity if capacity is None else capacity, discount=discount, seed=seed, **fields
+        )
+        dataset.fill(buffer.memory, path)
+        return buffer
 
     def info(self) -> dict[str, Any]:
         """What is stored and set, as plain numbers and strings."""

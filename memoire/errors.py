@@ -271,6 +271,17 @@ class ChildDied(MemoireError, RuntimeError):
         return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
+class DataError(MemoireError, ValueError):
+    """A file of episodes that is damaged, or none."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}. Nothing of it is used. Take another copy, or save it anew."
+
+
 class StateError(MemoireError, RuntimeError):
     """A state folder that cannot be used as it is; it was left as it was found."""
 

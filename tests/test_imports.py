@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 LAYERS: dict[str, set[str]] = {
     "words": {"errors", "limits", "version", "_core", "parameters", "schema"},
     "what decides": {
-        "memory", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
+        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
     },
     "what touches the world": {"names", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},

@@ -1,0 +1,223 @@
+"""Episodes out of a memory and back: nothing changes on the way, and a file that is damaged is refused."""
+
+import io
+import random
+import zipfile
+
+import numpy as np
+import pytest
+
+from memoire import Buffer, Prioritized, Schema, dataset
+from memoire.errors import DataError, EpisodeTooLong, MemoireError, ParameterError
+from memoire.memory import Memory
+from memory_walk import Walk
+
+
+def walked(seed, steps=60):
+    """A memory that a random walk has filled, of a random schema."""
+    walk = Walk(random.Random(seed).choice)
+    for _ in range(steps):
+        walk.step()
+    return walk.memory
+
+
+def alike(one, other):
+    assert one.columns.keys() == other.columns.keys()
+    for name, column in one.columns.items():
+        np.testing.assert_array_equal(column, other.columns[name], err_msg=name)
+    for name in ("init_w", "priority", "learned", "born", "model_version"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    assert (one.multiplier, one.terminated, one.update_value, one.update_weight) == (
+        other.multiplier,
+        other.terminated,
+        other.update_value,
+        other.update_weight,
+    )
+    assert (one.final_state is None) == (other.final_state is None)
+    for name, state in (one.final_state or {}).items():
+        np.testing.assert_array_equal(state, other.final_state[name])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
+    memory = walked(seed)
+    path = tmp_path / "memory.npz"
+    count = dataset.save(memory, path)
+    saved = dataset.about(path)
+    before = list(dataset.episodes(memory))
+    assert (saved.schema, saved.parameters, saved.episodes) == (memory.schema, memory.parameters, count)
+    assert saved.entries == memory.num_entries == sum(map(len, before))
+    read = list(dataset.load(path))
+    for one, other in zip(before, read, strict=True):
+        alike(one, other)
+    again = Memory(memory.schema, memory.capacity + 300, memory.parameters, live=memory.live, seed=1)
+    assert dataset.fill(again, path) == count
+    again.check_invariants()
+    closed = [episode for episode in before if not episode.is_open]
+    limit = memory.parameters.max_episode
+    kept = list(dataset.episodes(again))
+    for one, other in zip([*closed, *(e for e in before if e.is_open)][-limit if limit else 0 :], kept, strict=True):
+        if not one.is_open:
+            alike(one, other)
+    if not limit and len(closed) == len(before):
+        own, theirs = (np.sort(each._inside()["weights"]) for each in (memory, again))
+        np.testing.assert_allclose(theirs[theirs > 0], own[own > 0], rtol=1e-6)
+        assert again.num_positive == memory.num_positive
+
+
+def cartpole(capacity=200, **options):
+    schema = Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
+    buffer = Buffer(schema, capacity, sampler=Prioritized(0.7, beta=0.6), multi_step=3, discount=0.9, seed=3, **options)
+    writer = buffer.writer(num_envs=2, autoreset="disabled", check=False)
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        obs = rng.normal(size=(2, 4)).astype(np.float32)
+        done = np.array([step % 13 == 12, step % 17 == 16])
+        writer.step(obs, rng.integers(0, 2, 2), rng.normal(size=2), done, np.zeros(2, bool), obs + 1)
+    batch = buffer.sample(64)
+    batch.update_priorities(rng.normal(size=64))
+    return buffer
+
+
+def test_a_buffer_is_saved_and_loaded_with_its_settings(tmp_path):
+    buffer = cartpole()
+    path = tmp_path / "buffer.npz"
+    assert buffer.save(path) == len(list(dataset.episodes(buffer.memory)))
+    again = Buffer.load(path, seed=5)
+    assert (again.schema, again.parameters, again.capacity) == (buffer.schema, buffer.parameters, 200)
+    assert len(again) == len(buffer)
+    batch = again.sample(512)
+    rows = {tuple(row) for row in np.load(path)["obs"]}
+    assert {tuple(row) for row in batch.obs} <= rows
+    smaller = Buffer.load(path, capacity=60, priority_exponent=0.0)
+    assert len(smaller) <= 60 and smaller.parameters.priority_exponent == 0.0
+    newest = np.load(path)["obs"][-len(smaller) :]
+    assert {tuple(row) for row in smaller.sample(256).obs} <= {tuple(row) for row in newest}
+
+
+def test_a_quick_look_with_numpy_needs_nothing_of_ours(tmp_path):
+    buffer = cartpole()
+    buffer.save(tmp_path / "b.npz")
+    with np.load(tmp_path / "b.npz", allow_pickle=False) as file:
+        assert file["obs"].shape == (len(buffer), 4) and file["obs"].dtype == np.float32
+        assert file["episodes"]["length"].sum() == len(buffer)
+        assert set(file["action"]) <= {0, 1}
+
+
+def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path):
+    path = tmp_path / "b.npz"
+    path.write_bytes(b"before")
+    buffer = cartpole()
+
+    def fail(*_):
+        raise OSError("no space")
+
+    original = dataset._write
+    dataset._write = fail
+    try:
+        with pytest.raises(OSError, match="no space"):
+            buffer.save(path)
+    finally:
+        dataset._write = original
+    assert path.read_bytes() == b"before"
+    buffer.save(path)
+    assert len(Buffer.load(path)) == len(buffer)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    buffer = cartpole()
+    path = tmp_path / "b.npz"
+    buffer.save(path)
+    other = Memory(Schema({"obs": np.float32, "reward": np.float32}), 10)
+    with pytest.raises(ParameterError, match="a file of"):
+        dataset.fill(other, path)
+    with pytest.raises(ParameterError, match="priority_exponent"):
+        Buffer.load(path, priority_exponent=-1)
+    with pytest.raises(EpisodeTooLong):
+        Buffer.load(path, capacity=8)
+    with pytest.raises(FileNotFoundError):
+        Buffer.load(tmp_path / "none.npz")
+
+
+def damaged(whole, rng):
+    """Copies with one thing wrong: cut off, a bit flipped, a stretch overwritten, bytes taken out."""
+    for _ in range(250):
+        kind, at = rng.randrange(4), rng.randrange(len(whole))
+        if kind == 0:
+            yield whole[:at]
+        elif kind == 1:
+            yield whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]
+        elif kind == 2:
+            yield whole[:at] + rng.randbytes(16) + whole[at + 16 :]
+        else:
+            yield whole[:at] + whole[at + 1 + rng.randrange(40) :]
+
+
+def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
+    buffer = cartpole()
+    path = tmp_path / "b.npz"
+    buffer.save(path)
+    whole, episodes = path.read_bytes(), list(dataset.load(path))
+    refused = 0
+    for content in damaged(whole, random.Random(4)):
+        path.write_bytes(content)
+        try:
+            dataset.about(path)
+            read = list(dataset.load(path))
+        except MemoireError as error:
+            assert str(path) in str(error) or isinstance(error, ParameterError)
+            refused += 1
+            continue
+        for one, other in zip(episodes, read, strict=True):
+            alike(one, other)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("about", b'{"form": 2}'),
+        ("about", b"[1"),
+        ("about", b"[" * 100_000),
+        ("episodes", np.zeros(3, "<i8")),
+        ("obs", np.zeros((3, 4), np.float32)),
+        ("obs", np.zeros((3, 4), np.float64)),
+        ("obs", None),
+        ("reward", "nan"),
+        ("init_w", "nan"),
+    ],
+)
+def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
+    name, value = change
+    cartpole().save(tmp_path / "b.npz")
+    parts = dict(np.load(tmp_path / "b.npz"))
+    if value is None:
+        del parts[name]
+    elif isinstance(value, str):
+        parts[name] = np.full_like(parts[name], np.nan)
+    else:
+        parts[name] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        for key, array in parts.items():
+            made = io.BytesIO()
+            np.lib.format.write_array(made, array, version=(2, 0))
+            archive.writestr(key + ".npy", made.getvalue())
+    with pytest.raises(DataError, match="b.npz"):
+        list(dataset.load(tmp_path / "b.npz"))
+
+
+def test_pickles_and_bombs_are_not_read(tmp_path):
+    path = tmp_path / "b.npz"
+    np.savez(path, about=np.array([object()], dtype=object))
+    with pytest.raises(DataError):
+        dataset.about(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("about.npy", bytes(1 << 24))
+    with pytest.raises(DataError, match="compressed"):
+        dataset.about(path)
+    made = io.BytesIO()
+    np.lib.format.write_array_header_2_0(made, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("about.npy", made.getvalue())
+    with pytest.raises(DataError, match="holds"):
+        dataset.about(path)
