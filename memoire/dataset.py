@@ -479,7 +479,7 @@ class _Explained:
             return
         if (
             not isinstance(error, OSError) or error.errno == errno.EINVAL
-        ):  # a place that cannot be, read out of the file
+        ):  # a place outside of the file
             raise DataError(str(self._path), f"cannot be read: {error}") from error
 
 
