@@ -477,9 +477,7 @@ class _Explained:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, MemoireError) or not isinstance(error, Exception):
             return
-        if (
-            not isinstance(error, OSError) or error.errno == errno.EINVAL
-        ):  # a place outside of the file
+        if not isinstance(error, OSError) or error.errno == errno.EINVAL:  # a place outside of the file
             raise DataError(str(self._path), f"cannot be read: {error}") from error
 
 
