@@ -42,7 +42,7 @@ def test_the_version_is_the_package_s() -> None:
     assert run("--version").strip() == f"memoire {memoire.__version__}"
 
 
-@pytest.mark.parametrize("command", ["server", "proxy", "relay", "up", "demo", "run", "doctor"])
+@pytest.mark.parametrize("command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "doctor"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
@@ -74,6 +74,10 @@ def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) ->
         (["demo", "--env", "FrozenLake-v1"], "observations in a Box"),
         (["server", "--endpoint", "carrier-pigeon://x", "--env", "CartPole-v1"], "carrier-pigeon://x"),
         (["proxy", "--endpoint", "tcp://256.1.1.1:1", "tcp://127.0.0.1:1"], "256.1.1.1"),
+        (["proxy", "--endpoint", "tcp://127.0.0.1:0"], "addresses of servers, or --servers-file, and not both"),
+        (["proxy", "--servers-file", "/no/such/list"], "an address on each line: [Errno 2] No such file"),
+        (["totals", "tcp://127.0.0.1:9", "--timeout", "0.2"], "no welcome"),
+        (["drain", "tcp://127.0.0.1:9", "--to", "tcp://127.0.0.1:9", "--timeout", "0.2"], "no welcome"),
     ],
 )
 def test_what_cannot_be_done_is_explained_in_a_line(

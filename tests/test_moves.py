@@ -2,12 +2,15 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from memoire import accounts, wire
 from memoire.cluster.drain import clients_here, drain
+from memoire.cluster.roles import ServersFile
+from memoire.cluster.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, Refused
 from memoire.reader import ServerAccounts
 from netkit import QUICK, Cluster, in_thread, record, until
@@ -309,3 +312,40 @@ def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster):
     server.finish()
     until(lambda: all(client.finished for client in clients), 4.0)  # a heartbeat would take 5 seconds
     assert time.monotonic() - began < 4.0
+
+
+# --------------------------------------------------------------------------------------------------- the commands
+
+
+def test_totals_are_shown_with_who_did_not_answer(cluster):
+    server = cluster.server(name="one", run="ant-7")
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=1200, length=1)
+    client.update(10.0)
+    reader = cluster.reader([server])
+    told = lines(replace(reader.totals(), missing=("two",), runs=("ant-6", "ant-7")), ["tcp://three:1"])
+    assert told[0] == "run 'ant-7' (goes on), in memory at one"
+    assert [line.split() for line in told if line.startswith("  episodes")] == [["episodes", "1,200"]]
+    assert told[-3] == "other runs: ant-6"
+    assert told[-2].startswith("two did not answer") and told[-1].startswith("tcp://three:1 did not answer")
+
+
+def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path, capsys):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    path = tmp_path / "servers"
+    path.write_text(f"# comment\n{servers[0].endpoint}  # the first\n\n")
+    listed = ServersFile(str(path))
+    assert listed.read() == [servers[0].endpoint]
+    assert listed.read() is None  # nothing new
+    proxy = cluster.proxy(servers[:1])
+    path.write_text(servers[1].endpoint)
+    listed.follow(proxy)
+    until(lambda: proxy.servers == ("b",))
+    path.write_text("nonsense")
+    listed.follow(proxy)
+    assert "is not taken" in capsys.readouterr().err
+    path.unlink()
+    listed.follow(proxy)  # it may be about to be replaced
+    assert proxy.servers == ("b",)
+    with pytest.raises(ParameterError, match="an address on each line"):
+        ServersFile(str(path)).read()
