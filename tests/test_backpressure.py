@@ -1,0 +1,214 @@
+"""Nobody grows because somebody else is slow, and every cache is accounted for: pushed = accepted + rejected + lost + in
+flight, at each client at each moment, and at the server in the end.
+"""
+
+import threading
+import time
+
+import pytest
+import zmq
+
+from history.ports import block
+from memoire.client import Client
+from memoire.limits import Limits
+from netkit import QUICK, WIDE, Cluster, in_thread, record, until
+
+CACHE = 4_100_000  # of 256 samples of WIDE
+SMALL = {"cache_size": 16}
+SIZE = CACHE // 16
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Gate:
+    """A server's pull thread, which can be made to wait as if the machine had stopped it."""
+
+    def __init__(self, server):
+        self.open = threading.Event()
+        self.open.set()
+        self.server, arrived = server, server._desk.arrived
+
+        def gated(header, body, payload):
+            self.open.wait(20.0)
+            return arrived(header, body, payload)
+
+        server._desk.arrived = gated
+
+
+class Books:
+    """A thread that looks at clients all the time: their books balance, and their windows hold."""
+
+    def __init__(self, clients, most):
+        self.clients, self.most, self.error, self.looks = clients, most, None, 0
+        self.stopped = threading.Event()
+        self.thread, self.box = in_thread(self.run)
+
+    def run(self):
+        while not self.stopped.wait(0.001):
+            for client in self.clients:
+                check_books(client.stats())
+                assert client.stats().in_flight_bytes <= self.most
+            self.looks += 1
+
+    def end(self):
+        self.stopped.set()
+        self.thread.join(10.0)
+        assert "error" not in self.box, self.box
+        assert self.looks > 10
+
+
+def check_books(stats):
+    came = stats.accepted_caches + sum(stats.rejected.values())
+    assert stats.pushed_caches == came + stats.lost_caches + stats.in_flight_caches, stats
+    assert stats.pushed_bytes == stats.received_bytes + stats.lost_bytes + stats.in_flight_bytes, stats
+
+
+def fill(client, caches=None, seconds=0.0):
+    """Push without ever waiting for room, this often or for so long; returns how many went."""
+    went, until_then = 0, time.monotonic() + seconds
+    while went < caches if caches else time.monotonic() < until_then:
+        went += client.push_cache(0.0)
+        time.sleep(0.002)  # how fast an actor is
+    return went
+
+
+def settle(clients, server):
+    """Until nothing is on the way any more; a cache that arrives tells of those before it that did not."""
+    for client in clients:
+        assert client.push_cache(20.0)
+    until(lambda: all(client.stats().in_flight_caches == 0 for client in clients), 20.0)
+    for client in clients:
+        check_books(client.stats())
+    assert sum(client.stats().accepted_caches for client in clients) == server.total_caches
+
+
+def actors(cluster, node, count, **options):
+    clients = [cluster.client(node, **{"limits": QUICK} | options) for _ in range(count)]
+    for client in clients:
+        client.memory  # noqa: B018 - made here, before threads use it
+        record(client, length=60)
+    return clients
+
+
+def small(cluster, **options):
+    """A server of small caches: sixteen samples of WIDE."""
+    server = cluster.server(schema=WIDE, **options)
+    server.configure(cache_size=16)
+    return server
+
+
+def test_the_bytes_that_a_server_holds_are_shared_and_one_cache_may_always_go(cluster):
+    server = small(cluster, limits=Limits(held_bytes=4 * SIZE // 2, credit=10 * SIZE))
+    stalled = cluster.context.socket(zmq.PULL)
+    stalled.rcvhwm = 1
+    port = stalled.bind_to_random_port("tcp://127.0.0.1")
+    facts = {"push": f"tcp://127.0.0.1:{port}", "context": cluster.context, "capacity": 100, "limits": QUICK}
+    clients = [cluster._keep(Client(server.endpoint, **facts)) for _ in range(4)]
+    for client in clients:
+        record(client, length=60)
+        client.update(10.0)
+    until(lambda: all(client.stats().credit == SIZE // 2 for client in clients))
+    for client in clients:
+        assert client.push_cache(0.0)
+        assert not client.push_cache(0.0) and client.push_reason == "window full"
+
+
+def test_a_server_holds_no_more_than_it_may_however_much_comes(cluster):
+    server = small(cluster, byte_limit=3 * SIZE)
+    clients = actors(cluster, server, 2)
+    held, books = [], Books(clients, 64 << 20)
+    threads = [in_thread(fill, client, 40) for client in clients]
+    while any(thread.is_alive() for thread, _ in threads):
+        held.append(server.stats().held_bytes)
+        time.sleep(0.002)  # a sampling rate
+    settle(clients, server)
+    books.end()
+    assert 0 < max(held) <= 3 * SIZE * 1.01
+    stats = server.stats()
+    assert server.total_caches == 82 and stats.overwritten_caches == 82 - stats.held_caches
+
+
+@pytest.mark.parametrize("behind_a_proxy", [False, True], ids=["directly", "behind a proxy"])
+def test_while_a_server_is_stopped_nobody_grows_and_no_cache_is_forgotten(cluster, behind_a_proxy):
+    server = small(cluster, limits=Limits(credit=30 * SIZE))
+    gate = Gate(server)
+    proxy = cluster.proxy([server], queue_bytes=5 * SIZE) if behind_a_proxy else None
+    clients = actors(cluster, proxy or server, 3)
+    books = Books(clients, 30 * SIZE * 1.01)
+    for _ in range(2):
+        gate.open.clear()
+        threads = [in_thread(fill, client, None, 0.7) for client in clients]
+        queued = []
+        while any(thread.is_alive() for thread, _ in threads):
+            queued += [proxy.stats().backs[0].queued_bytes] if proxy else []
+            time.sleep(0.002)  # a sampling rate
+        assert all(client.stats().skipped_caches for client in clients)
+        assert max(queued, default=0) <= 5 * SIZE * 1.01
+        gate.open.set()
+        settle(clients, server)
+    books.end()
+    lost = proxy.stats().backs[0].lost_caches if proxy else 0
+    assert sum(client.stats().lost_caches for client in clients) == lost
+    if behind_a_proxy:
+        assert lost  # three windows of thirty do not fit a lane of five, and what the kernel keeps
+
+
+def test_while_a_proxy_is_stopped_nobody_grows_and_no_cache_is_forgotten(cluster):
+    server = small(cluster, limits=Limits(credit=4 * SIZE))
+    proxy = cluster.proxy([server])
+    clients = actors(cluster, proxy, 3)
+    books = Books(clients, 4 * SIZE * 1.01)
+    take = proxy._take_caches
+    proxy._take_caches = lambda: time.sleep(0.01)
+    began = time.monotonic()
+    for thread, _ in [in_thread(fill, client, None, 0.5) for client in clients]:
+        thread.join(10.0)
+    assert time.monotonic() - began < 10.0
+    assert all(client.stats().in_flight_bytes > 0 for client in clients)
+    proxy._take_caches = take
+    settle(clients, server)
+    books.end()
+    assert sum(client.stats().lost_caches for client in clients) == 0
+
+
+def test_books_balance_while_servers_and_proxies_begin_anew(cluster):
+    server = small(cluster, endpoint=f"tcp://127.0.0.1:{block(3)}", limits=Limits(credit=8 * SIZE))
+    front = f"tcp://127.0.0.1:{block(3)}"
+    proxy = cluster.proxy([server], front=front)
+    clients = actors(cluster, proxy, 2)
+    books = Books(clients, 8 * SIZE * 1.01)
+    stopped = threading.Event()
+
+    def push(client):
+        while not stopped.is_set():
+            client.push_cache(0.05)
+
+    threads = [in_thread(push, client) for client in clients]
+    for number in range(4):
+        before = server.total_caches
+        until(lambda before=before, server=server: server.total_caches > before + 5)
+        if number % 2:
+            proxy.close(0.1)
+            proxy = cluster.proxy([server], front=front)
+        else:
+            server = cluster.restart(server, limits=Limits(credit=8 * SIZE))
+            server.configure(cache_size=16)
+    before = server.total_caches
+    until(lambda: server.total_caches > before + 5)
+    stopped.set()
+    for thread, box in threads:
+        thread.join(10.0)
+        assert "error" not in box, box
+    for client in clients:
+        assert client.push_cache(20.0)
+    until(lambda: all(client.stats().in_flight_caches == 0 for client in clients), 20.0)
+    books.end()
+    for client in clients:
+        check_books(client.stats())
