@@ -721,9 +721,9 @@ class ReplayMemoryServer:
         """Publish a message of any size; `sub_bytes(topic)` gets it as the type that it is, late comers the newest."""
         self._server.publish(topic, message)
 
-    def close(self) -> None:
-        """End all loops, flush the log, give the addresses back. Further calls do nothing."""
-        self._server.close()
+    def close(self, timeout: float | None = None) -> None:
+        """End all loops, flush the log, give the addresses back, within `timeout` seconds. Further calls do nothing."""
+        self._server.close(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -834,13 +834,13 @@ class ReplayMemoryClient:
             self.push_failure = str(problem)
         return -1 if self.push_failure else 0
 
-    def write_log(self, log_message: str) -> None:
+    def write_log(self, log_message: str, *, timeout: float | None = None) -> None:
         """Have a line written to the server's log file. Lines are kept until the server has them.
 
-        Waits only where very many are kept (the server is away for long), at most `limits.log_timeout` seconds; then
-        the line is dropped, counted and warned of.
+        Waits only where very many are kept (the server is away for long), at most `timeout` seconds (None:
+        `limits.log_timeout`); then the line is dropped, counted and warned of.
         """
-        self._client.log(log_message)
+        self._client.log(log_message, timeout)
 
     def sub_bytes(self, topic: str, *, timeout: float | None = None) -> bytes | str:
         """The next message of a topic, of any size, as the type it was published as.
@@ -855,6 +855,7 @@ class ReplayMemoryClient:
             MemoireTimeout: nothing came.
             Closed: the client was closed while this call waited.
         """
+        self._client._check_open()  # before the lock: in a forked process nobody would give it back
         with self._lock:
             subscription = self._subscriptions.get(topic)
             if subscription is None:

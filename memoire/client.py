@@ -684,11 +684,19 @@ class Client(Node):
         """Batches drawn far away, from all servers behind this address, prefetched: see `Reader.batches`.
 
         Ends with the run, or with this client.
+
+        Args:
+            timeout: Seconds that each batch may take, until somebody answers included.
+            options: See `Reader`.
+
+        Raises:
+            MemoireTimeout: not enough samples came in that time, or nobody answered.
         """
         from .reader import Reader
 
         self._check_open()
-        with Reader([self.endpoint], context=self._context, seed=self._seed, limits=self._limits, **options) as reader:
+        options = {"context": self._context, "seed": self._seed, "limits": self._limits} | options
+        with Reader([self.endpoint], timeout=None, **options) as reader:
             with self._changed:
                 self._readers.append(reader)
             try:
@@ -761,16 +769,16 @@ class Client(Node):
         """
         seconds = self._limits.close_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        with self._close_lock:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
-                readers = list(self._readers)
-            self._topics.close()
-            for reader in readers:  # whoever waits for their batches would wait on
-                reader.close(max(0.0, deadline - time.monotonic()))
-            delivered = self._farewell(deadline)
-            if not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(seconds, 1.0)):
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            readers = list(self._readers)
+        self._topics.close()
+        for reader in readers:  # whoever waits for their batches would wait on
+            reader.close(max(0.0, deadline - time.monotonic()))
+        with self._closer(deadline) as is_mine:
+            delivered = is_mine and self._farewell(deadline)
+            if is_mine and not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(seconds, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
             return delivered
 

@@ -477,7 +477,9 @@ class Proxy(Node):
         """End the thread and close every socket within `timeout` seconds. May be called again, and from any thread."""
         seconds = self._limits.close_timeout if timeout is None else timeout
         self._closing.set()
-        with self._close_lock:
+        with self._closer(time.monotonic() + seconds) as is_mine:
+            if not is_mine:
+                return
             if not self._worker.stop(seconds, linger=min(seconds, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), seconds)

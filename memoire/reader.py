@@ -195,7 +195,7 @@ class Reader(Node):
 
     Args:
         urls: Addresses of servers, proxies or both.
-        timeout: Seconds to wait until one of them answers.
+        timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
         ahead: Batches that are drawn before they are asked for.
         context: ZeroMQ context; one for the process by default.
@@ -212,7 +212,7 @@ class Reader(Node):
         self,
         urls: Sequence[str],
         *,
-        timeout: float = 10.0,
+        timeout: float | None = 10.0,
         seed: int | None = None,
         ahead: int = BATCHES_AHEAD,
         context: Context | None = None,
@@ -264,6 +264,8 @@ class Reader(Node):
             raise
         self._worker.start()
         close_at_exit(self)
+        if timeout is None:
+            return
         try:
             self._await(lambda: self._schema is not None and not self._is_meeting, timeout, "welcome")
         except BaseException:
@@ -700,8 +702,8 @@ class Reader(Node):
             self._closing = True
             self._ready.clear()
             self._changed.notify_all()
-        with self._close_lock:
-            if not self._worker.stop(max(0.1, seconds), linger=min(seconds, 0.5)):
+        with self._closer(time.monotonic() + seconds) as is_mine:
+            if is_mine and not self._worker.stop(max(0.1, seconds), linger=min(seconds, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
 
     def __repr__(self) -> str:

@@ -845,7 +845,9 @@ class Server(Node):
         deadline = time.monotonic() + (self._limits.close_timeout if timeout is None else timeout)
         self._closing.set()
         self._pool.close()
-        with self._close_lock:
+        with self._closer(deadline) as is_mine:
+            if not is_mine:
+                return
             self._stop(self._pullers, deadline)
             self._tell_finished(deadline - 0.3)
             if self._store is not None:

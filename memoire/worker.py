@@ -15,6 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -51,9 +52,22 @@ class Node(ABC):
     _pid: int
     """The process it belongs to."""
 
+    _close_lock: threading.Lock
+    """Held by who closes it."""
+
     @abstractmethod
     def close(self, timeout: float | None = None) -> object:
         """End within `timeout` seconds."""
+
+    @contextmanager
+    def _closer(self, deadline: float) -> Iterator[bool]:
+        """Be the one who closes it; False where another thread is, and has not done it by the deadline."""
+        is_mine = self._close_lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._close_lock.release()
 
     def __enter__(self) -> Self:
         return self
