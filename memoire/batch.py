@@ -57,6 +57,20 @@ class Gathered:
         return array[:, 0] if array.shape[1] == 1 else array
 
 
+def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
+    """A learner's TD errors as float32 [B], as many as `ids`.
+
+    Raises:
+        ParameterError: they are not as many, or not finite.
+    """
+    errors = np.ascontiguousarray(td_errors, np.float32)
+    if ids.ndim != 1 or errors.shape != ids.shape:
+        raise ParameterError("td_errors", errors.shape, f"as many TD errors as ids, {list(ids.shape)} in one dimension")
+    if not np.isfinite(errors).all():
+        raise ParameterError("td_errors", f"{(~np.isfinite(errors)).sum()} of {len(errors)} not finite", "finite")
+    return errors
+
+
 _FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
 
 

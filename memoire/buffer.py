@@ -1,22 +1,18 @@
 """Replay in one process: a memory, a sampler and writers behind one small door."""
 
-import weakref
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any, Self
 
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core, dataset
 from .batch import Batch
-from .errors import ParameterError
 from .memory import Memory
 from .parameters import Parameters, Start
 from .sampling import Annealing, Sampler
 from .schema import Schema
-from .writer import Observer, Writer, layout
+from .writer import Observer, Writer, Writers, layout
 
 
 class Buffer:
@@ -65,10 +61,7 @@ class Buffer:
         chosen = Parameters().replace(**_fields(sampler, discount, parameters))
         self._memory = Memory(schema, capacity, chosen, live=True, seed=seed)
         self._annealing = Annealing()  # changes while the memory is held
-        self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
-        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
-        self._lanes = 0  # lanes ever given to a writer
-        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is the buffer's to choose
+        self._writers = Writers(self._memory)
 
     @property
     def schema(self) -> Schema:
@@ -129,18 +122,7 @@ class Buffer:
             SchemaError: a column that `Writer.step` cannot be given a value for.
         """
         members, mode = layout(envs, num_envs, autoreset)
-        with self._lock:
-            lanes = members or 1
-            first = self._lane_for(lanes)
-            share = max(1, self.capacity // (2 * self._lanes))
-            most = share if longest is None else longest
-            writer = Writer(self._memory, members, mode, observer, first_lane=first, longest=most, check=check)
-            weakref.finalize(writer, self._free.append, (first, lanes))
-            for other in self._sharing:
-                other.longest = share
-            if longest is None:
-                self._sharing.add(writer)
-            return writer
+        return self._writers.make(members, mode, observer, longest=longest, check=check)
 
     def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         """Draw a batch, with replacement: P(i) = weight_i / total weight.
@@ -230,18 +212,6 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"Buffer({len(self)} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
-
-    def _lane_for(self, lanes: int) -> int:
-        """The first of so many consecutive lanes that no living writer has."""
-        for free in tuple(self._free):
-            if free[1] == lanes:
-                self._free.remove(free)
-                return free[0]
-        if self._lanes + lanes > self.capacity // 2:
-            expected = f"at most {self.capacity // 2} with those of other writers: two entries of room for each"
-            raise ParameterError("num_envs", lanes, expected)
-        self._lanes += lanes
-        return self._lanes - lanes
 
 
 def _fields(sampler: Sampler | None, discount: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:

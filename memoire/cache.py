@@ -276,7 +276,7 @@ class Layout:
 def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
     if array is None or array.shape != shape or array.dtype != dtype:
         found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-        raise ValueError(f"{name} is {found}, expected {np.dtype(dtype)}{list(shape)}")
+        raise ParameterError(name, found, f"{np.dtype(dtype)}{list(shape)}")
 
 
 @lru_cache(maxsize=64)
@@ -380,7 +380,7 @@ def build(
 
     Raises:
         EmptyMemory: nothing has a positive weight.
-        ValueError: a compression that is not there.
+        ParameterError: a compression that is not there.
 
     Cost: one pass over the frames that are needed; the memory is held meanwhile, the GIL is not.
     """
@@ -580,7 +580,7 @@ _lz4: Any = _find_lz4()
 
 def _codec(name: str) -> int:
     if name not in ("none", *codecs()):
-        raise ValueError(f"compression {name!r} is not available here. Use one of none, {', '.join(codecs())}.")
+        raise ParameterError("compression", name, f"one of none, {', '.join(codecs())}, which are available here")
     return CODECS[name]
 
 

@@ -52,7 +52,7 @@ from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
 from .version import SOFTWARE
 from .worker import Node, Worker, close_at_exit, wall_clock
-from .writer import Writer, layout
+from .writer import Writer, Writers, layout
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -273,7 +273,8 @@ class Client(Node):
         self._schema: Schema | None = None
         self._parameters, self._parameters_version = Parameters(), 0
         self._memory: Memory | None = None
-        self._memory_lock = threading.RLock()  # making and replacing the memory
+        self._writers: Writers | None = None
+        self._memory_lock = threading.RLock()  # making and replacing the memory, and its writers
         self._windows = Windows(self._limits.credit)
         self._granted, self._own_credit = self._limits.credit, 0  # 0: as much as is granted
         self._when_full = when_full
@@ -426,10 +427,15 @@ class Client(Node):
         Args:
             envs: A Gymnasium (vector) environment, from which number and autoreset mode are read.
             num_envs, autoreset: The same by hand: "next_step", "same_step" or "disabled".
-            options: See `Writer`.
+            options: longest and check; see `Writer`.
+
+        May be called again, for other environments: each thread that steps some needs a writer of its own.
         """
         self._check_open()
-        return Writer(self.memory, *layout(envs, num_envs, autoreset), observer=_Observer(self), **options)
+        with self._memory_lock:
+            if self._writers is None or self._writers.memory is not self.memory:
+                self._writers = Writers(self.memory)
+            return self._writers.make(*layout(envs, num_envs, autoreset), _Observer(self), **options)
 
     def on_entries(self, count: int) -> None:
         """Count entries that were recorded."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from . import cache, wire
 from .accounts import Rows, merge, names_of, page, row_of, rows_of
-from .batch import ID
-from .errors import MemoireError, ParameterError, ProtocolError
+from .batch import ID, td_errors_for
+from .errors import MemoireError, ParameterError, ProtocolError, WrongType
 from .journal import Group, Journal
 from .ledger import Account, Ledger, sums_of
 from .limits import Limits
@@ -546,10 +546,11 @@ class Desk:
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
         """Store a new version and tell everyone."""
         if not isinstance(content, (str, bytes, bytearray, memoryview)):
-            raise TypeError(f"content must be bytes or str, got {type(content).__name__}; serialize it first")
+            raise WrongType("content", "bytes or str", type(content).__name__, "serialize it first.")
         size = len(content)
         if size > self.limits.model_bytes:
-            raise ValueError(f"a model of {size} bytes; {self.limits.model_bytes} are allowed (limits.model_bytes)")
+            allowed = f"at most {self.limits.model_bytes} bytes (limits.model_bytes)"
+            raise ParameterError("content", f"{size} bytes", allowed)
         made = make(topic, content, 0)  # hashed here: nobody else has to wait for that
         with self.lock:
             model = self.models.add(made, version)
@@ -639,11 +640,7 @@ class Desk:
             td_errors: [B], finite.
         """
         ids = np.asarray(ids)
-        errors = np.ascontiguousarray(td_errors, np.float32)
-        if ids.ndim != 1 or errors.shape != ids.shape:
-            raise ValueError(f"{len(ids)} ids need as many TD errors, got shape {errors.shape}")
-        if not np.isfinite(errors).all():
-            raise ValueError(f"{(~np.isfinite(errors)).sum()} of {len(errors)} TD errors are not finite")
+        errors = td_errors_for(ids, td_errors)
         owners, group = np.unique(ids["client"], axis=0, return_inverse=True)
         order = np.argsort(group.ravel(), kind="stable")
         bounds = np.searchsorted(group.ravel()[order], np.arange(len(owners) + 1))

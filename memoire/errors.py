@@ -4,6 +4,8 @@ Each derives from `MemoireError` and from the builtin that a caller would guess;
 survives pickling, and its text says which value, from whom, what was expected and what to do now.
 """
 
+import errno
+
 
 class MemoireError(Exception):
     """Whatever memoire raises on purpose."""
@@ -22,6 +24,17 @@ class ParameterError(MemoireError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
+
+
+class WrongType(MemoireError, TypeError):
+    """A value is of a type that cannot be taken."""
+
+    def __init__(self, name: str, expected: str, received: str, advice: str = "Nothing was changed.") -> None:
+        super().__init__(name, expected, received, advice)
+        self.name, self.expected, self.received, self.advice = name, expected, received, advice
+
+    def __str__(self) -> str:
+        return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
 
 
 class EntryError(MemoireError, ValueError):
@@ -106,6 +119,20 @@ class StaleEntry(MemoireError, LookupError):
         )
 
 
+class NoSuchRow(MemoireError, IndexError):
+    """A row or frame of the memory was asked for by a number that none has."""
+
+    def __init__(self, what: str, number: int, position: int, where: str) -> None:
+        super().__init__(what, number, position, where)
+        self.what, self.number, self.position, self.where = what, number, position, where
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} {self.number} at position {self.position} {self.where}. "
+            f"Take rows and frames from the same `held()` in which they are used: they change as the memory goes on."
+        )
+
+
 class NotEnoughSamples(MemoireError, RuntimeError):
     """A batch cannot be filled; no sample was taken."""
 
@@ -152,7 +179,8 @@ class MemoireTimeout(MemoireError, TimeoutError):
     """A call waited as long as it may and got no answer."""
 
     def __init__(self, waited_for: str, endpoint: str, seconds: float, advice: str) -> None:
-        super().__init__(waited_for, endpoint, seconds, advice)
+        super().__init__(errno.ETIMEDOUT, waited_for)
+        self.args = (waited_for, endpoint, seconds, advice)  # TimeoutError would keep two of them, and not come back
         self.waited_for, self.endpoint, self.seconds, self.advice = waited_for, endpoint, seconds, advice
 
     def __str__(self) -> str:
@@ -179,6 +207,21 @@ class Closed(MemoireError, RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.what} is closed. Make a new one to go on."
+
+
+class TwoThreads(MemoireError, RuntimeError):
+    """Two threads were in one writer at the same time; the second one's step was refused."""
+
+    def __init__(self, what: str, call: str) -> None:
+        super().__init__(what, call)
+        self.what, self.call = what, call
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call}() was called while another thread was inside of {self.what}: nothing of this call was "
+            f"stored. It belongs to one thread at a time: make one for each thread, with environments of its own "
+            f"(writer() may be called any number of times), or take turns by a lock."
+        )
 
 
 class ForkedError(MemoireError, RuntimeError):

@@ -25,6 +25,7 @@ from .errors import (
     EntryError,
     EpisodeClosedError,
     EpisodeTooLong,
+    NoSuchRow,
     ParameterError,
     StaleEntry,
 )
@@ -245,7 +246,7 @@ class Memory(_core.EntryStore):
         """
         where = np.ascontiguousarray(lanes, np.int64)
         if where.ndim != 1:
-            raise ValueError(f"lanes must have one dimension, got shape {where.shape}")
+            raise ParameterError("lanes", where.shape, "of one dimension")
         numbers = np.empty(len(where), np.int64)
         arrays = self._exact_columns(values, (len(where),))
         weights = _init_weights(init_w, len(where))
@@ -565,12 +566,12 @@ class Memory(_core.EntryStore):
         """Copy a column's rows by frame code into `out`, contiguous and of just their bytes.
 
         -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
-        columns zeros. Raises IndexError for a code that cannot be.
+        columns zeros. Raises NoSuchRow for a code that cannot be.
         """
         codes = np.ascontiguousarray(sources, np.int64)
         bad = self._copy_column(self._index[name], codes, out)
         if bad >= 0:
-            raise IndexError(f"frame code {codes.flat[bad]} at position {bad} of column {name!r} is no row")
+            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
 
     copy_rows = copy_frames
 
@@ -701,7 +702,8 @@ class Memory(_core.EntryStore):
 
     def _refuse_row(self, rows: Int64s, bad: int) -> None:
         if bad >= 0:
-            raise IndexError(f"row {rows.flat[bad]} at position {bad} holds no entry of this memory of {self.capacity}")
+            where = f"holds no entry of this memory of {self.capacity}"
+            raise NoSuchRow("row", int(rows.flat[bad]), int(bad), where)
 
 
 def _check_order(inside: dict[str, Any]) -> None:

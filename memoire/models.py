@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from .errors import MemoireError, ProtocolError
+from .errors import MemoireError, ParameterError, ProtocolError, WrongType
 
 TOPIC_BYTES = 255
 MOST_TOPICS = 256
@@ -64,9 +64,9 @@ class StaleVersion(MemoireError, ValueError):
 def check_topic(topic: str) -> str:
     """`topic` itself when it may be one: text of 1 to 255 bytes without control characters."""
     if not isinstance(topic, str):
-        raise TypeError(f"topic must be a str, got {type(topic).__name__}")
+        raise WrongType("topic", "a str", type(topic).__name__)
     if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not topic.isprintable():
-        raise ValueError(f"topic must be printable text of 1 to {TOPIC_BYTES} bytes, got {topic[:80]!r}")
+        raise ParameterError("topic", topic[:80], f"printable text of 1 to {TOPIC_BYTES} bytes")
     return topic
 
 
@@ -74,7 +74,7 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     """A model of this content; bytes-like content is copied unless it is `bytes`."""
     is_text = isinstance(content, str)
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
-        raise TypeError(f"a model must be bytes or str, got {type(content).__name__}; serialize it first")
+        raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
     body = content.encode() if isinstance(content, str) else bytes(content)
     return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest())
 
@@ -104,7 +104,7 @@ class ModelStore:
 
         Raises:
             StaleVersion: the topic has this version or a newer one.
-            ValueError: the topic is malformed, or one too many.
+            ParameterError: the topic is malformed, or one too many.
         """
         return self.add(make(topic, content, 0), version)
 
@@ -115,7 +115,9 @@ class ModelStore:
             raise StaleVersion(made.topic, version, newest)
         model = replace(made, version=version or newest + 1)
         if not self.put(model):
-            raise ValueError(f"topic {made.topic!r} is one too many: a node keeps {MOST_TOPICS} topics")
+            raise ParameterError(
+                "topic", made.topic, f"none but the {MOST_TOPICS} that a node keeps: it is one too many"
+            )
         return model
 
     def put(self, model: Model) -> bool:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from . import _core, cache
 from .batch import Gathered, place
-from .errors import Closed, NotEnoughSamples, ProtocolError
+from .errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
 from .sampling import Annealing
@@ -105,10 +105,9 @@ class Pool:
         seed: int | None = None,
     ) -> None:
         if byte_limit < 1 or cache_limit < 0 or not client_timeout > 0.0:
-            raise ValueError(
-                f"byte_limit must be at least 1, cache_limit at least 0 and client_timeout above 0; got {byte_limit}, "
-                f"{cache_limit}, {client_timeout}"
-            )
+            given = (byte_limit, cache_limit, client_timeout)
+            expected = "at least 1, at least 0 and above 0"
+            raise ParameterError("byte_limit, cache_limit and client_timeout", given, expected)
         self.schema = schema
         self.byte_limit, self.cache_limit, self.client_timeout = byte_limit, cache_limit, client_timeout
         self._clock = clock
@@ -291,12 +290,12 @@ class Pool:
             out: The caller's arrays: all of them, or by the names they have in a `Batch` (others are made new).
 
         Raises:
-            ParameterError, ValueError: an array of `out` does not fit; no sample was taken.
+            ParameterError: an array of `out` does not fit; no sample was taken.
             NotEnoughSamples: too few unused samples, also after `timeout`; none was taken.
             Closed: `close` was called, also from another thread while waiting.
         """
         if not 1 <= samples <= MOST_BATCH:
-            raise ValueError(f"a batch has from 1 to {MOST_BATCH} samples, got {samples}")
+            raise ParameterError("batch_size", samples, f"from 1 to {MOST_BATCH}")
         layout = self._layout
         ready = self._ready(layout, samples, out)
         picks, drawn_by, parameters, beta = self._draw(samples, timeout)
@@ -387,7 +386,7 @@ class Pool:
                 them, so these count between two caches of a client as well.
         """
         if samples < 0:
-            raise ValueError(f"samples to keep must be at least 0, got {samples}")
+            raise ParameterError("samples", samples, "at least 0")
         with self._lock:
             self._look()
             before = self._elsewhere.setdefault(reader, elsewhere)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from . import cache, pool, sockets, wire
 from .accounts import ClusterTotals, Rows, key_of, merge, totals_of
-from .batch import Batch
+from .batch import Batch, td_errors_for
 from .calls import Answer
 from .channel import Channel
 from .desk import DRAWS_IN_FLIGHT
@@ -316,7 +316,7 @@ class Reader(Node):
             Closed: the reader was closed, also from another thread while waiting.
         """
         if batch_size < 1:
-            raise ValueError(f"a batch has at least 1 sample, got {batch_size}")
+            raise ParameterError("batch_size", batch_size, "at least 1")
         began = time.monotonic()
         with self._changed:
             self._check_open()
@@ -371,11 +371,7 @@ class Reader(Node):
         given.
         """
         self._check_open()
-        errors = np.ascontiguousarray(td_errors, np.float32)
-        if errors.shape != np.shape(ids) or errors.ndim != 1:
-            raise ValueError(f"{len(ids)} ids need as many TD errors, got shape {errors.shape}")
-        if not np.isfinite(errors).all():
-            raise ValueError(f"{(~np.isfinite(errors)).sum()} of {len(errors)} TD errors are not finite")
+        errors = td_errors_for(np.asarray(ids), td_errors)
         if len(errors):
             rows = np.array(ids)
             self._feedback_given += len(errors)

@@ -22,7 +22,7 @@ from typing import Any
 
 from . import wire
 from .calls import Answer
-from .errors import Closed, MemoireError, MemoireTimeout, ProtocolError
+from .errors import Closed, MemoireError, MemoireTimeout, ParameterError, ProtocolError
 from .limits import Limits
 from .models import MOST_TOPICS, Assembly, Model, check_text
 
@@ -159,7 +159,9 @@ class Topics:
             if name in self._topics:
                 return
             if len(self._topics) >= MOST_TOPICS:
-                raise ValueError(f"topic {name!r} is one too many: a client follows {MOST_TOPICS}")
+                raise ParameterError(
+                    "topic", name, f"none but the {MOST_TOPICS} that a client follows: it is one too many"
+                )
             topic = self._topics[name] = _Topic(name)
         self._post(lambda: self._begin(topic))
 

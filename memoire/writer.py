@@ -6,8 +6,14 @@ one in `info` (same_step). Stored as it comes, either gives transitions that cro
 knows the rules: https://farama.org/Vector-Autoreset-Mode.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
+from threading import Lock, RLock
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -21,6 +27,7 @@ from .errors import (
     ObservationReused,
     ParameterError,
     SchemaError,
+    TwoThreads,
 )
 from .schema import Column, Schema, exact
 
@@ -138,6 +145,7 @@ class Writer:
         self._last: Any = None  # the observation that the next step should start from, as it was given
         self._owned = False  # whether that is an array of its own, which a reset does not write over
         self._closed = False
+        self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
         for lane in self.lanes.tolist():
             memory.open(lane)
 
@@ -181,29 +189,35 @@ class Writer:
             ObservationReused: the step wrote over obs.
             FinalObservationMissing: info lacks the observation in which an episode ended.
             Closed: after `close`.
+            TwoThreads: another thread is inside of this writer.
         """
-        if self._closed:
-            raise Closed("the writer")
-        if extras.keys() != self._extras:
-            _explain_extras(self._schema, self._extras, extras)
-        if bootstrap_value is not None and self._schema.value is None:
-            raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
-        given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-        given[self._root] = obs
-        values = self._values(given, reward)
-        rewards = self._rewards(reward)
-        self._check_order(obs, next_obs)
-        ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
-        if self._room <= 0:
-            self._cut(given)
-        self._room -= 1
-        added = self._add(values, rewards, init_w, model_version)
-        self._owned = self._last is not None and not _is_same(self._first(self._last), self._first(next_obs))
-        self._last = next_obs
-        if added and self._observer is not None:
-            self._observer.on_entries(added)
-        if ends:
-            self._finish(ends)
+        if not self._inside.acquire(False):
+            raise TwoThreads("this writer", "step")
+        try:
+            if self._closed:
+                raise Closed("the writer")
+            if extras.keys() != self._extras:
+                _explain_extras(self._schema, self._extras, extras)
+            if bootstrap_value is not None and self._schema.value is None:
+                raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
+            given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
+            given[self._root] = obs
+            values = self._values(given, reward)
+            rewards = self._rewards(reward)
+            self._check_order(obs, next_obs)
+            ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
+            if self._room <= 0:
+                self._cut(given)
+            self._room -= 1
+            added = self._add(values, rewards, init_w, model_version)
+            self._owned = self._last is not None and not _is_same(self._first(self._last), self._first(next_obs))
+            self._last = next_obs
+            if added and self._observer is not None:
+                self._observer.on_entries(added)
+            if ends:
+                self._finish(ends)
+        finally:
+            self._inside.release()
 
     def reset(self, obs: Any = None, info: Any = None, *, mask: Any = None, bootstrap_value: Any = None) -> None:
         """Say that environments were reset in the middle of an episode: call it right after `env.reset()`.
@@ -218,17 +232,29 @@ class Writer:
             mask: [N] which environments were reset; None is all.
             bootstrap_value: [N, *R] the critic's estimates of the states in which the episodes stopped.
         """
-        if self._closed:
-            raise Closed("the writer")
-        everyone = np.ones(self.num_envs, np.bool_)
-        self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
-        self._last, self._owned = obs, False
+        with self._alone("reset"):
+            if self._closed:
+                raise Closed("the writer")
+            everyone = np.ones(self.num_envs, np.bool_)
+            self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
+            self._last, self._owned = obs, False
 
     def close(self) -> None:
         """Store open episodes as `reset` does, and take no more steps. A second call does nothing."""
-        if not self._closed:
-            self._abandon(np.ones(self.num_envs, np.bool_), None)
-            self._closed, self._last = True, None
+        with self._alone("close"):
+            if not self._closed:
+                self._abandon(np.ones(self.num_envs, np.bool_), None)
+                self._closed, self._last = True, None
+
+    @contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        """Be the only thread inside of this writer, or refuse the call."""
+        if not self._inside.acquire(False):
+            raise TwoThreads("this writer", call)
+        try:
+            yield
+        finally:
+            self._inside.release()
 
     @property
     def longest(self) -> int:
@@ -306,7 +332,7 @@ class Writer:
 
     def _ends(
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
-    ) -> list["_End"]:
+    ) -> list[_End]:
         """What ended with this step, found out before anything is stored."""
         if self._single and not terminated and not truncated:
             return []
@@ -337,7 +363,7 @@ class Writer:
         values = _convert("bootstrap_value", column, value, self._lead + column.shape, self._lead)
         return values.reshape(self.num_envs, *column.shape)
 
-    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> "_State":
+    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> _State:
         """The state in which an environment's episode ended."""
         if self.autoreset != "same_step":
             return self._state(next_obs, None if self._single else environment)
@@ -357,7 +383,7 @@ class Writer:
             raise FinalObservationMissing(environment)
         return self._state(final, None)
 
-    def _state(self, obs: Any, environment: int | None) -> "_State":
+    def _state(self, obs: Any, environment: int | None) -> _State:
         """The state columns of one observation, in the schema's order; `environment` picks it out of a batch."""
         leaves = zip(self._schema.leaves(self._root), self._flat(self._root, obs), strict=True)
         return tuple(
@@ -366,7 +392,7 @@ class Writer:
             if (column := self._schema[name]).role == "state"
         )
 
-    def _finish(self, ends: list["_End"]) -> None:
+    def _finish(self, ends: list[_End]) -> None:
         """Close the episodes that a step ended, and open the next ones."""
         if self.autoreset == "next_step":
             self._pending = np.zeros(self.num_envs, np.bool_)
@@ -447,6 +473,64 @@ class Writer:
             unequal = (a != b) & ((a == a) | (b == b))  # two NaN are no difference
             found |= unequal.reshape(self.num_envs, -1).any(axis=1)
         return found
+
+
+class Writers:
+    """The writers of one memory: each has lanes that no other living one has, and together they leave it room.
+
+    Thread-safe.
+    """
+
+    def __init__(self, memory: EpisodeStore) -> None:
+        self.memory = memory
+        """Whose they are."""
+        self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
+        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
+        self._lanes = 0  # lanes ever given to a writer
+        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
+
+    def make(
+        self,
+        num_envs: int | None,
+        autoreset: Any,
+        observer: Observer | None,
+        *,
+        longest: int | None = None,
+        check: bool = True,
+    ) -> Writer:
+        """A writer with lanes of its own; see `Writer`.
+
+        Args:
+            longest: None leaves half of the capacity to the open episodes of all writers.
+
+        Raises:
+            ParameterError: there is no room for so many environments.
+        """
+        with self._lock:
+            lanes = num_envs or 1
+            first = self._lane_for(lanes)
+            share = max(1, self.memory.capacity // (2 * self._lanes))
+            most = share if longest is None else longest
+            writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
+            weakref.finalize(writer, self._free.append, (first, lanes))
+            for other in self._sharing:
+                other.longest = share
+            if longest is None:
+                self._sharing.add(writer)
+            return writer
+
+    def _lane_for(self, lanes: int) -> int:
+        """The first of so many consecutive lanes that no living writer has."""
+        for free in tuple(self._free):
+            if free[1] == lanes:
+                self._free.remove(free)
+                return free[0]
+        most = self.memory.capacity // 2
+        if self._lanes + lanes > most:
+            expected = f"at most {most} with those of other writers: two entries of room for each"
+            raise ParameterError("num_envs", lanes, expected)
+        self._lanes += lanes
+        return self._lanes - lanes
 
 
 _State = tuple[NDArray[Any], ...]

@@ -422,7 +422,7 @@ def test_priorities_go_to_their_owner_and_what_is_gone_is_counted(serve, join):
     assert server.update_priorities(strangers, np.ones(64)) == 64
     assert server.stats().feedback_lost == 64
     for wrong in (np.ones(3), np.full(64, np.nan)):
-        with pytest.raises(ValueError, match="TD errors"):
+        with pytest.raises(ValueError, match="td_errors must be"):
             batch.update_priorities(wrong)
 
 
