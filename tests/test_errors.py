@@ -34,7 +34,7 @@ FOREIGN = {
     "sockets.py": {"ValueError"},  # becomes EndpointError where it was raised
     "cluster/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cluster/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
-    "cluster/node.py": {"Asked"},  # inside of the pages, which answer with it
+    "cluster/node.py": {"Asked", "ValueError"},  # inside of the pages, which answer with it; inside of a parser
 }  # fmt: skip
 """Others that a file may raise, each for the reason beside it."""
 
