@@ -118,6 +118,8 @@ WAITS = {
     (Reader, "publish"): Waits(lambda at, t: at.reader.publish("m", b"x", t)),
     (Reader, "configure"): Waits(lambda at, t: at.reader.configure(t, importance_exponent=0.5)),
     (Reader, "finish"): Waits(lambda at, t: at.reader.finish(t)),
+    (Reader, "begin_run"): Waits(lambda at, t: at.reader.begin_run("next", t)),
+    (Reader, "tell"): Waits(lambda at, t: at.reader.tell(at.server.name, wire.Sums(), t)),
     (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: wire.Sums()}, t), gives="inside"),
     (Reader, "accounts"): Waits(lambda at, t: at.reader.accounts(timeout=t), gives="inside"),
     (Reader, "totals"): Waits(lambda at, t: at.reader.totals(timeout=t), gives="anything"),
@@ -150,7 +152,7 @@ NEVER = {
         schema stats subscribe writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
-    Reader: "closed finished parameters schema servers stats update_priorities",
+    Reader: "closed finished parameters schema servers servers_at stats update_priorities",
     Server: """add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         runs search set_logfile stats total_caches total_episodes total_steps totals update_priorities""",
