@@ -11,10 +11,8 @@ to the thread that owns the socket, except where it says otherwise.
 from __future__ import annotations
 
 import errno
-import itertools
 import random
 import re
-import struct
 import time
 
 import zmq
@@ -28,7 +26,6 @@ PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
 
 _NAMED = re.compile(r"tcp://(?P<host>[^\s\[\]*;:/@]+):(?P<port>\d+)")
-_EVENT = struct.Struct("=HI")
 _WANTED = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_CONNECT_RETRIED
@@ -44,7 +41,6 @@ _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
 )
-_monitors = itertools.count(1)
 
 
 class Link:
@@ -123,7 +119,7 @@ class Link:
     def open(self, watch: bool) -> None:
         """Begin: connect, or look the name up first."""
         if (watch or self._host) and not self.endpoint.startswith("inproc://"):
-            self._watch()
+            self.monitor = sockets.monitor(self._made, _WANTED)
         if self._host:
             self._look()
         else:
@@ -142,7 +138,7 @@ class Link:
                 frames = self.monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event, value = _EVENT.unpack(frames[0])
+            event, value = sockets.EVENT.unpack(frames[0])
             # An address that was given up may still have something to say.
             if not self._host or frames[-1].decode("utf-8", "replace") == self.address:
                 self._happened(event, value)
@@ -151,21 +147,8 @@ class Link:
         """Give the monitor back; the socket is closed afterwards, by whoever has it."""
         self.look_at = float("inf")
         if self.monitor is not None:
-            # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
-            if not self._made.closed:
-                self._made.disable_monitor()
-            self.monitor.close(0)
+            sockets.end_monitor(self._made, self.monitor)
             self.monitor = None
-
-    def _watch(self) -> None:
-        address = f"inproc://memoire-monitor-{next(_monitors)}"
-        self._made.monitor(address, _WANTED)
-        monitor = self._made.context.socket(zmq.PAIR)
-        monitor.setsockopt(zmq.LINGER, 0)
-        # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
-        monitor.setsockopt(zmq.RCVHWM, 0)
-        monitor.connect(address)
-        self.monitor = monitor
 
     def _happened(self, event: int, value: int) -> None:
         self.stirred_at = time.monotonic()

@@ -14,10 +14,12 @@ peer's application is slow cuts the connection and loses what is on it.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import re
 import socket as _socket
+import struct
 import threading
 import time
 from collections import deque
@@ -26,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
-from . import names
+from . import descriptors, names
 from .errors import EndpointError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -177,7 +179,7 @@ def bind(made: Socket, endpoint: str) -> str:
     def attach(address: str) -> None:
         while True:
             try:
-                made.bind(address)
+                _bind(made, address)
             except zmq.ZMQError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise
@@ -186,6 +188,46 @@ def bind(made: Socket, endpoint: str) -> str:
                 return
 
     return _attach(made, endpoint, "bind", attach)
+
+
+def _bind(made: Socket, address: str) -> None:
+    """Bind, and have what listens there guarded against a want of descriptors."""
+    if not address.startswith("tcp://"):
+        made.bind(address)
+        return
+    heard = monitor(made, zmq.EVENT_LISTENING)
+    try:
+        made.bind(address)
+        while heard.poll(0):
+            _, fd = EVENT.unpack(heard.recv_multipart()[0])
+            descriptors.shared_guard().add(fd, made)
+    finally:
+        end_monitor(made, heard)
+
+
+EVENT = struct.Struct("=HI")
+"""What a monitor's message begins with: the event and its value; the address is its last frame."""
+_monitors = itertools.count(1)
+
+
+def monitor(made: Socket, events: int) -> Socket:
+    """Where ZeroMQ tells what happens to the connections of a socket; ended by `end_monitor`, before the socket is."""
+    address = f"inproc://memoire-monitor-{next(_monitors)}"
+    made.monitor(address, events)
+    heard: Socket = made.context.socket(zmq.PAIR)
+    heard.setsockopt(zmq.LINGER, 0)
+    # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
+    heard.setsockopt(zmq.RCVHWM, 0)
+    heard.connect(address)
+    return heard
+
+
+def end_monitor(made: Socket, heard: Socket) -> None:
+    """Listen no more."""
+    # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
+    if not made.closed:
+        made.disable_monitor()
+    heard.close(0)
 
 
 def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
@@ -427,6 +469,7 @@ class Doors:
             self._poller.unregister(made)
         if made in self._sockets:
             self._sockets.remove(made)
+        descriptors.shared_guard().forget(made)
         for way in self._ways.values():
             way.leave(made)
         if made in self._ways:
@@ -441,6 +484,9 @@ class Doors:
         """Sockets that are ready, with their events; empty when the waker was called or time.monotonic() reached
         `until`.
         """
+        guard = descriptors.shared_guard()
+        guard.turn(time.monotonic())
+        until = min(until, guard.look_at)
         for way in self._ways.values():
             until = min(until, way.look_at)
         # Milliseconds are rounded up, or a wait that ends early spins until its time has come.

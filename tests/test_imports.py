@@ -17,7 +17,7 @@ LAYERS: dict[str, set[str]] = {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
     },
-    "what touches the world": {"names", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
+    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
     "what people start": {"classic", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
