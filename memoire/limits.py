@@ -23,6 +23,8 @@ class Limits:
     """Seconds of silence after which a client no longer counts, once its samples are used."""
     close_timeout: float = 2.0
     """Seconds that close() gives to what is still to be sent."""
+    expected_clients: int = 300
+    """Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."""
     credit: int = 64 * MiB
     """Bytes of caches a client may have on the way to its home."""
     held_bytes: int = 1 * GiB

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from . import links, sockets, wire
+from . import descriptors, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
 from .desk import chunk_of
@@ -96,6 +96,10 @@ class ProxyStats:
     """Messages that were refused, by code."""
     models: dict[str, int]
     model_bytes: int
+    descriptors: int
+    """File descriptors that the process has open."""
+    most_descriptors: int
+    """How many it may have."""
     faults: int
 
 
@@ -389,6 +393,8 @@ class Proxy(Node):
         except BaseException:
             self._worker.stop(0.0)
             raise
+        if trouble := descriptors.too_few(self._limits.expected_clients):
+            _log.warning("proxy %s: %s", self.name, trouble)
         self._worker.start()
         close_at_exit(self)
 
@@ -443,6 +449,8 @@ class Proxy(Node):
             refused=dict(self._refused),
             models=self._models.versions(),
             model_bytes=self._models.bytes,
+            descriptors=descriptors.used(),
+            most_descriptors=descriptors.limit(),
             faults=self._worker.errors,
         )
 
@@ -462,7 +470,8 @@ class Proxy(Node):
             return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet"]
         if all(back.is_away for back in backs):
             return [f"away: none of {', '.join(back.endpoint for back in backs)} answers"]
-        return []
+        trouble = descriptors.shared_guard().trouble()
+        return [trouble] if trouble else []
 
     @property
     def closed(self) -> bool:

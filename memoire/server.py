@@ -27,7 +27,7 @@ from typing import Any
 
 import zmq
 
-from . import links, sockets, wire
+from . import descriptors, links, sockets, wire
 from .accounts import totals_of
 from .batch import Batch
 from .desk import Desk, Reply
@@ -129,6 +129,10 @@ class ServerStats:
     feedback_given: int
     feedback_lost: int
     parameters_version: int
+    descriptors: int
+    """File descriptors that the process has open."""
+    most_descriptors: int
+    """How many it may have."""
     faults: int
     """Turns of its threads that failed: faults of ours."""
 
@@ -245,6 +249,8 @@ class Server(Node):
         except BaseException:
             self.close(0.0)
             raise
+        if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
+            _log.warning("server %s: %s", self.name, trouble)
         self._requests.start()
         if self._store is not None:
             self._store.start(self._desk.collect, self._saved, self._on_lost)
@@ -783,7 +789,8 @@ class Server(Node):
             return ["closing: this server is about to end"]
         if self._store is not None and not self._store.is_healthy:
             return [f"state: {self._store.trouble}"]
-        return []
+        trouble = descriptors.shared_guard().trouble()
+        return [trouble] if trouble else []
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
@@ -813,6 +820,8 @@ class Server(Node):
             feedback_given=desk.feedback_given,
             feedback_lost=desk.feedback_lost,
             parameters_version=desk.parameters_version,
+            descriptors=descriptors.used(),
+            most_descriptors=descriptors.limit(),
             faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
         )
 

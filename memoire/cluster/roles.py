@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from memoire.descriptors import raise_limit
 from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.parameters import Parameters
@@ -80,6 +81,7 @@ def serve(
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
     """
+    raise_limit()
     with (
         Tether() as tether,
         NodePages(http) as pages,
@@ -154,6 +156,7 @@ def relay(
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
     listed = ServersFile(servers_file) if servers_file else None
     servers = servers if listed is None else listed.read() or []
+    raise_limit()
     with Tether() as tether, NodePages(http) as pages, Proxy(endpoint, servers) as proxy:
         pages.show(proxy)
         while tether.is_launched and not all(back.servers for back in proxy.stats().backs) and tether.wait(LOOK_EVERY):

@@ -1,0 +1,154 @@
+"""What a process does that may open few files: it says so at its start, and bears more clients than it has room for."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+import zmq
+
+from memoire import descriptors
+from memoire.limits import Limits
+from netkit import SCHEMA, Cluster, KeepingContext, until
+from test_links import free_port
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def in_child(code, **options):
+    """What this code prints, as JSON, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, **options
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_process_may_open_as_many_as_the_system_lets_it():
+    code = (
+        "import json, resource; from memoire import descriptors as d;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 345));"
+        "print(json.dumps([d.limit(), d.raise_limit(), d.limit()]))"
+    )
+    assert in_child(code) == [100, 345, 345]
+
+
+def test_those_that_are_open_are_counted():
+    before = descriptors.used()
+    with open(os.devnull), open(os.devnull):
+        assert descriptors.used() == before + 2
+
+
+def test_a_limit_that_is_too_low_is_explained_with_numbers(monkeypatch):
+    monkeypatch.setattr(descriptors, "limit", lambda: 256)
+    assert descriptors.too_few(64) == ""
+    text = descriptors.too_few(300)
+    assert "256 file descriptors are not enough for the 300 clients expected" in text
+    assert "enough for about 64 clients" in text and "ulimit -n 964" in text
+    monkeypatch.setattr(descriptors, "limit", lambda: resource.RLIM_INFINITY)
+    assert descriptors.too_few(10**9) == ""
+
+
+def test_servers_and_proxies_warn_at_their_start_and_show_the_figures(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(descriptors, "limit", lambda: 900)
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    warnings = [record.message for record in caplog.records if "descriptors are not enough" in record.message]
+    assert [text.split()[0] for text in warnings] == ["server", "proxy"]
+    for stats in (server.stats(), proxy.stats()):
+        assert 0 < stats.descriptors < 900 and stats.most_descriptors == 900
+    caplog.clear()
+    cluster.server(limits=Limits(expected_clients=10))
+    assert not caplog.records
+
+
+CROWDED = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from memoire import Server, descriptors
+from memoire.limits import Limits
+from memoire.schema import Schema
+descriptors.GIVEN_UP = 1.5
+port = int(sys.argv[1])
+places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
+with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
+    print("listening", flush=True)
+    for _ in sys.stdin:
+        full = descriptors.shared_guard()
+        print(json.dumps([full.is_full, full.times, server.readiness(), server.total_steps]), flush=True)
+"""
+
+
+class Crowded:
+    """A server in a process that may open 256 files."""
+
+    def __init__(self):
+        self.port = free_port(beside=2)
+        command = [sys.executable, "-c", CROWDED, str(self.port), SCHEMA.to_json()]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert self.process.stdout.readline() == "listening\n"
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+
+    def tell(self):
+        self.process.stdin.write("?\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def is_full(self):
+        return self.tell()[0]
+
+    def cpu(self):
+        """Seconds of CPU that it has used."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def load(self, seconds=0.5):
+        """Its share of a core while some time passes."""
+        began, before = time.monotonic(), self.cpu()
+        until(lambda: time.monotonic() - began > seconds)
+        return (self.cpu() - before) / (time.monotonic() - began)
+
+    def end(self):
+        _, said = self.process.communicate(timeout=20)
+        return said
+
+
+def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
+    """It says so, does not spin, and takes clients again as soon as others have left."""
+    crowded = Crowded()
+    client = cluster.client(crowded.endpoint)
+    with KeepingContext() as context:
+        context.set(zmq.MAX_SOCKETS, 1000)
+        crowd = []
+        for _ in range(300):
+            made = context.socket(zmq.DEALER)
+            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 100, 1000, 1000
+            made.connect(crowded.endpoint)
+            crowd.append(made)
+        until(crowded.is_full)
+        reason = crowded.tell()[2]
+        assert len(reason) == 1 and "all but a few of 256 are open; no new connection is accepted" in reason[0]
+        client.on_entries(5)
+        client.update()
+        assert crowded.tell()[3] == 5
+        until(lambda: crowded.load() < 0.1, 20.0)
+        for made in crowd[:200]:
+            made.close(0)
+        until(lambda: not crowded.is_full())
+        late = cluster.client(crowded.endpoint)
+        late.on_entries(7)
+        late.update()
+        assert crowded.tell()[3] == 12
+    client.close()
+    late.close()
+    said = crowded.end()
+    assert "a few of 256 are open" in said and "enough for about 64 clients" in said and "free again" in said
