@@ -139,18 +139,24 @@ class Guard:
     def _look(self, now: float) -> None:
         allowed = limit()
         margin = max(SPARE, allowed // 32)
-        lowest = _lowest_free(allowed)  # descriptors are given out from below, so nearly all under it are open
-        if not self.is_full and lowest >= allowed - margin and self._listening:
-            self._begin(now)
-        elif self.is_full and (lowest < allowed - 2 * margin or not self._listening):
-            self.is_full = False
-            for fd in self._listening:
-                _filter(fd, False)
-            self._save()
-            _log.warning("file descriptors are free again: new connections are accepted")
-        elif self.is_full and lowest >= allowed and self._spare and now - self._full_since > GIVEN_UP:
-            # Through this one all that wait pass, one after the other: they have hung up, so each gives it back.
-            os.close(self._spare.pop())
+        if not self.is_full:
+            # Descriptors are given out from below: all under the lowest free one are open, and counting is not needed.
+            if self._listening and _lowest_free(allowed) >= allowed - margin:
+                self._begin(now)
+        elif now - self._full_since > GIVEN_UP:
+            left = allowed - used()
+            if left > 2 * margin + SPARE - len(self._spare) or not self._listening:
+                self._end()
+            elif not left and self._spare:
+                # Through this one all that wait pass, one after the other: they have hung up, so each gives it back.
+                os.close(self._spare.pop())
+
+    def _end(self) -> None:
+        self.is_full = False
+        for fd in self._listening:
+            _filter(fd, False)
+        self._save()
+        _log.warning("file descriptors are free again: new connections are accepted")
 
     def _begin(self, now: float) -> None:
         self.is_full, self._full_since = True, now

@@ -140,7 +140,9 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
         client.on_entries(5)
         client.update()
         assert crowded.tell()[3] == 5
-        until(lambda: crowded.load() < 0.1, 20.0)
+        until(lambda: crowded.load() < 0.1)
+        assert crowded.load(2.0) < 0.1  # and it stays so
+        assert crowded.tell()[:2] == [True, 1]
         for made in crowd[:200]:
             made.close(0)
         until(lambda: not crowded.is_full())
