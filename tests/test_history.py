@@ -95,9 +95,16 @@ def well() -> tuple[list[Event], Kept]:
         event(4.2, "left", ONE, delivered=True, finished=True, took=0.1, episodes=2, steps=15, lines=2),
         event(5.0, "ended", by="nemesis", target="server-0", life=1, status=0, took=0.4, grace=10.0, tail=[]),
     ]
-    counted = {"server-0": {ONE: (2, 15), TWO: (0, 0)}, "server-1": {TWO: (1, 7), ONE: (1, 10)}}
     lines = {"server-0": logged("server-0", (ONE, 1), (ONE, 2)), "server-1": []}
-    kept = Kept(counted, {"server-0": {ONE: 1}}, lines, said=copy.deepcopy(counted), found=copy.deepcopy(lines))
+    earlier = {"server-0": {ONE: (1, 10), TWO: (0, 0)}, "server-1": {TWO: (1, 7), ONE: (1, 10)}}
+    counted = {"server-0": {ONE: (1, 5)}}
+    kept = Kept(
+        {"earlier": earlier, "now": counted},
+        {"server-0": {ONE: 1}},
+        lines,
+        said=copy.deepcopy(counted),
+        found=copy.deepcopy(lines),
+    )
     return events, kept
 
 
@@ -108,10 +115,11 @@ def test_a_history_in_order_passes_every_check() -> None:
 
 def counted(client: str, episodes: int, steps: int) -> Any:
     def change(events: list[Event], kept: Kept) -> None:
-        for clients in kept.counted.values():
-            clients.pop(client, None)
+        for servers in kept.counted.values():
+            for clients in servers.values():
+                clients.pop(client, None)
         kept.said.clear()
-        kept.counted["server-1"][client] = episodes, steps
+        kept.counted["now"]["server-1"] = {client: (episodes, steps)}
 
     return change
 
@@ -163,7 +171,16 @@ def put(name: str, value: Any) -> Any:
         (counted(ONE, 1, 15), "counts: 1 episodes of client 11111111 (actor-0); 2 were acknowledged, 2 begun"),
         (counted(ONE, 2, 16), "counts: 16 steps of client 11111111 (actor-0); 15 were acknowledged, 15 begun"),
         (counted(TWO, 3, 9), "counts: 3 episodes of client 22222222 (actor-1); 0 were acknowledged, 2 begun"),
-        (put("said", {ONE: (2, 14)}), "server-0 said (2, 14) of client 11111111, and has (2, 15) on disk"),
+        (put("said", {ONE: (1, 4)}), "server-0 said (1, 4) of client 11111111, and has (1, 5) on disk"),
+        (put("said", {}), "server-0 said None of client 11111111, and has (1, 5) on disk"),
+        (
+            added(event(4.9, "totals", by="nemesis", run="earlier", episodes=2, steps=18, missing=[])),
+            "totals: the servers have (2, 17) of run 'earlier', and (2, 18) was told",
+        ),
+        (
+            added(event(4.9, "totals", by="nemesis", run="now", episodes=1, steps=5, missing=["server-1"])),
+            "totals: ['server-1'] did not answer",
+        ),
         (put("found", logged("server-0", (ONE, 1))), "server-0 finds 1 lines and has 2 in its files; they part at -1"),
         (counted("3" * 32, 1, 1), "counts: client 33333333 is counted (1, 1) and never said so"),
         (wrote((ONE, 1)), "lines [2] are missing; those up to 2 were acknowledged, 2 written"),
@@ -227,7 +244,7 @@ def test_a_history_is_read_in_the_order_of_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -> None:
-    outcome = trial.run(trial.Settings(seed=1, seconds=14, kills=6, stops=2, terms=1), tmp_path)
+    outcome = trial.run(trial.Settings(seed=1, seconds=14, kills=6, stops=2, terms=1, runs=2), tmp_path)
     print(outcome)
     assert not outcome.violations, outcome
     assert sum(outcome.figures["killed"].values()) == 6

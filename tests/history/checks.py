@@ -42,14 +42,14 @@ class Story:
 class Kept:
     """What the servers have in the end."""
 
-    counted: dict[str, dict[str, tuple[int, int]]]
-    """server -> client -> (episodes, steps), in its state folder."""
+    counted: dict[str, dict[str, dict[str, tuple[int, int]]]]
+    """run -> server -> client -> (episodes, steps), in the servers' state folders; the newest run last."""
     accepted: dict[str, dict[str, int]]
     """server -> client -> caches that it accepted."""
     lines: dict[str, list[str]]
-    """server -> lines of its log files, in order."""
+    """server -> lines of its log files, in order, those of an older run first."""
     said: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """server -> client -> (episodes, steps), as it said last."""
+    """server -> client -> (episodes, steps) of the newest run, as it said last."""
     found: dict[str, list[str]] = field(default_factory=dict)
     """server -> lines that its index finds, in order."""
 
@@ -88,6 +88,7 @@ def check(events: list[Event], kept: Kept) -> list[str]:
     return [
         *counts(told, kept),
         *copies(kept),
+        *totals(events, kept),
         *log(told, kept),
         *caches(events, told, kept),
         *models(events, told),
@@ -97,7 +98,7 @@ def check(events: list[Event], kept: Kept) -> list[str]:
 
 
 def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Episodes and steps: acknowledged <= merged over the servers by maximum <= begun, and equal where delivered."""
+    """Episodes and steps: acknowledged <= merged over servers, added over runs <= begun, and equal where delivered."""
     merged = merge(kept.counted)
     for client in merged.keys() - told.keys():
         yield f"counts: client {client[:8]} is counted {merged[client]} and never said so"
@@ -115,11 +116,14 @@ def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
 
 def copies(kept: Kept) -> Iterator[str]:
     """What a server said last is what it has on disk; its log files are what its index finds."""
+    newest = list(kept.counted.values())[-1]
     for server, said in kept.said.items():
-        different = [client for client, row in said.items() if kept.counted[server].get(client) != row]
+        have = newest.get(server, {})
+        different = sorted(client for client in said.keys() | have.keys() if said.get(client) != have.get(client))
         for client in different[:3]:
-            have = kept.counted[server].get(client)
-            yield f"copies: {server} said {said[client]} of client {client[:8]}, and has {have} on disk"
+            yield (
+                f"copies: {server} said {said.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"
+            )
     for server, found in kept.found.items():
         lines = kept.lines[server]
         if found != lines:
@@ -127,13 +131,36 @@ def copies(kept: Kept) -> Iterator[str]:
             yield f"copies: {server} finds {len(found)} lines and has {len(lines)} in its files; they part at {place}"
 
 
-def merge(counted: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+def totals(events: Iterable[Event], kept: Kept) -> Iterator[str]:
+    """What a reader was told of each run, when all was quiet, is what the servers have."""
+    for event in events:
+        if event["do"] == "totals":
+            rows = of_run(kept.counted.get(event["run"], {})).values()
+            have = (sum(episodes for episodes, _ in rows), sum(steps for _, steps in rows))
+            if (event["episodes"], event["steps"]) != have:
+                told = event["episodes"], event["steps"]
+                yield f"totals: the servers have {have} of run {event['run']!r}, and {told} was told"
+            if event["missing"]:
+                yield f"totals: {event['missing']} did not answer"
+
+
+def of_run(servers: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
     """Client -> (episodes, steps), each the greatest that any server has."""
     merged: dict[str, tuple[int, int]] = {}
-    for clients in counted.values():
+    for clients in servers.values():
         for client, (episodes, steps) in clients.items():
             former = merged.get(client, (0, 0))
             merged[client] = max(former[0], episodes), max(former[1], steps)
+    return merged
+
+
+def merge(counted: Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]) -> dict[str, tuple[int, int]]:
+    """Client -> (episodes, steps) over all runs."""
+    merged: dict[str, tuple[int, int]] = {}
+    for servers in counted.values():
+        for client, (episodes, steps) in of_run(servers).items():
+            former = merged.get(client, (0, 0))
+            merged[client] = former[0] + episodes, former[1] + steps
     return merged
 
 

@@ -56,16 +56,38 @@ def draw(reader: Reader, record: Recorder) -> None:
     record("drew", samples=len(obs), torn=torn, newest={str(tag): number for tag, number in newest.items()})
 
 
+def begin_run(reader: Reader, record: Recorder, name: str) -> None:
+    """Begin it everywhere, however often servers are killed meanwhile."""
+    deadline = time.monotonic() + LAST
+    while True:
+        record("run", name=name)
+        try:
+            reader.begin_run(name, timeout=2.0)
+        except MemoireError as error:
+            record("begun", name=name, ok=False, error=repr(error))
+            if time.monotonic() > deadline:
+                raise
+        else:
+            record("begun", name=name, ok=True)
+            return
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
     parser.add_argument("--history", required=True)
+    parser.add_argument("--run", action="append", default=[], help="runs to begin, one after the other")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds for each run")
     given = parser.parse_args()
     plant()
     record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
     with Tether() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
         tether.ready()
+        began = time.monotonic()
+        runs = list(enumerate(given.run, start=1))
         while tether.wait(0.05):
+            if runs and time.monotonic() >= began + runs[0][0] * given.every:
+                begin_run(reader, record, runs.pop(0)[1])
             if time.monotonic() >= due:
                 due = time.monotonic() + PUBLISH_EVERY
                 number += 1

@@ -16,6 +16,7 @@ import numpy as np
 from memoire.cluster.launch import Child, Launcher
 from memoire.errors import ChildDied
 from memoire.logbook import format_line
+from memoire.reader import Reader
 from memoire.schema import Column, Schema
 from memoire.store import Store
 
@@ -32,7 +33,6 @@ SCHEMA = Schema(
     }
 )
 SETTINGS = ("cache_size=16", "priority_exponent=0.0")
-RUN = "trial"
 READY = 30.0
 TERM_GRACE = 10.0
 """Seconds in which a node that got SIGTERM has to be gone, with status 0."""
@@ -65,6 +65,8 @@ class Settings:
     """Kinds of processes that nothing happens to."""
     pace: float = 1.0
     """Above 1 makes faults as much shorter."""
+    runs: int = 1
+    """Experiments, one after the other."""
     plant: str = ""
     """Name of a planted fault."""
 
@@ -104,6 +106,7 @@ class Trial:
             if settings.rounds
             else faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
         )
+        self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         self.running: dict[str, Child] = {}
         self.lives: Counter[str] = Counter()
         self.final: dict[str, dict[str, Any]] = {}
@@ -132,7 +135,7 @@ class Trial:
         match name.partition("-")[0]:
             case "server":
                 settings = [part for setting in SETTINGS for part in ("--set", setting)]
-                schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", RUN)
+                schema = ("--schema", SCHEMA.to_json(), "--name", name, "--run", self.runs[0])
                 state = ("--state-dir", str(self.folder / "state" / name))
                 return "history.node", "server", "--endpoint", self.endpoints[name], *schema, *state, *settings
             case "proxy":
@@ -149,7 +152,9 @@ class Trial:
                 words = [str(word) for option in options.items() for word in option]
                 return "history.actor", *self._fronts, *words
             case _:
-                return "history.learner", self._fronts[0], "--history", history
+                every = self.settings.seconds / self.settings.runs
+                runs = [word for run in self.runs[1:] for word in ("--run", run)]
+                return "history.learner", self._fronts[0], "--history", history, "--every", str(every), *runs
 
     @property
     def _fronts(self) -> list[str]:
@@ -284,26 +289,40 @@ class Trial:
                         self.running[name].is_stopping = True
                         self.running[name].process.kill()
                 break
+        self._ask_totals()
         self._end(self.kinds["proxy"])
         self._end(self.kinds["server"])
         self.final = {name: self.running[name].reports for name in self.kinds["server"]}
 
+    def _ask_totals(self) -> None:
+        """As anybody may, from far away."""
+        with Reader([self._fronts[-1]], timeout=READY) as reader:
+            for run in self.runs:
+                told = reader.totals(run, READY)
+                totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
+                self.record("totals", run=run, missing=list(told.missing), **totals)
+
     def _kept(self) -> checks.Kept:
         """What is in the servers' state folders, and what they said last."""
-        kept = checks.Kept({}, {}, {}, {})
+        kept = checks.Kept({run: {} for run in self.runs}, {}, {}, {}, {})
         for server in self.kinds["server"]:
-            said = self.final[server].get("clients", {})
             folder = self.folder / "state" / server
+            kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
             with Store(folder) as store:
-                accounts = {account.client.hex(): account for account in store.accounts(RUN)}
-                kept.found[server] = [text for page in pages(store) for text in page]
-            kept.counted[server] = {
-                client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
-            }
+                for run in self.runs:
+                    accounts = {account.client.hex(): account for account in store.accounts(run)}
+                    kept.counted[run][server] = {
+                        client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
+                    }
+                    kept.accepted[server].update(
+                        {client: account.accepted_caches for client, account in accounts.items()}
+                    )
+                    kept.found[server] += [line for page in pages(store, run) for line in page]
+                    files = sorted((folder / "log").glob(f"{run}.*.log"))
+                    texts = [path.read_text(encoding="utf-8") for path in files]
+                    kept.lines[server] += [line for text in texts for line in text.splitlines()]
+            said = self.final[server].get("clients", {})
             kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
-            kept.accepted[server] = {client: account.accepted_caches for client, account in accounts.items()}
-            files = sorted((folder / "log").glob("*.log"), key=lambda path: path.suffixes[-2])
-            kept.lines[server] = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
         return kept
 
     def _traces(self) -> list[str]:
@@ -326,6 +345,7 @@ class Trial:
             "stopped": done["stopped"],
             "cut off": done["cut"],
             "ended": done["ended"],
+            "runs": len(self.runs),
             "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
             "episodes": sum(episodes for episodes, _ in merged),
             "steps": sum(steps for _, steps in merged),
@@ -338,10 +358,10 @@ class Trial:
         }
 
 
-def pages(store: Store) -> Iterator[list[str]]:
+def pages(store: Store, run: str) -> Iterator[list[str]]:
     """All lines in the index, oldest first, as they would stand in the file."""
     after = 0
-    while entries := store.search(RUN, after=after, most=1000):
+    while entries := store.search(run, after=after, most=1000):
         yield [format_line(entry.received, entry.line.label, entry.line.text).rstrip("\n") for entry in entries]
         after = entries[-1].index
 

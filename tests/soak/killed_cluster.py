@@ -33,6 +33,7 @@ def main() -> int:
             rate=6.0,
             kills=given.kills,
             stops=given.stops,
+            runs=2,
         )
         with folder() as place:
             outcomes.append(trial.run(settings, place))

@@ -30,6 +30,7 @@ def main() -> int:
         kills=0,
         stops=0,
         rounds=given.rounds,
+        runs=2,
     )
     with folder() as place:
         outcome = trial.run(settings, place)
