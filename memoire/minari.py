@@ -1,0 +1,143 @@
+"""Minari data sets into a memory, and a memory's episodes into one: `pip install 'memoire-rl[minari]'`.
+
+data = minari.load_dataset("D4RL/door/human-v2")
+buffer = memoire.Buffer(memoire.minari.schema(data), capacity=data.total_steps)
+memoire.minari.fill(buffer.memory, data)
+...
+memoire.minari.write(buffer.memory, "mine/door/replay-v0", env="AdroitHandDoor-v1")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import minari
+import numpy as np
+from minari.data_collector import EpisodeBuffer
+
+from . import dataset
+from .errors import DataError, ParameterError
+from .memory import Memory
+from .schema import Schema
+
+
+def schema(data: Any, extra: Mapping[str, Any] | None = None) -> Schema:
+    """The columns of a data set's spaces, in their own dtypes: obs (or obs.*), action, reward, and extras.
+
+    Args:
+        data: A `minari.MinariDataset`.
+        extra: As in `Schema.from_env`; filled from the infos of this name.
+    """
+    return Schema.from_env(data, extra, keep_float64=True)
+
+
+def fill(memory: Memory, data: Any, lane: int = 0) -> int:
+    """Add every episode of a data set to a memory, as `Memory.close` takes them; returns how many.
+
+    An episode that was neither terminated nor truncated counts as truncated: its last observation is there. Columns
+    beyond obs, action and reward are taken from the infos of their name. The oldest episodes leave where there is no
+    room.
+
+    Args:
+        memory: Of a schema as `schema(data)` makes.
+        data: A `minari.MinariDataset`, or an iterable of its episodes.
+        lane: Which lane of the memory is written; it must not be in use.
+
+    Raises:
+        DataError: an episode has no steps, or not one observation more than actions; those before it are there.
+        EntryError: a value does not fit its column.
+        EpisodeTooLong: an episode is longer than the memory.
+    """
+    episodes: Iterator[Any] = iter(data.iterate_episodes() if hasattr(data, "iterate_episodes") else data)
+    name = str(getattr(getattr(data, "spec", None), "dataset_id", "the data set"))
+    count = 0
+    for episode in episodes:
+        _add(memory, episode, lane, f"{name}, episode {episode.id},")
+        count += 1
+    return count
+
+
+def _add(memory: Memory, episode: Any, lane: int, where: str) -> None:
+    length = len(episode.rewards)
+    known = memory.schema
+    columns: dict[str, Any] = {}
+    final: dict[str, Any] = {}
+    for root in known.roots:
+        if root == known.qvest:
+            continue
+        value = _of(episode, root, where)
+        for leaf, array in zip(known.leaves(root), known.flatten(root, value), strict=True):
+            rows = np.asarray(array)
+            is_state = known[leaf].role == "state"
+            if length == 0 or len(rows) < length + is_state:
+                raise DataError(where, f"has {len(rows)} values of {leaf!r} and {length} rewards")
+            columns[leaf] = rows[:length]
+            if is_state:
+                final[leaf] = rows[length]
+    memory.open(lane)
+    memory.extend(lane, [columns[name] for name in known.entry_names])
+    memory.close(lane, final_state=final, terminated=bool(episode.terminations[-1]))
+
+
+def _of(episode: Any, root: str, where: str) -> Any:
+    """What an episode has for a declared name of the schema."""
+    known = {"obs": "observations", "action": "actions", "reward": "rewards"}
+    if root in known:
+        return getattr(episode, known[root])
+    infos = episode.infos or {}
+    if root not in infos:
+        raise DataError(where, f"has no info {root!r}, but {', '.join(map(repr, infos)) or 'none'}")
+    return infos[root]
+
+
+def write(memory: Memory, dataset_id: str, **about: Any) -> Any:
+    """Make a data set of a memory's episodes; returns it (a `minari.MinariDataset`).
+
+    Episodes whose final state is not known, open ones among them, are left out: a data set has one observation more
+    than actions. Columns beyond obs, action and reward become infos.
+
+    Args:
+        dataset_id: Such as "mine/door/replay-v0".
+        about: What `minari.create_dataset_from_buffers` takes: `env=` or `observation_space=` and `action_space=`,
+            `author=`, `description=`, `data_format=`, ...
+
+    Raises:
+        ParameterError: no episode can be written, or the schema has no obs, action or scalar reward.
+    """
+    known = memory.schema
+    missing = [root for root in ("obs", "action", "reward") if root not in known.roots]
+    if missing or known["reward"].shape:
+        raise ParameterError("memory", repr(known), "one with columns obs, action and a scalar reward")
+    made = [_buffer(known, number, each) for number, each in enumerate(_whole(memory))]
+    if not made:
+        raise ParameterError("memory", repr(memory), "one with an episode whose final state is known")
+    return minari.create_dataset_from_buffers(dataset_id, made, **about)
+
+
+def _whole(memory: Memory) -> Iterator[dataset.Episode]:
+    return (each for each in dataset.episodes(memory) if each.final_state is not None)
+
+
+def _buffer(known: Schema, number: int, episode: dataset.Episode) -> EpisodeBuffer:
+    length = len(episode)
+    columns = dict(episode.columns)
+    for name, state in (episode.final_state or {}).items():
+        columns[name] = np.concatenate([columns[name], state[None]])
+    ends = np.zeros(length, np.bool_)
+    ends[-1] = True
+    nothing = np.zeros(length, np.bool_)
+    infos = {root: _nested(known, root, columns) for root in known.roots if root not in ("obs", "action", "reward")}
+    return EpisodeBuffer(
+        id=number,
+        observations=_nested(known, "obs", columns),
+        actions=_nested(known, "action", columns),
+        rewards=columns["reward"].tolist(),
+        terminations=(ends if episode.terminated else nothing).tolist(),
+        truncations=(nothing if episode.terminated else ends).tolist(),
+        infos=infos or None,
+    )
+
+
+def _nested(known: Schema, root: str, columns: Mapping[str, Any]) -> Any:
+    return known.nest(root, {leaf: list(columns[leaf]) for leaf in known.leaves(root)})
