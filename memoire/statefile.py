@@ -42,7 +42,7 @@ INDEX_BITS: Final = 40
 MOST_TRIMMED: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 
-SEAL, META, SETTING, RUN, ACCOUNTED, SENDER, INHERITED, MODEL, SEGMENT, START = range(10)
+SEAL, META, SETTING, RUN, ACCOUNTED, SENDER, INHERITED, MODEL, SEGMENT = range(9)
 
 _TABLES: Final = """
 CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
@@ -54,8 +54,6 @@ _LINE: Final = "id, client, number, received, label, said, text, sum"
 _SEAL: Final = struct.Struct(">QQQQQ")
 _SUMS: Final = (1 << 64) - 1
 _HEADER: Final = b"SQLite format 3\x00"
-KEPT_STARTS: Final = 1000
-"""Epochs that are remembered."""
 
 RESTORE: Final = (
     "Put a backup back (the newest is state.db.backup-1): stop the server, move state.db away, remove state.db-wal and "
@@ -265,10 +263,6 @@ class StateFile:
     def number(self, kind: int, key: bytes) -> int:
         """One fact that is a number; 0 where there is none."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
-
-    def starts(self) -> set[int]:
-        """Epochs that this file has seen."""
-        return {struct.unpack(">Q", key)[0] for key, _ in self.rows(START)}
 
     def lines_of(self, segment: Segment) -> Iterator[Entry]:
         """The lines of a segment in their order."""

@@ -57,7 +57,6 @@ from .statefile import (
     MODEL,
     SENDER,
     SETTING,
-    START,
     Reader,
     StateFile,
     StoredModel,
@@ -181,19 +180,22 @@ class Store:
         file.go_live((witnessed or 0) + 1)
         self.restored = file.number(META, b"restored")
         """How often a backup was put back into this folder."""
-        self._starts = file.starts()
+        if file.was_backup:
+            _log.warning("%s: a backup was put back; clients that still run bring their totals up to date", self.folder)
         former = file.number(META, b"epoch")
         self.epoch = max(former + 1, int(self._clock() * 1e9))
         """Grows at each start; on disk before anybody hears of it."""
-        starts: list[tuple[int, bytes, bytes | None]] = [(START, struct.pack(">Q", self.epoch), b"")]
-        starts += [(START, struct.pack(">Q", epoch), None) for epoch in sorted(self._starts)[: -statefile.KEPT_STARTS]]
         self._at("before epoch")
         file.save(
-            [*starts, (META, b"epoch", self.epoch.to_bytes(8, "big")), (META, b"clean", b"\x00"), self._named()], []
+            [
+                (META, b"epoch", self.epoch.to_bytes(8, "big")),
+                (META, b"clean", b"\x00"),
+                (META, b"name", self.name.encode()),
+            ],
+            [],
         )
         os.ftruncate(self._witness, _WITNESS.size)
         self._write_witness()
-        self._starts.add(self.epoch)
         self._reader = Reader(self._path)
         self._numbers = {number: run for run, number in file.runs.items()}
         self._lines = LineLog(
@@ -208,9 +210,6 @@ class Store:
         self._models = self.folder / "models"
         self._models.mkdir(exist_ok=True)
         self._stored = self._check_models()
-
-    def _named(self) -> tuple[int, bytes, bytes]:
-        return META, b"name", self.name.encode()
 
     def _check_name(self, name: str | None, default_name: str) -> str:
         known = (self._file.find(META, b"name") or b"").decode()
@@ -257,10 +256,6 @@ class Store:
         return self._models / f"{run}-{_core.checksum(topic.encode()):016x}-{version}.model"
 
     # ------------------------------------------------------------------------------------------------ what is there
-
-    def has_begun(self, epoch: int) -> bool:
-        """Whether this state had such an epoch: a client that names another one knows more than a restored backup."""
-        return epoch in self._starts
 
     def runs(self) -> list[RunFacts]:
         """All runs, in the order in which they began; the one that is counted has not ended."""

@@ -12,21 +12,27 @@ import mutations
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models import make
 from memoire.store import Store
-from statekit import CLIENTS, RUN, Keeper, account, contents, filled
+from statekit import CLIENTS, RUN, Keeper, account, contents, filled, folder_in_memory
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = mutations.make_folders(tmp_path_factory.mktemp("states"))
+def in_memory():
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def folders(in_memory):
+    made = mutations.make_folders(in_memory)
     assert (made[0] / "state.db-wal").stat().st_size > 100_000
     return made
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_damaged_folder_is_exact_or_refused(folders, tmp_path, seed):
+def test_a_damaged_folder_is_exact_or_refused(folders, in_memory, seed):
     killed, older, closed, truth = folders
-    verdicts = mutations.run(killed, older, truth, tmp_path, 110, seed)
-    verdicts += mutations.run(closed, older, truth, tmp_path, 55, seed)
+    verdicts = mutations.run(killed, older, truth, in_memory, 110, seed)
+    verdicts += mutations.run(closed, older, truth, in_memory, 55, seed)
     assert sum(verdicts.values()) == 165
     assert verdicts["refused"] > 40 and verdicts["exact"] > 20, verdicts
 
@@ -128,16 +134,6 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
         assert contents(store) == found and store.restored == 1
     text = b"".join(path.read_bytes() for path in sorted((state / "log").iterdir()))
     assert [line.rpartition(b",")[2] for line in text.splitlines()] == [b"one", b"two", b"three"]
-
-
-def test_an_epoch_that_a_restored_state_never_had_is_a_strangers(tmp_path):
-    with Keeper(tmp_path) as keeper:
-        keeper.store.back_up()
-    with Store(tmp_path) as store:
-        later = store.epoch
-    shutil.copy(tmp_path / "state.db.backup-2", tmp_path / "state.db")
-    with Store(tmp_path) as store:
-        assert store.epoch > later and not store.has_begun(later)
 
 
 def test_a_log_of_sqlite_beside_a_backup_is_set_aside(folders, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from memoire.limits import Limits
 from memoire.linelog import text_of
 from memoire.store import Store
-from statekit import CLIENTS, RUN, text_of_log
+from statekit import CLIENTS, RUN, folder_in_memory, text_of_log
 from store_child import HITS, STEPS
 
 TESTS = Path(__file__).resolve().parent
@@ -35,6 +35,12 @@ POINTS = [
     "before checkpoint",
     "after checkpoint",
 ]
+
+
+@pytest.fixture
+def in_memory():
+    with folder_in_memory() as folder:
+        yield folder
 
 
 def child(*arguments):
@@ -72,9 +78,9 @@ def check(folder):
 
 
 @pytest.mark.parametrize("points", [POINTS[::3], POINTS[1::3], POINTS[2::3]], ids=["some", "others", "the rest"])
-def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(tmp_path, points):
-    child("points", tmp_path, *points)
-    folders = sorted(tmp_path.iterdir())
+def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, points):
+    child("points", in_memory, *points)
+    folders = sorted(in_memory.iterdir())
     assert len(folders) == len(points) * len(HITS)
     killed = {folder.name.rpartition("-")[0] for folder in folders if (folder / "status").read_text() == "-9"}
     assert killed == {point.replace(" ", "_") for point in points}, "a point was never reached"

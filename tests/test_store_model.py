@@ -1,8 +1,5 @@
 """A store against slow models of it: what a search finds, and what is there after any order of saving and restarting."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +10,7 @@ from memoire.logbook import Entry, escape
 from memoire.models import make
 from memoire.store import Store
 from memoire.wire import Line
-from statekit import CLIENTS, account, rows, text_of_log
+from statekit import CLIENTS, account, folder_in_memory, rows, text_of_log
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)
@@ -190,8 +187,7 @@ def killed(store):
 @given(st.lists(operations, max_size=25))
 def test_any_order_of_saving_and_restarting_keeps_everything(history):
     model, limits = Model(), Limits(log_bytes=100_000)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with folder_in_memory() as folder:
         store = Store(folder, "home", limits=limits)
         for operation in history:
             if operation[0] == "restart":

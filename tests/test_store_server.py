@@ -78,6 +78,7 @@ def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(clus
     def count(episodes):
         for client in clients:
             for _ in range(episodes):
+                client.on_entries(10)
                 client.on_episode(0, 10, 1.0)
             client.update()
 
