@@ -211,7 +211,7 @@ def _add_http(to: argparse.ArgumentParser) -> None:
         "--http",
         default="127.0.0.1:0",
         metavar="HOST:PORT",
-        help='where /livez, /readyz and /status are answered; port 0 takes a free one, "off" opens none '
+        help='where /livez, /readyz, /status and /logs are answered; port 0 takes a free one, "off" opens none '
         "(default: %(default)s)",
     )
 

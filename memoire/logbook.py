@@ -102,7 +102,7 @@ class Wanted:
             and (self.label is None or entry.line.label == self.label)
             and (self.since is None or entry.received >= self.since)
             and (self.until is None or entry.received < self.until)
-            and self.text.translate(_LOWER) in escape(entry.line.text).translate(_LOWER)
+            and escape(self.text).translate(_LOWER) in escape(entry.line.text).translate(_LOWER)
         )
 
 

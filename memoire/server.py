@@ -789,6 +789,8 @@ class Server(Node):
             return ["closing: this server is about to end"]
         if self._store is not None and not self._store.is_healthy:
             return [f"state: {self._store.trouble}"]
+        if self._desk.leaving:
+            return ["leaving: this server is being drained; others count its clients from now on"]
         trouble = descriptors.shared_guard().trouble()
         return [trouble] if trouble else []
 

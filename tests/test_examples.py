@@ -19,10 +19,11 @@ PROMISES = {
     "client_mt.py": "100 episodes, 4000 steps",
     "publish_subscribe.py": "late: version 2",
     "logs.py": "6 lines",
+    "durable.py": "after: 10 episodes, 100 steps, 1 lines",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
-PORTS = {"client_mt.py": 3}
+PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
 TOGETHER = {
     "actor and learner": (

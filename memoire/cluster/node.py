@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
+from memoire import descriptors
 from memoire.errors import EndpointError, ParameterError
 from memoire.logbook import timestamp
 from memoire.proxy import Proxy
@@ -388,22 +389,20 @@ def _label(text: str) -> int:
 
 def process_facts() -> dict[str, Any]:
     """What this process uses: memory and descriptors now, and how many descriptors it may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "threads": threading.active_count(),
         "memory_bytes": _resident(),
-        "descriptors": _descriptors(),
-        "descriptor_limit": None if soft == resource.RLIM_INFINITY else soft,
+        "descriptors": descriptors.used(),
+        "most_descriptors": descriptors.limit(),
     }
 
 
 def _scarcity() -> list[str]:
     """Why new clients could not even connect: each needs three descriptors."""
-    facts = process_facts()
-    used, limit = facts["descriptors"], facts["descriptor_limit"]
-    if used is None or limit is None or used < limit * ENOUGH_DESCRIPTORS:
+    used, limit = descriptors.used(), descriptors.limit()
+    if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
         return []
     return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]
 
@@ -414,13 +413,6 @@ def _resident() -> int | None:
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return None  # not Linux
-
-
-def _descriptors() -> int | None:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder)) - 1  # without the one that reads the folder
-    return None
 
 
 def _listen(address: str) -> socket.socket:

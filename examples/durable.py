@@ -1,0 +1,60 @@
+"""A server with a state folder is killed and started again: everything that it had acknowledged is there.
+
+python examples/durable.py [PORT]
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.request
+
+import numpy as np
+
+import memoire
+
+ENDPOINT = f"tcp://127.0.0.1:{sys.argv[1] if len(sys.argv) > 1 else '5560'}"
+SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (2,), "state")})
+
+
+def start_server(folder):
+    """A server in a process of its own, and the address of its page; both are there when this returns."""
+    command = [sys.executable, "-m", "memoire", "server", "--endpoint", ENDPOINT, "--schema", SCHEMA.to_json()]
+    command += ["--name", "home", "--state-dir", folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process.stdout.readline()
+    return process, process.stdout.readline().split()[-1]
+
+
+def play(client, episodes):
+    writer, states = client.writer(), np.zeros((11, 2), np.float32)
+    for _ in range(episodes):
+        writer.reset(states[0])
+        for step in range(10):
+            writer.step(states[step], None, 0.0, step == 9, False, states[step + 1], {})
+
+
+def show(words, page):
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        stats = json.load(answer)["stats"]
+    totals = stats["totals"]
+    print(f"{words}: {totals['episodes']} episodes, {totals['steps']} steps, {stats['log_lines']} lines")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    server, page = start_server(folder)
+    with memoire.connect(ENDPOINT) as early:  # this actor has ended by the time the server dies
+        play(early, 3)
+        early.log("I was here")
+    with memoire.connect(ENDPOINT) as actor:
+        play(actor, 5)
+        actor.update(timeout=10.0)  # when it returns, the totals are on disk
+        show("before", page)
+        server.kill()
+        server.communicate()
+        play(actor, 2)  # an actor does not mind: it goes on, and tells the server when it is back
+        server, page = start_server(folder)
+        actor.update(timeout=30.0)
+        show("after", page)
+    server.terminate()
+    server.communicate(timeout=20)
