@@ -596,7 +596,7 @@ class ReplayMemoryServer:
         pub_endpoint: str,
         n_caches: int,
         *,
-        run: str = "default",
+        run: str | None = None,
         context: Any = None,
         seed: int | None = None,
         **options: Any,

@@ -16,6 +16,7 @@ import memoire
 from memoire.errors import MemoireError, ParameterError
 
 Command = Callable[[argparse.Namespace], int]
+RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
 EXTRAS = {"gymnasium": "demo", "rich": "demo", "lz4": "lz4"}
 """What installs a module that may be missing."""
 
@@ -63,7 +64,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     server.add_argument("--endpoint", default="tcp://*:5560", help="address for requests (default: %(default)s)")
     _add_schema(server)
-    server.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
+    server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
     _add_http(server)
@@ -103,7 +104,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     up.add_argument(
         "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
     )
-    up.add_argument("--run", default="default", help="name of the experiment (default: %(default)s)")
+    up.add_argument("--run", help=RUN)
     _add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
     up.set_defaults(command=_up)
 

@@ -33,6 +33,8 @@ from .runs import Past, Run, Runs
 from .schema import Schema
 from .version import SOFTWARE
 
+DEFAULT_RUN = "default"
+"""Name of the run of a server that was never given one."""
 MOST_UPLOADS = 16
 MOST_READERS = 64
 KEPT_REPLIES = 64
@@ -106,7 +108,7 @@ class Desk:
         schema: Schema,
         parameters: Parameters,
         pool: Pool,
-        run: str,
+        run: str | None,
         name: str,
         limits: Limits,
         max_step: int = 0,
@@ -195,11 +197,13 @@ class Desk:
         """Whether what is acknowledged is on disk."""
         return self.journal is not None
 
-    def _go_on(self, past: Past | None, given: str) -> str:
+    def _go_on(self, past: Past | None, given: str | None) -> str:
         """The run to count: the one that was counted last, unless another is given now than was given then."""
         if past is None:
-            return given
+            return DEFAULT_RUN if given is None else given
         counted = next((facts.name for facts in past.runs() if not facts.ended), None)
+        if given is None:
+            return counted or DEFAULT_RUN
         if counted is not None and past.settings().get("run") == given:
             return counted
         if self.journal is not None:

@@ -149,7 +149,8 @@ class Server(Node):
         sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
         parameters: All settings at once; the other arguments change single ones.
         multi_step, discount, frame_stack: See `Parameters`.
-        run: Name of the experiment that totals, lines and models belong to.
+        run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
+            last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
         cache_limit: Most caches that are held, 0 for no limit but bytes.
         byte_limit: Most bytes of caches that are held.
@@ -184,7 +185,7 @@ class Server(Node):
         multi_step: int | None = None,
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
-        run: str = "default",
+        run: str | None = None,
         push_endpoint: str | None = None,
         pub_endpoint: str | None = None,
         cache_limit: int = 0,
@@ -257,7 +258,7 @@ class Server(Node):
             self._store.wake()
         close_at_exit(self)
 
-    def _make_desk(self, parameters: Parameters, run: str, max_step: int, clock: Callable[[], float]) -> Desk:
+    def _make_desk(self, parameters: Parameters, run: str | None, max_step: int, clock: Callable[[], float]) -> Desk:
         return Desk(
             schema=self.schema,
             parameters=parameters,

@@ -148,6 +148,19 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     assert [facts.ended > 0 for facts in server.runs()] == [True, True, False]
 
 
+def test_a_server_that_is_given_no_run_goes_on_with_the_last_one(durable):
+    server = durable.start(run="a")
+    server.close()
+    server = durable.start(run=None)
+    assert server.run == "a"
+    server.begin_run("b")
+    server.close()
+    for given, counted in ((None, "b"), ("a", "b"), ("c", "c"), (None, "c")):
+        server = durable.start(run=given)
+        assert server.run == counted
+        server.close()
+
+
 def test_parameters_that_were_configured_stay_until_others_are_given(durable):
     server = durable.start(multi_step=2)
     server.configure(cache_size=17)

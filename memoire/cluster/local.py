@@ -33,7 +33,7 @@ def start(
     proxies: int = 1,
     host: str = "127.0.0.1",
     port: int = 0,
-    run: str = "default",
+    run: str | None = None,
     cache_limit: int = 0,
     state_dir: str | None = None,
 ) -> Local | None:
@@ -64,7 +64,7 @@ def start(
             *("--endpoint", endpoint),
             *("--schema", schema.to_json()),
             *("--name", f"server-{number}"),
-            *("--run", run),
+            *(() if run is None else ("--run", run)),
             *("--cache-limit", str(cache_limit)),
             *(() if state_dir is None else ("--state-dir", os.path.join(state_dir, f"server-{number}"))),
             *(part for setting in settings for part in ("--set", setting)),
@@ -97,7 +97,7 @@ def up(
     proxies: int,
     host: str,
     port: int,
-    run: str,
+    run: str | None,
     state_dir: str | None = None,
 ) -> int:
     """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""

@@ -69,7 +69,7 @@ def serve(
     schema: Schema,
     settings: Sequence[str],
     *,
-    run: str,
+    run: str | None,
     name: str | None,
     cache_limit: int,
     byte_limit: int,
