@@ -185,7 +185,7 @@ def put(name: str, value: Any) -> Any:
         (counted("3" * 32, 1, 1), "counts: client 33333333 is counted (1, 1) and never said so"),
         (wrote((ONE, 1)), "lines [2] are missing; those up to 2 were acknowledged, 2 written"),
         (wrote((ONE, 1), (ONE, 2), (ONE, 1)), "lines [1] are there more than once"),
-        (wrote((ONE, 2), (ONE, 1)), "lines are out of order: [2, 1]"),
+        (wrote((ONE, 2), (ONE, 1)), "lines are out of order at server-0: [2, 1]"),
         (wrote((ONE, 1), (ONE, 2), (ONE, 3)), "lines [3] are there and were not written"),
         (wrote((ONE, 1), (ONE, 2), "garbage"), "server-0 has a line that nobody wrote: 'garbage'"),
         (wrote((ONE, 1), (ONE, 2), ("4" * 32, 1)), "lines of client 44444444, which never wrote one"),

@@ -7,6 +7,7 @@ through its tether, and reports how it fares.
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ REPORT_EVERY = 0.25
 """Seconds between two reports of a launched node."""
 LOOK_EVERY = 0.02
 """Seconds between two looks whether a launched proxy has met its servers."""
+MEETING = 10.0
+"""Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
 CLOSE_TIMEOUT = 8.0
 """Seconds that a server's process has to answer, save and say goodbye once it is told to end."""
 RECENT = 100
@@ -159,8 +162,8 @@ def relay(
     raise_limit()
     with Tether() as tether, NodePages(http) as pages, Proxy(endpoint, servers) as proxy:
         pages.show(proxy)
-        while tether.is_launched and not all(back.servers for back in proxy.stats().backs) and tether.wait(LOOK_EVERY):
-            pass  # clients that came before the last server was met would all be given to the others
+        if tether.is_launched:
+            _meet(proxy, tether)
         _announce(tether, role, proxy.endpoint, pages)
         while tether.wait(REPORT_EVERY):
             if listed is not None:
@@ -169,6 +172,14 @@ def relay(
                 stats = proxy.stats()
                 tether.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
     return 0
+
+
+def _meet(proxy: Proxy, tether: Tether) -> None:
+    """Wait until the proxy knows its servers: clients that come before the last one would all go to the others."""
+    deadline = time.monotonic() + MEETING
+    while not all(back.servers for back in proxy.stats().backs) and time.monotonic() < deadline:
+        if not tether.wait(LOOK_EVERY):
+            return
 
 
 def _announce(tether: Tether, role: str, endpoint: str, pages: NodePages) -> None:

@@ -165,25 +165,26 @@ def merge(counted: Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]) ->
 
 
 def log(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Lines: each once, none invented, in each client's order, without gaps, and all that were acknowledged."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """Lines: each once, none invented, in each client's order at a server, no gaps, and all that were acknowledged."""
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for server, lines in kept.lines.items():
         for line in lines:
             match = LINE.fullmatch(line)
             if match is None:
                 yield f"log: {server} has a line that nobody wrote: {line[:120]!r}"
                 continue
-            found[match[1]].append(int(match[2]))
+            found[match[1]][server].append(int(match[2]))
     for client in found.keys() - told.keys():
         yield f"log: lines of client {client[:8]}, which never wrote one"
     for story in told.values():
-        numbers = found[story.client]
+        numbers = [number for here in found[story.client].values() for number in here]
         who = f"client {story.client[:8]} ({story.by})"
         doubled = [number for number, count in Counter(numbers).items() if count > 1]
         if doubled:
             yield f"log: {who}: lines {doubled[:5]} are there more than once"
-        elif numbers != sorted(numbers):
-            yield f"log: {who}: lines are out of order: {numbers[:20]}"
+        for server, here in found[story.client].items():
+            if here != sorted(here):
+                yield f"log: {who}: lines are out of order at {server}: {here[:20]}"
         there = set(numbers)
         unknown = {number for number in there if number > story.lines} | there & story.dropped
         if unknown:

@@ -63,6 +63,8 @@ class Settings:
     """Of SIGTERM to everyone, one after the other, in place of the above."""
     spared: tuple[str, ...] = ()
     """Kinds of processes that nothing happens to."""
+    drain: bool = False
+    """In the middle of it all, the last server is drained to the first one, and ended; nothing else happens to it."""
     pace: float = 1.0
     """Above 1 makes faults as much shorter."""
     runs: int = 1
@@ -99,7 +101,11 @@ class Trial:
         nodes = self.kinds["server"] + self.kinds["proxy"]
         self.addresses = network.Addresses(nodes) if settings.cuts else dict.fromkeys(nodes, "127.0.0.1")
         self.endpoints = {name: f"tcp://{self.addresses[name]}:{ports.block()}" for name in nodes}
-        targets = [name for kind, names in self.kinds.items() if kind not in settings.spared for name in names]
+        self.drain_at, self.has_left = float("inf"), False
+        self.leaver = self.kinds["server"][-1] if settings.drain else ""
+        spared = {*settings.spared, self.leaver}
+        targets = [name for kind, names in self.kinds.items() if kind not in spared for name in names]
+        targets = [name for name in targets if name not in spared]
         wanted = {"kill": settings.kills, "stop": settings.stops, "term": settings.terms, "cut": settings.cuts}
         self.faults = (
             rolling(settings.rounds, settings.seconds, targets)
@@ -151,6 +157,9 @@ class Trial:
                 }
                 words = [str(word) for option in options.items() for word in option]
                 return "history.actor", *self._fronts, *words
+            case "drain":
+                to = self.kinds["server"][0]
+                return "history.node", "drain", self.endpoints[self.leaver], "--to", self.endpoints[to]
             case _:
                 every = self.settings.seconds / self.settings.runs
                 runs = [word for run in self.runs[1:] for word in ("--run", run)]
@@ -182,9 +191,13 @@ class Trial:
     def _pump(self, until: float) -> None:
         """Listen to everyone until then; a process that died by itself is written down, once."""
         while True:
+            if time.monotonic() >= self.drain_at:
+                self._drain()
             for name, child in list(self.running.items()):
                 if child.status not in (None, 0) and not child.is_stopping:
                     child.is_stopping = True
+                    if name.startswith("drain"):
+                        continue  # it says what it could not do, and is started again
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
             with contextlib.suppress(ChildDied):  # since we looked: the next look finds it
@@ -197,6 +210,8 @@ class Trial:
     def _torment(self) -> None:
         """Do what the schedule says, and undo it when its time is over."""
         began = time.monotonic()
+        if self.leaver:
+            self.drain_at = began + 0.4 * self.settings.seconds
         undo: list[tuple[float, Fault, float]] = []
         todo = list(self.faults)
         while todo or undo:
@@ -212,6 +227,16 @@ class Trial:
                 undo.remove(due)
                 self._relieve(due[1], due[2])
         self._pump(began + self.settings.seconds)
+
+    def _drain(self) -> None:
+        """Take the last server out of the cluster; begun anew while kills of others make it fail."""
+        drain = self.running.get("drain-0")
+        if drain is None or drain.status not in (None, 0):
+            self._start("drain-0")
+        elif drain.status == 0:
+            self.drain_at = float("inf")
+            self.has_left = True
+            self._end([self.leaver])
 
     def _strike(self, fault: Fault) -> float:
         child, name = self.running[fault.target], fault.target
@@ -269,10 +294,20 @@ class Trial:
     def _heal(self) -> None:
         """Everybody is up again."""
         for name, child in list(self.running.items()):
-            if name.startswith(("server", "proxy")) and child.status is not None:
+            if name.startswith(("server", "proxy")) and child.status is not None and name != self.leaver:
                 self._start(name)
         nodes = [self.running[name] for name in self.kinds["server"] + self.kinds["proxy"]]
         self.launcher.await_ready([child for child in nodes if child.status is None], READY)
+        deadline = time.monotonic() + END_GRACE
+        while self.leaver and not self.has_left:
+            self._pump(time.monotonic() + 0.1)
+            if time.monotonic() > deadline:
+                self.record(
+                    "late",
+                    target="drain-0",
+                    what=f"could not drain {self.leaver}: {list(self.running['drain-0'].tail)}",
+                )
+                break
         self.record("healed")
 
     def _finish(self) -> None:
@@ -291,7 +326,7 @@ class Trial:
                 break
         self._ask_totals()
         self._end(self.kinds["proxy"])
-        self._end(self.kinds["server"])
+        self._end([name for name in self.kinds["server"] if self.running[name].status is None])
         self.final = {name: self.running[name].reports for name in self.kinds["server"]}
 
     def _ask_totals(self) -> None:
@@ -300,7 +335,7 @@ class Trial:
             for run in self.runs:
                 told = reader.totals(run, READY)
                 totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
-                self.record("totals", run=run, missing=list(told.missing), **totals)
+                self.record("totals", run=run, missing=sorted({*told.missing} - {self.leaver}), **totals)
 
     def _kept(self) -> checks.Kept:
         """What is in the servers' state folders, and what they said last."""
@@ -345,6 +380,7 @@ class Trial:
             "stopped": done["stopped"],
             "cut off": done["cut"],
             "ended": done["ended"],
+            "drained": int(self.has_left),
             "runs": len(self.runs),
             "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
             "episodes": sum(episodes for episodes, _ in merged),
