@@ -653,7 +653,8 @@ class Client(Node):
             self._check_open()
             if self._take_line(line):
                 return True
-        self._vain_line = self._outbox.oldest
+        if timeout is None:
+            self._vain_line = self._outbox.oldest
         return False
 
     def scalars(self, values: Mapping[str, float]) -> None:
@@ -1281,4 +1282,5 @@ class Receiver:
 
     def close(self) -> None:
         """Receive no more."""
-        self._client._topics.unsubscribe(self._subscription)
+        if not self._client.closed:
+            self._client._topics.unsubscribe(self._subscription)

@@ -122,6 +122,9 @@ def close_at_exit(node: Node) -> None:
 
 
 def _close_all() -> None:
+    # Daemon threads that wait for one of them hear that it is closed; at the end of a program that is no news.
+    report = threading.excepthook
+    threading.excepthook = lambda failed: None if failed.exc_type is Closed else report(failed)
     deadline = time.monotonic() + AT_EXIT_ALL
     for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
         try:

@@ -1,0 +1,484 @@
+"""What goes wrong around a client rather than in it: forks, two threads in one writer, a full log, a program's end."""
+
+import inspect
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from classic_help import templates
+from memoire import sockets
+from memoire.buffer import Buffer
+from memoire.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.client import ModelHandle, Receiver
+from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.server import Server
+from netkit import QUICK, SCHEMA, Cluster, entry, in_thread, record, until
+
+DEADLINE = 20
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+# Forks
+
+
+def in_child(check):
+    """What a check says in a forked process; the text of whatever it raised. A child that hangs is killed."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(DEADLINE)
+            try:
+                said = str(check())
+            except BaseException:
+                said = traceback.format_exc()
+            os.write(writer, said.encode()[:60_000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child was ended by {status}: it hung"
+    return said
+
+
+HARMLESS = {"close", "closed", "CALLED", "CLOSED_AT_EXIT"}
+HARMLESS_OF = {ModelHandle: {"topic"}, Receiver: {"topic", "skipped"}, ReplayMemoryClient: {"client", "rem"}, ReplayMemoryServer: {"server", "rem"}}  # fmt: skip
+ANY = {
+    "batch_size": 8, "count": 1, "lane": 0, "length": 1, "returned": 0.0, "text": "x", "topic": "x", "values": {}, "name": "x",
+    "ids": np.empty(0, np.int64), "td_errors": np.empty(0), "content": b"x", "endpoint": "inproc://x", "front": "inproc://x",
+    "back": "inproc://y", "logfile_path": "x", "servers": ["inproc://x"], "bodies": {}, "body": None, "url": "inproc://x", "max_step": 9,
+    "log_message": "x", "front_ep": "inproc://x", "back_ep": "inproc://y", "mode": "Bind", "message": b"x",
+}  # fmt: skip
+"""Something for each parameter that has no default: nobody will look at it."""
+
+
+def used(node):
+    """Names of what did not say that this process is forked, with what it said instead."""
+    kind = type(node)
+    wrong = []
+    for name in dir(kind):
+        if name.startswith("_") or name in HARMLESS | HARMLESS_OF.get(kind, set()):
+            continue
+        try:
+            found = getattr(node, name)
+            if callable(found):
+                asked = inspect.signature(getattr(kind, name)).parameters.values()
+                given = {
+                    each.name: ANY[each.name]
+                    for each in asked
+                    if each.default is each.empty and each.kind is not each.VAR_KEYWORD and each.name != "self"
+                }
+                result = found(**given)
+                if inspect.isgenerator(result):
+                    next(result)
+            wrong.append((name, "nothing"))
+        except ForkedError as error:
+            if "spawn" not in str(error):
+                wrong.append((name, str(error)))
+        except Exception as error:
+            wrong.append((name, repr(error)))
+    return wrong
+
+
+def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(cluster):
+    server = cluster.server()
+    proxy = cluster.proxy([server])
+    client = cluster.client(proxy, limits=QUICK)
+    reader = cluster.reader([proxy])
+    classic_server = ReplayMemoryServer(*templates(), 100, "inproc://pub", 4, context=cluster.context)
+    worker, _ = in_thread(classic_server.rep_worker_main, "inproc://req", "Bind")
+    classic = ReplayMemoryClient("inproc://pub", "inproc://req", "inproc://push", context=cluster.context)
+    handle, receiver = client.model("m"), client.subscribe("m")
+    nodes = [server, proxy, client, reader, handle, receiver, classic, classic_server]
+    writer = client.writer()
+    bound = client.update  # a method that was taken before
+
+    def child():
+        wrong = {str(node): found for node in nodes if (found := used(node))}
+        for call in (bound, lambda: next(client.batches(8, 1.0)), lambda: classic.rem.get_batch(1)):
+            with pytest.raises(ForkedError, match="forked from it"):
+                call()
+        with pytest.raises(ForkedError):
+            writer.step(np.zeros(4, np.float32), 0, 0.0, True, False, np.ones(4, np.float32), {})
+        for node in nodes:
+            if hasattr(node, "close"):
+                assert not node.close()
+        with client as entered, server:
+            assert entered is client and isinstance(client, type(client)) and "forked" in repr(client)
+        made = Server("tcp://127.0.0.1:0", SCHEMA)  # and new ones can be made
+        made.close()
+        return wrong
+
+    assert in_child(child) == "{}"
+    client.update(10.0)
+    assert reader.totals(timeout=10.0).totals.episodes == 0 and not client.closed
+    for node in (classic, classic_server):
+        node.close(0.2)
+    worker.join(DEADLINE)
+
+
+def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluster):
+    server = cluster.server()
+    client = cluster.client(server)
+    reader = cluster.reader([server])
+    locks = [
+        client._changed, client._topics._changed, client._memory_lock, client._close_lock, server._desk.lock, server._pool._lock,
+        server._close_lock, reader._changed, sockets._context_lock,
+    ]  # fmt: skip
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        for lock in locks:
+            lock.acquire()
+        held.set()
+        release.wait(DEADLINE)
+        for lock in locks:
+            lock.release()
+
+    thread, _ = in_thread(hold)
+    assert held.wait(DEADLINE)
+
+    def child():
+        wrong = [used(node) for node in (client, server, reader)]
+        for node in (client, server, reader):
+            node.close()
+        Server("tcp://127.0.0.1:0", SCHEMA).close()
+        return wrong
+
+    try:
+        assert in_child(child) == "[[], [], []]"
+    finally:
+        release.set()
+        thread.join(DEADLINE)
+    client.update(10.0)
+
+
+def filled(memory):
+    memory.open()
+    for step in range(20):
+        memory.add(0, entry(SCHEMA, step))
+    memory.close()
+    return memory
+
+
+def test_a_memory_is_a_whole_copy_in_a_forked_process(cluster):
+    memory = filled(Memory(SCHEMA, 1000, seed=1))
+    buffer = Buffer(SCHEMA, 1000, seed=1)
+    local = ReplayMemory(*templates(), 100, seed=1)
+    stop = threading.Event()
+
+    def add():
+        while not stop.is_set():
+            filled(memory)
+
+    thread, box = in_thread(add)
+
+    def child():
+        before = memory.generated
+        filled(memory)
+        assert memory.generated == before + 20 and memory.sums()[1] > 0
+        memory.sample(8)
+        memory.update_priorities(memory.draw(8), np.ones(8))
+        writer = buffer.writer()
+        for step in range(5):
+            obs = np.full(4, step, np.float32)
+            writer.step(obs, 0, 0.0, False, False, obs + 1, {})
+        return len(buffer), local.info()["num_entries"]
+
+    for _ in range(10):  # at whatever moment of the other thread's work
+        assert in_child(child) == "(5, 0)"
+    stop.set()
+    thread.join(DEADLINE)
+    assert box == {"value": None} and len(buffer) == 0
+
+
+# Threads
+
+
+def test_two_threads_in_one_writer_are_told_apart_from_two_writers(cluster):
+    server = cluster.server(limits=Limits(credit=1), parameters=Parameters(cache_size=8))
+    client = cluster.client(server, limits=QUICK)
+    obs, none = np.zeros((1, 4), np.float32), np.zeros(1, bool)
+
+    def step(writer):
+        writer.step(obs, np.zeros(1, np.int32), np.ones(1, np.float32), none, none, obs.copy(), {})
+
+    inside, leave = threading.Event(), threading.Event()
+
+    class Slow:
+        def on_entries(self, count):
+            inside.set()
+            leave.wait(DEADLINE)
+
+        def on_episode(self, lane, length, return_):
+            pass
+
+    buffer = Buffer(SCHEMA, 100)
+    writer = buffer.writer(num_envs=1, autoreset="disabled", observer=Slow())
+    thread, box = in_thread(step, writer)
+    assert inside.wait(DEADLINE)
+    for call, name in ((lambda: step(writer), "step"), (writer.reset, "reset"), (writer.close, "close")):
+        with pytest.raises(TwoThreads, match=rf"{name}\(\) was called while another thread.*make one for each thread"):
+            call()
+    assert len(buffer) == 1  # nothing of the refused step is there
+    leave.set()
+    thread.join(DEADLINE)
+    assert box == {"value": None}
+    step(writer)
+    assert len(buffer) == 2
+
+    writers = [client.writer(num_envs=1, autoreset="disabled") for _ in range(4)]
+    assert [writer.lanes.tolist() for writer in writers] == [[0], [1], [2], [3]]
+    threads = [in_thread(lambda each: [step(each) for _ in range(25)], each) for each in writers]
+    for each, box in threads:
+        each.join(DEADLINE)
+        assert "error" not in box, box
+    assert client.stats().steps == client.memory.num_entries == 100
+
+
+def test_a_writer_belongs_to_one_thread_at_a_time_and_not_to_the_first():
+    buffer = Buffer(SCHEMA, 100)
+    writer = buffer.writer()
+
+    def step():
+        writer.step(np.zeros(4, np.float32), 0, 0.0, True, False, np.ones(4, np.float32), {})
+
+    for _ in range(3):
+        thread, box = in_thread(step)
+        thread.join(DEADLINE)
+        assert box == {"value": None}
+    with writer:
+        step()
+    with pytest.raises(Closed):
+        step()
+
+
+# The log
+
+
+def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, caplog):
+    server = cluster.server()
+    way = cluster.way(server, drop=0.0, double=0.0)
+    limits = Limits(log_lines=5, log_timeout=0.2, update_every=0.02, resend_after=0.05, resend_most=0.2)
+    client = cluster.client(way.endpoint, limits=limits)
+    client.update(10.0)
+    way.drop = 1.0
+    taken = [f"line {k}" for k in range(100) if client.log(f"line {k}", 0.0)]
+    assert 5 <= len(taken) < 100
+    before = client.stats()
+    assert before.dropped_lines == 100 - len(taken) and before.waiting_lines == 5
+    began = time.monotonic()
+    assert not client.log("waits")
+    assert 0.2 <= time.monotonic() - began < 2.0
+    began = time.monotonic()
+    assert not any(client.log("does not wait again") for _ in range(20))
+    assert time.monotonic() - began < 0.2
+    with caplog.at_level(logging.WARNING, "memoire.client"):
+        assert not client.log("one more", 0.0)
+    assert len([each for each in caplog.records if "log()" in each.getMessage()]) == 1  # once a minute is enough
+    waiting, box = in_thread(client.log, "waited for", 20.0)
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    way.drop = 0.0
+    waiting.join(DEADLINE)
+    assert box == {"value": True}
+    client.update(DEADLINE)
+    assert client.log("afterwards") and client.log("also")
+    client.update(DEADLINE)
+    lines = [line.line.text for line in server.lines()]
+    assert lines == [*taken, "waited for", "afterwards", "also"]
+    until(lambda: server.stats().totals.dropped_lines == client.stats().dropped_lines)
+
+
+def test_a_drop_is_warned_of_with_what_to_look_at(cluster, caplog):
+    server = cluster.server()
+    client = cluster.client(server, limits=Limits(log_buffer_bytes=1000, log_timeout=0.0))
+    server.close()
+    with caplog.at_level(logging.WARNING, "memoire.client"):
+        while client.log("x" * 100):
+            pass
+    (record,) = caplog.records
+    assert server.name in record.getMessage() and "1 lines" in record.getMessage()
+    assert client.stats().waiting_line_bytes <= 1000
+
+
+def test_whoever_logs_from_inside_of_the_clients_own_thread_never_waits(cluster):
+    server = cluster.server()
+    client = cluster.client(server, limits=Limits(log_lines=1, log_timeout=60.0))
+    server.close()
+    assert client.log("fills it")
+    said = []
+    client._worker.post(lambda: said.append(client.log("from within")))
+    until(lambda: said == [False])
+
+
+# What a client allows itself
+
+
+def test_a_client_takes_less_than_it_is_granted_while_it_runs(cluster):
+    server = cluster.server(limits=Limits(credit=1_000_000))
+    client = cluster.client(server, limits=QUICK)
+    client.update(10.0)
+    assert (client.stats().credit, client.stats().granted) == (1_000_000, 1_000_000)
+    client.configure_limits(credit=1000)
+    client.update(10.0)  # what the server grants does not undo it
+    assert (client.stats().credit, client.stats().granted) == (1000, 1_000_000)
+    client.configure_limits(credit=0, when_full="block", block_timeout=0.5, log_timeout=0.1)
+    stats = client.stats()
+    assert (stats.credit, stats.when_full) == (1_000_000, "block")
+    for wrong in (
+        {"credit": -1},
+        {"credit": 1.5},
+        {"when_full": "drop"},
+        {"block_timeout": -1.0},
+        {"log_timeout": float("nan")},
+    ):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            client.configure_limits(**wrong)
+    assert client.stats().when_full == "block"
+
+
+def test_stats_say_why_nothing_was_pushed(cluster):
+    server = cluster.server()
+    client = cluster.client(server, limits=QUICK)
+    assert not client.push_cache(0.0)
+    record(client)
+    assert client.push_cache(10.0)
+    assert client.stats().not_pushed == {"nothing to draw": 1} and client.stats().skipped_caches == 0
+
+
+# The end of a program
+
+HEAD = """
+    import os, sys, threading, time
+    import numpy as np
+    import memoire
+    from memoire import Server, Reader, Proxy, connect
+    from memoire.schema import Column, Schema
+    from memoire.limits import Limits
+    schema = Schema({"obs": Column(np.float32, (4,), "state")})
+    quick = Limits(close_timeout=1.0)
+
+    def thread(function, *arguments, **options):
+        started = threading.Event()
+        def run():
+            started.set()
+            function(*arguments, **options)
+        threading.Thread(target=run, daemon=True).start()
+        started.wait(10.0)
+
+    def gone():
+        server = Server("tcp://127.0.0.1:0", schema)
+        return server, server.endpoint
+"""
+ENDS = {
+    "a client whose server is gone": """
+        server, at = gone()
+        client = connect(at); client.log("x"); client.model("policy"); client.writer()
+        server.close()
+    """,
+    "a client that was never answered": """
+        thread(connect, "tcp://127.0.0.1:9", timeout=60.0)
+    """,
+    "a client with a name that nobody knows": """
+        thread(connect, "tcp://no-such-host.invalid:5560", timeout=60.0)
+    """,
+    "a thread that waits for an update": """
+        server, at = gone(); client = connect(at); server.close()
+        thread(client.update, 60.0)
+    """,
+    "a thread that waits for a message": """
+        server, at = gone(); client = connect(at)
+        thread(client.subscribe("x").receive)
+    """,
+    "a learner's thread that waits for a batch": """
+        server, at = gone()
+        thread(server.get_batch, 8, 60.0)
+    """,
+    "a reader whose servers are gone": """
+        server, at = gone(); reader = Reader([at]); server.close()
+        thread(reader.get_batch, 8, 60.0)
+    """,
+    "batches in the middle of their loop": """
+        server, at = gone(); client = connect(at)
+        batches = client.batches(8, 60.0)
+        thread(list, batches)
+    """,
+    "a proxy without servers": """
+        proxy = Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"])
+    """,
+    "forty clients of a server that is gone": """
+        server, at = gone()
+        clients = [connect(at) for _ in range(40)]
+        for client in clients: client.log("x")
+        server.close()
+    """,
+    "everything at once and a sys.exit in between": """
+        server, at = gone(); proxy = Proxy("tcp://127.0.0.1:0", [at]); client = connect(proxy.endpoint); reader = Reader([proxy.endpoint])
+        client.log("x")
+        print("made", flush=True)
+        sys.exit(0)
+    """,
+    "a forked child that ends as programs do": """
+        server, at = gone(); client = connect(at); reader = Reader([at]); handle = client.model("x"); memory = client.memory
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        client.update(10.0)
+    """,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ENDS.values(), ids=[name.replace(" ", "-") for name in ENDS])
+def test_a_program_ends_soon_and_without_a_word_with(body):
+    script = textwrap.dedent(HEAD) + textwrap.dedent(body)
+    if "made" not in body:
+        script += '\nprint("made", flush=True)\n'
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        said = process.stdout.readline()
+        began = time.monotonic()
+        rest, complaints = process.communicate(timeout=30.0)
+        assert time.monotonic() - began < 5.0
+    assert (process.returncode, said, rest, complaints) == (0, "made\n", "", "")
+
+
+def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_ends(tmp_path):
+    script = """
+        import numpy as np
+        from memoire import Server, connect
+        from memoire.schema import Column, Schema
+        server = Server("tcp://127.0.0.1:0", Schema({"obs": Column(np.float32, (4,), "state")}))
+        server.set_logfile("log.txt")
+        client = connect(server.endpoint)
+        client.log("the last words")
+    """
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30.0, cwd=tmp_path
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log.txt").read_text().count("the last words") == 2
