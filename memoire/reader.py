@@ -504,6 +504,13 @@ class Reader(Node):
             Refused: that is no name.
         """
         self._control(wire.Control(run=name), timeout, needs_all=True)
+        self._worker.post(lambda: self._enter(wire.name_hash(name)))
+
+    def _enter(self, run: int) -> None:
+        """All servers count this run now: what is published from here on belongs to it."""
+        for link in self._links:
+            self._look_at_run(link, run)
+            link.channel.run = run
 
     def _control(self, body: wire.Control, timeout: float | None, *, needs_all: bool) -> None:
         self._check_open()

@@ -278,3 +278,56 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     while stalled.poll(200):
         heard.append(wire.parse_notice(stalled.recv_multipart()).body.version)
     assert len(heard) < count
+
+
+def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, tmp_path):
+    place = f"tcp://127.0.0.1:{block(3)}"
+    server = cluster.server(place, name="anna", state_dir=tmp_path)
+    proxy = cluster.proxy([server])
+    client = cluster.client(proxy, limits=QUICK)
+    model = client.model("policy")
+    for number in range(1, 4):
+        server.publish("policy", body_of(number))
+    assert number_of(model.wait(10.0, after=2).body) == 3
+    watcher = Watcher(model)
+    for number in range(4, 7):
+        fetched = client.stats().fetched_bytes
+        server.close()
+        server = cluster.server(place, name="anna", state_dir=tmp_path)
+        assert server.model("policy").version == number - 1
+        assert number_of(server.model("policy").body) == number - 1
+        assert server.publish("policy", body_of(number)) == number
+        assert number_of(model.wait(20.0, after=number - 1).body) == number
+        # The one that it had was not fetched again: a chunk at most said that it is the same.
+        assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * 256 * KiB
+    assert watcher.end() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("far_away", [False, True], ids=["by its server", "by a learner far away"])
+def test_a_new_run_begins_without_models_and_versions_go_on(cluster, far_away):
+    servers = [cluster.server(name=name) for name in NAMES]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    client = cluster.client(proxy, limits=QUICK)
+    model, receiver = client.model("policy"), client.subscribe("policy")
+    reader = cluster.reader([proxy], limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    publish = (
+        (lambda body: reader.publish("policy", body, 10.0))
+        if far_away
+        else (lambda body: servers[0].publish("policy", body))
+    )
+    assert publish(body_of(1)) == 1 and publish(body_of(2)) == 2
+    assert number_of(model.wait(10.0, after=1).body) == 2
+    reader.begin_run("second")
+    if far_away:  # at once
+        assert publish(body_of(4)) == 3
+        assert number_of(model.wait(10.0, after=2).body) == 4
+        return
+    until(lambda: client.run == "second" and model.newest() is None)
+    until(lambda: proxy.stats().models == {})
+    assert cluster.client(proxy).model("policy").newest() is None
+    assert publish(body_of(3)) == 3
+    assert number_of(model.wait(10.0).body) == 3
+    until(lambda: receiver.receive_model(10.0).version == 3)
+    assert model.newest().version == 3
