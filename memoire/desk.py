@@ -26,7 +26,7 @@ from .journal import Group, Journal
 from .ledger import Account, Ledger, sums_of
 from .limits import Limits
 from .logbook import Entry, Logbook
-from .models import Assembly, Model, ModelStore, StaleVersion, make
+from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
 from .pool import Pool
 from .runs import Past, Run, Runs
@@ -145,6 +145,7 @@ class Desk:
         self.lock = threading.RLock()  # everything above and below, except the pool, which has its own
         self._granting = threading.Lock()  # one at a time of the requests that must not be granted twice
         self._waiting: dict[bytes, _Waiting] = {}
+        self._unsaved: list[Model] = []  # published since a group was taken to be saved
         self._uploads: OrderedDict[tuple[bytes, str], Assembly] = OrderedDict()
         # The newest replies to each client's requests that would change something if they were granted twice.
         self._given: OrderedDict[tuple[bytes, wire.Type], OrderedDict[int, Reply]] = OrderedDict()
@@ -265,6 +266,7 @@ class Desk:
         """What is to be saved next; `saved` is called when it is."""
         assert self.journal is not None
         with self.lock:
+            self._unsaved = []
             return self.journal.take()
 
     def saved(self) -> None:
@@ -557,20 +559,34 @@ class Desk:
             raise ParameterError("content", f"{size} bytes", allowed)
         made = make(topic, content, 0)  # hashed here: nobody else has to wait for that
         with self.lock:
-            model = self.models.add(made, version)
+            model = self.models.number(made, version)
             self._published(model)
         return model
 
     def _published(self, model: Model) -> None:
-        """Save a model that is new here, then tell everyone. Under the lock."""
-        if self.journal is not None:
-            self.journal.model(self.run_name, model)
-        self._after(functools.partial(self._on_model, model))
+        """Save a model that is new, then have it here and tell everyone: nobody may have a version that a restart would
+        forget. Under the lock.
+        """
+        if self.journal is None:
+            self._show([model])
+            return
+        self.journal.model(self.run_name, model)
+        if not self._unsaved:
+            self._unsaved = []
+            self._after(functools.partial(self._show, self._unsaved))
+        self._unsaved.append(model)
+        while len(self._unsaved) > 1 and sum(kept.size for kept in self._unsaved) > SMALL_BYTES:
+            del self._unsaved[0]  # published faster than the disk takes it: passed over, as by a slow client
+
+    def _show(self, models: list[Model]) -> None:
+        with self.lock:
+            for model in models:
+                if self.models.put(model):
+                    self._on_model(model)
 
     def _publish(self, header: wire.Header, body: wire.Publish, payload: Any) -> Reply:
         with self.lock:
-            known = self.models.get(body.topic, body.version) if body.version else None
-            if known is not None and known.digest == body.sha256:  # published again, by who cannot know that it is here
+            if self.models.is_numbered(body.topic, body.version, body.sha256):  # again, by who cannot know that
                 self._uploads.pop((header.client, body.topic), None)
                 return Reply(
                     wire.Published(topic=body.topic, received=body.size, version=body.version), until_saved=True
@@ -581,7 +597,7 @@ class Desk:
                 return Reply(wire.Published(topic=body.topic, received=assembly.offset))
             del self._uploads[header.client, body.topic]
             try:
-                model = self.models.add(whole, body.version)
+                model = self.models.number(whole, body.version)
             except (StaleVersion, ValueError) as error:
                 raise ProtocolError("topic", str(error)) from error
             self._published(model)

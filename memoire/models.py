@@ -93,6 +93,7 @@ class ModelStore:
     def __init__(self, byte_limit: int, *, keep: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
         self._passed: dict[str, int] = {}  # newest versions that a former run had
+        self._numbered: dict[str, Model] = {}  # newest that got a version and is not put in yet
         self._leases: dict[tuple[str, int], float] = {}  # until when somebody fetches this version
         self._byte_limit = byte_limit
         self._keep = keep
@@ -110,18 +111,38 @@ class ModelStore:
 
     def add(self, made: Model, version: int = 0) -> Model:
         """`publish` of a model that was made (and hashed) before, perhaps outside of the owner's lock."""
+        model = self.number(made, version)
+        self.put(model)
+        return model
+
+    def number(self, made: Model, version: int = 0) -> Model:
+        """The model with its version, which is nobody else's from now on; it is here once it is `put` in.
+
+        Raises:
+            StaleVersion, ParameterError: as `publish`.
+        """
         newest = self.version(check_topic(made.topic))
+        if made.topic in self._numbered:
+            newest = max(newest, self._numbered[made.topic].version)
         if version and version <= newest:
             raise StaleVersion(made.topic, version, newest)
-        model = replace(made, version=version or newest + 1)
-        if not self.put(model):
+        known = self._topics.keys() | self._numbered.keys()
+        if made.topic not in known and len(known) >= MOST_TOPICS:
             raise ParameterError(
                 "topic", made.topic, f"none but the {MOST_TOPICS} that a node keeps: it is one too many"
             )
+        model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
         return model
+
+    def is_numbered(self, topic: str, version: int, digest: bytes) -> bool:
+        """Whether exactly this version is here, or about to be."""
+        known = (self.get(topic, version), self._numbered.get(topic))
+        return any(model is not None and (model.version, model.digest) == (version, digest) for model in known)
 
     def put(self, model: Model) -> bool:
         """Store a model that somebody else made; False (and nothing stored) unless it is the newest of its topic."""
+        if self._numbered.get(model.topic) is model:
+            del self._numbered[model.topic]
         if model.version <= self.version(model.topic):
             return False
         versions = self._topics.get(model.topic)
@@ -193,14 +214,17 @@ class ModelStore:
     def forget(self, topic: str) -> None:
         """Drop a topic with all its versions: its publisher began anew and counts from 1."""
         self._passed.pop(topic, None)
+        self._numbered.pop(topic, None)
         for version in list(self._topics.get(topic, {})):
             self._drop(topic, version)
         self._topics.pop(topic, None)
 
     def renew(self) -> None:
         """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
-        self._passed = (self._passed | self.versions()) if len(self._passed) < MOST_TOPICS else self.versions()
+        newest = self.versions() | {topic: model.version for topic, model in self._numbered.items()}
+        self._passed = (self._passed | newest) if len(self._passed) < MOST_TOPICS else newest
         self._topics.clear()
+        self._numbered.clear()
         self._leases.clear()
         self.bytes = 0
 

@@ -604,7 +604,7 @@ class Server(Node):
         return self._desk.publish(topic, content).version
 
     def model(self, topic: str) -> Model | None:
-        """The newest model of a topic, from whomever it came."""
+        """The newest model of a topic, from whomever it came; with a state folder, the newest that is saved."""
         return self._desk.models.newest(topic)
 
     def configure(self, **changes: Any) -> Parameters:

@@ -308,3 +308,35 @@ def test_wrong_names_of_runs_are_refused(durable):
     for wrong in ("", "a\nb", "x" * 257, 3):
         with pytest.raises(ParameterError, match="run"):
             server.begin_run(wrong)
+
+
+def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
+    """Else a client might have a version that its server has forgotten, and hear of an older one afterwards."""
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    model = client.model("policy")
+    assert server.publish("policy", b"one") == 1
+    assert model.wait(10.0).value == b"one"
+    durable.disk.may_save.clear()
+    assert [server.publish("policy", bytes([number])) for number in range(2, 6)] == [2, 3, 4, 5]
+    durable.kill(server)
+    durable.disk.may_save.set()
+    server = durable.start(limits=QUICK)
+    client.update(20.0)
+    assert (model.newest().version, server.model("policy").version) == (1, 1)
+    assert server.publish("policy", b"two") == 2
+    assert model.wait(10.0, after=1).value == b"two"
+
+
+def test_models_that_wait_for_the_disk_are_bounded(durable):
+    server = durable.start()
+    durable.disk.may_save.clear()
+    server.publish("small", b"first")
+    until(lambda: not server._desk._unsaved)  # it is being saved
+    for _ in range(20):
+        server.publish("policy", bytes(1 << 20))
+    assert sum(model.size for model in server._desk._unsaved) <= 4 << 20
+    server.publish("policy", bytes(9 << 20))
+    assert len(server._desk._unsaved) == 1
+    durable.disk.may_save.set()
+    until(lambda: (newest := server.model("policy")) is not None and newest.version == 21)
