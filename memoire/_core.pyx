@@ -3122,6 +3122,22 @@ cdef class HeldCache:
         return self.view.samples
 
     @property
+    def drawn(self):
+        """Samples that were drawn already: those before this one."""
+        return self.used
+
+    @property
+    def payload(self):
+        """The bytes as they came."""
+        return memoryview(<object>self.buffer.obj)
+
+    def go_on_at(self, uint32_t drawn):
+        """Take this many samples for drawn, for a cache that was held before and is not pushed yet."""
+        if drawn > self.view.samples:
+            raise ValueError(f"{drawn} of {self.view.samples} samples cannot have been drawn")
+        self.used = drawn
+
+    @property
     def total_weight(self):
         """S_k: total weight of the client's memory when the cache was drawn."""
         return self.view.total_weight
@@ -3378,12 +3394,16 @@ cdef class HeldClient:
             self.mass = self.population = self.minimum = 0.0
         return True
 
+    def queued(self):
+        """Its caches, oldest first."""
+        return list(self.queue)
+
     cdef int _append(self, HeldCache cache) except -1:
         self.queue.append(cache)
         self.most = max(self.most, cache.view.samples)
         self.caches += 1
         self.nbytes += cache.nbytes
-        self.unused += cache.view.samples
+        self.unused += cache.view.samples - cache.used
         self.held += cache.view.samples
 
     cdef HeldCache _pop(self):
@@ -3840,7 +3860,7 @@ cdef class HeldPool:
         client.pushed += 1
         client._append(cache)
         self.nbytes += cache.nbytes
-        self.unused += cache.view.samples
+        self.unused += cache.view.samples - cache.used
         self.held += cache.view.samples
         self.caches += 1
 

@@ -69,6 +69,11 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
     _add_http(server)
     _add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
+    server.add_argument(
+        "--snapshot-caches",
+        action="store_true",
+        help="keep the held caches in the state folder over an orderly restart",
+    )
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     server.set_defaults(command=_server)
 
@@ -238,6 +243,7 @@ def _server(given: argparse.Namespace) -> int:
         cache_limit=given.cache_limit,
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
+        snapshot_caches=given.snapshot_caches,
         http=_http(given),
     )
 

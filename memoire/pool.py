@@ -199,6 +199,23 @@ class Pool:
             self._tell()
             return gone
 
+    def snapshot(self) -> list[tuple[bytes, int, int, memoryview]]:
+        """All held caches with a sample that was not drawn: client, sequence, samples drawn, payload; each client's
+        oldest first.
+
+        Nothing is copied. Of a client's caches the last one has the number of its newest sums, the others have 0: given
+        to `add` in this order, the newest sums count.
+        """
+        reuse = self._parameters.reuse_cache
+        with self._lock:
+            return [
+                (client.id, client.sequence if place == len(queue) else 0, held.drawn, held.payload)
+                for client in self._clients.values()
+                for queue in [client.queued()]
+                for place, held in enumerate(queue, 1)
+                if reuse or held.drawn < held.samples
+            ]
+
     def _make_room(self) -> int:
         gone = 0
         while self._held.nbytes > self.byte_limit or 0 < self.cache_limit < self._held.caches:

@@ -57,6 +57,26 @@ class Past(Protocol):
         """The small texts that the server wanted to find again."""
 
 
+class Saved(Protocol):
+    """A cache that was held when the server was closed."""
+
+    @property
+    def client(self) -> bytes:
+        """Whose it is."""
+
+    @property
+    def sequence(self) -> int:
+        """The number under which its sums count."""
+
+    @property
+    def used(self) -> int:
+        """Samples that were drawn."""
+
+    @property
+    def payload(self) -> bytes | bytearray | memoryview:
+        """As it came."""
+
+
 class Keeper(Past, Protocol):
     """A store as a server uses it: what it reads at the start, and a thread that saves one group after the other."""
 
@@ -98,8 +118,14 @@ class Keeper(Past, Protocol):
     ) -> Sequence[Entry]:
         """Lines of the run that fulfil all conditions; see `logbook.Wanted`."""
 
-    def wake(self) -> None:
-        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
+    def wake(self, soon: bool = True) -> None:
+        """Something is to be saved: now, since somebody waits for it, or within 0.2 s."""
+
+    def save_caches(self, fingerprint: int, caches: Iterable[tuple[bytes, int, int, memoryview]]) -> int:
+        """Save held caches: client, sequence, samples drawn, payload; returns how many."""
+
+    def load_caches(self, fingerprint: int) -> Iterable[Saved]:
+        """Those of the schema with this fingerprint, once."""
 
     def close(self, timeout: float) -> bool:
         """Save what is left, and let go of the folder; False when not all of it could be saved in time."""

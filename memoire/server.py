@@ -27,7 +27,7 @@ from typing import Any
 
 import zmq
 
-from . import descriptors, links, sockets, wire
+from . import cache, descriptors, links, sockets, wire
 from .accounts import totals_of
 from .batch import Batch
 from .desk import Desk, Reply
@@ -159,6 +159,8 @@ class Server(Node):
         seed: Of the draws; None takes entropy from the system.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
             in it, and a reply to a client means "on disk". None keeps everything in memory.
+        snapshot_caches: Whether `close` saves the held caches in the state folder, so that the next server has them. One
+            that is killed loses them.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
         sides.
         clock: Seconds since 1970.
@@ -194,6 +196,7 @@ class Server(Node):
         name: str | None = None,
         seed: int | None = None,
         state_dir: str | Path | None = None,
+        snapshot_caches: bool = False,
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
@@ -204,6 +207,9 @@ class Server(Node):
         self._limits = limits or Limits()
         if type(max_step) is not int or max_step < 0:
             raise ParameterError("max_step", max_step, "a whole number of at least 0")
+        if snapshot_caches and state_dir is None:
+            raise ParameterError("snapshot_caches", snapshot_caches, "False without a state_dir to keep them in")
+        self._snapshots = snapshot_caches
         self.name = name or _default_name(endpoint)
         self._context = context or sockets.shared_context()
         self._pid = os.getpid()
@@ -252,6 +258,7 @@ class Server(Node):
             raise
         if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)
+        self._load_caches()
         self._requests.start()
         if self._store is not None:
             self._store.start(self._desk.collect, self._saved, self._on_lost)
@@ -446,11 +453,41 @@ class Server(Node):
             _log.exception("%s: a %s could not be answered", self.name, message.type.name)
             return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
+    def _load_caches(self) -> None:
+        """Hold again what the former life held when it was closed, if it was of the same run."""
+        store, count = self._store, 0
+        if store is None:
+            return
+        counted = next((facts.name for facts in store.runs() if not facts.ended), None)
+        for saved in store.load_caches(self.schema.fingerprint):
+            if counted != self._desk.run_name:
+                continue
+            try:
+                held = cache.check(saved.payload, self._pool.layout, self._limits)
+                held.go_on_at(saved.used)
+                self._pool.add(saved.client, saved.sequence, held)
+                count += 1
+            except (ProtocolError, ValueError) as error:
+                _log.warning("%s: a saved cache is not held again: %s", self.name, error)
+        if count:
+            _log.info("%s: %d caches of its former life are held again", self.name, count)
+
+    def _save_caches(self, deadline: float) -> None:
+        """Save the held caches as long as there is time."""
+        held = self._pool.snapshot()
+        if self._store is None or not held:
+            return
+        count = self._store.save_caches(
+            self.schema.fingerprint, itertools.takewhile(lambda _: time.monotonic() < deadline, held)
+        )
+        if count < len(held):
+            _log.warning("%s: %d of %d held caches were saved in time", self.name, count, len(held))
+
     # Saving: a store's writer thread asks the desk what changed, and has the requests' thread do what waited for it.
 
-    def _wake_store(self) -> None:
+    def _wake_store(self, is_awaited: bool) -> None:
         if self._store is not None:
-            self._store.wake()
+            self._store.wake(is_awaited)
 
     def _saved(self, group: Group) -> None:
         self._desk.saved()
@@ -856,7 +893,8 @@ class Server(Node):
         """
         deadline = time.monotonic() + (self._limits.close_timeout if timeout is None else timeout)
         self._closing.set()
-        self._pool.close()
+        if not self._snapshots:
+            self._pool.close()
         with self._closer(deadline) as is_mine:
             if not is_mine:
                 return
@@ -864,6 +902,11 @@ class Server(Node):
             self._tell_finished(deadline - 0.3)
             if self._store is not None:
                 self._drain(deadline)
+                if self._snapshots:
+                    self._save_caches(
+                        deadline - 0.25 * max(0.0, deadline - time.monotonic())
+                    )  # the rest is the store's
+                    self._pool.close()
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
                 time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))

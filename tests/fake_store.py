@@ -7,6 +7,7 @@ import threading
 import time
 
 from memoire.journal import Group
+from memoire.snapshot import SavedCache
 
 
 class Disk:
@@ -16,6 +17,7 @@ class Disk:
         self.accounts, self.lines, self.runs, self.models, self.rows, self.texts = {}, {}, {}, {}, {}, {}
         self.epoch = 0
         self.saved = []  # groups
+        self.caches = []
         self.may_save = threading.Event()  # cleared: the disk is slow, or full
         self.may_save.set()
         self.error = None  # of the next save, for ever
@@ -43,7 +45,7 @@ class MemoryStore:
         disk.epoch += 1
         self.epoch = disk.epoch
         self._woken = threading.Event()
-        self._stopping = False
+        self._stopping = self._is_due = False
         self._give_up = float("inf")
         self._thread = None
         self.is_cut = False  # kill -9: nothing more is saved or said
@@ -82,15 +84,19 @@ class MemoryStore:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wake(self):
-        self._woken.set()
+    def wake(self, soon=True):
+        self._is_due = True
+        if soon:
+            self._woken.set()
 
     def _run(self):
         while not self._stopping:
-            self._woken.wait(0.2)
+            self._woken.wait(0.05)
             self._woken.clear()
-            if not self._save_all():
-                return
+            if self._is_due:
+                self._is_due = False
+                if not self._save_all():
+                    return
 
     def _save_all(self):
         while (group := self._collect()) is not None:
@@ -105,6 +111,14 @@ class MemoryStore:
             self.disk.save(group)
             self._done(group)
         return True
+
+    def save_caches(self, fingerprint, caches):
+        self.disk.caches = [SavedCache(*cache) for cache in caches]
+        return len(self.disk.caches)
+
+    def load_caches(self, fingerprint):
+        yield from self.disk.caches
+        self.disk.caches = []
 
     def cut(self):
         """As if the process had been killed: from now on nothing is saved."""

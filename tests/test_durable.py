@@ -9,7 +9,9 @@ from fake_store import Disk, MemoryStore
 from memoire import server as server_module
 from memoire import wire
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.limits import Limits
 from memoire.models import Model
+from memoire.parameters import Parameters
 from memoire.server import Server
 from netkit import QUICK, Cluster, record, until
 
@@ -213,8 +215,8 @@ def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, d
 
 
 def test_caches_are_saved_although_nobody_waits_for_their_account(cluster, durable):
-    server = durable.start(limits=QUICK)
-    client = cluster.client(server, limits=QUICK)
+    server = durable.start()
+    client = cluster.client(server, limits=Limits(update_every=1000.0))
     record(client)
     assert client.push_cache()
     until(lambda: server.total_caches == 1)
@@ -340,3 +342,43 @@ def test_models_that_wait_for_the_disk_are_bounded(durable):
     assert len(server._desk._unsaved) == 1
     durable.disk.may_save.set()
     until(lambda: (newest := server.model("policy")) is not None and newest.version == 21)
+
+
+def test_held_caches_come_back_with_what_was_not_drawn_yet(cluster, durable):
+    server = durable.start(snapshot_caches=True, limits=QUICK, parameters=Parameters(cache_size=64))
+    clients = [cluster.client(server, limits=QUICK) for _ in range(2)]
+    for client in clients:
+        record(client)
+        for _ in range(3):
+            assert client.push_cache()
+    until(lambda: server.total_caches == 6)
+    first = server.get_batch(100)
+    before = server.stats()
+    server.close()
+    server = durable.start(snapshot_caches=True, limits=QUICK, parameters=Parameters(cache_size=64))
+    after = server.stats()
+    assert (after.held_caches, after.unused_samples) == (6, 6 * 64 - 100) == (before.held_caches, before.unused_samples)
+    assert after.totals.accepted_caches == 6, "they were accepted once"
+    rest = server.get_batch(284)
+    assert len(first.ids) + len(rest.ids) == 6 * 64 and server.stats().unused_samples == 0
+    server.close()
+    server = durable.start(snapshot_caches=True, limits=QUICK, parameters=Parameters(cache_size=64))
+    assert server.stats().held_caches == 0, "what was drawn does not come back"
+
+
+@pytest.mark.parametrize("change", [{"run": "other"}, {"frame_stack": 2}, {"snapshot_caches": False}])
+def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for(cluster, durable, change, caplog):
+    server = durable.start(snapshot_caches=True, limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    assert client.push_cache()
+    until(lambda: server.total_caches == 1)
+    server.close()
+    server = durable.start(**{"snapshot_caches": True} | change)
+    assert server.stats().held_caches == int("snapshot_caches" in change)
+    assert ("not held again" in caplog.text) == ("frame_stack" in change)
+
+
+def test_snapshots_need_a_folder(cluster):
+    with pytest.raises(ParameterError, match="state_dir"):
+        cluster.server(snapshot_caches=True)

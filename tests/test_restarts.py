@@ -167,3 +167,16 @@ with memoire.connect(sys.argv[1]) as client:
     print("ready", flush=True)
     time.sleep(60.0)
 """
+
+
+def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -> None:
+    with node(tmp_path / "state", "--snapshot-caches") as server:
+        with memoire.connect(server.endpoint, seed=1) as client:
+            record(client)
+            assert client.push_cache()
+            until(lambda: client.update() or client.stats().accepted_caches)
+        assert server.end(signal.SIGTERM) == 0
+        server.start()
+        with memoire.Reader([server.endpoint]) as reader:
+            assert len(reader.get_batch(16, timeout=10.0).ids) == 16
+        assert server.end(signal.SIGTERM) == 0

@@ -77,6 +77,7 @@ def serve(
     cache_limit: int,
     byte_limit: int,
     state_dir: str | None = None,
+    snapshot_caches: bool = False,
     http: str | None = None,
 ) -> int:
     """Run a server until it is told to end; its exit status.
@@ -97,6 +98,7 @@ def serve(
             cache_limit=cache_limit,
             byte_limit=byte_limit or None,
             state_dir=state_dir,
+            snapshot_caches=snapshot_caches,
             limits=Limits(close_timeout=CLOSE_TIMEOUT),
         ) as server,
     ):
