@@ -98,7 +98,7 @@ class Desk:
         on_model: Called when a model is new.
         on_news: Called when clients should ask soon: the run is over, or another one, or parameters are new.
         past: What was saved in former lives. With it, the three above are called when what they tell is on disk.
-        on_change: Called when something is to be saved, and with whether somebody waits for it; only with `past`.
+        on_change: Called when something is to be saved that somebody waits for; only with `past`.
         clock: Seconds since 1970.
     """
 
@@ -117,7 +117,7 @@ class Desk:
         on_model: Callable[[Model], None] = lambda model: None,
         on_news: Callable[[], None] = lambda: None,
         past: Past | None = None,
-        on_change: Callable[[bool], None] = lambda is_awaited: None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
     ) -> None:
         self.schema, self.pool, self.limits = schema, pool, limits
@@ -243,7 +243,6 @@ class Desk:
         """The account is to be saved. Under the lock."""
         if self.journal is not None:
             self.journal.touch(run.name, account)
-            self._on_change(False)
 
     def _is_saved(self, run: Run, client: bytes) -> bool:
         return self.journal is None or self.journal.is_saved(run.name, client)
@@ -254,14 +253,14 @@ class Desk:
             ticket()
         else:
             self.journal.after(ticket)
-            self._on_change(True)
+            self._on_change()
 
     def when_saved(self, header: wire.Header, ticket: Callable[[], None]) -> None:
         """Call this, which sends a reply that has to wait, when all that was said so far is saved."""
         assert self.journal is not None
         with self.lock:
             self.journal.wait((header.client, header.sequence), ticket)
-        self._on_change(True)
+        self._on_change()
 
     def collect(self) -> Group | None:
         """What is to be saved next; `saved` is called when it is."""

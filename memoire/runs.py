@@ -118,8 +118,8 @@ class Keeper(Past, Protocol):
     ) -> Sequence[Entry]:
         """Lines of the run that fulfil all conditions; see `logbook.Wanted`."""
 
-    def wake(self, soon: bool = True) -> None:
-        """Something is to be saved: now, since somebody waits for it, or within 0.2 s."""
+    def wake(self) -> None:
+        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
 
     def save_caches(self, fingerprint: int, caches: Iterable[tuple[bytes, int, int, memoryview]]) -> int:
         """Save held caches: client, sequence, samples drawn, payload; returns how many."""

@@ -159,8 +159,8 @@ class Server(Node):
         seed: Of the draws; None takes entropy from the system.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
             in it, and a reply to a client means "on disk". None keeps everything in memory.
-        snapshot_caches: Whether `close` saves the held caches in the state folder, so that the next server has them. One
-            that is killed loses them.
+        snapshot_caches: Whether `close` saves the held caches in the state folder, so that the next server has them;
+            one that is killed loses them.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
         sides.
         clock: Seconds since 1970.
@@ -417,6 +417,8 @@ class Server(Node):
                 self._logfile.flush()
 
     def _serve(self, made: Socket, frames: list[zmq.Frame]) -> None:
+        if self._lost is not None:
+            return  # nothing is acknowledged, and nothing refused either: who asks goes on asking until a restart
         empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
         if empty is None:
             self._desk.refuse(ProtocolError("frames", "a request has an empty frame before its header"))
@@ -442,8 +444,6 @@ class Server(Node):
         sockets.send(made, [*envelope, *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)])
 
     def _answer(self, message: wire.Message) -> Reply:
-        if self._lost is not None:
-            return self._desk.refuse(ProtocolError("busy", f"the state of this server is lost: {self._lost}"))
         try:
             return self._desk.answer(message)
         except Closed:
@@ -485,9 +485,9 @@ class Server(Node):
 
     # Saving: a store's writer thread asks the desk what changed, and has the requests' thread do what waited for it.
 
-    def _wake_store(self, is_awaited: bool) -> None:
+    def _wake_store(self) -> None:
         if self._store is not None:
-            self._store.wake(is_awaited)
+            self._store.wake()
 
     def _saved(self, group: Group) -> None:
         self._desk.saved()

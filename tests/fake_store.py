@@ -45,7 +45,7 @@ class MemoryStore:
         disk.epoch += 1
         self.epoch = disk.epoch
         self._woken = threading.Event()
-        self._stopping = self._is_due = False
+        self._stopping = False
         self._give_up = float("inf")
         self._thread = None
         self.is_cut = False  # kill -9: nothing more is saved or said
@@ -76,6 +76,10 @@ class MemoryStore:
         return dict(self.disk.texts)
 
     @property
+    def is_healthy(self):
+        return self.disk.may_save.is_set() and self.disk.error is None
+
+    @property
     def trouble(self):
         return "" if self.disk.may_save.is_set() else "the disk is full"
 
@@ -84,19 +88,15 @@ class MemoryStore:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wake(self, soon=True):
-        self._is_due = True
-        if soon:
-            self._woken.set()
+    def wake(self):
+        self._woken.set()
 
     def _run(self):
         while not self._stopping:
-            self._woken.wait(0.05)
+            self._woken.wait(0.2)
             self._woken.clear()
-            if self._is_due:
-                self._is_due = False
-                if not self._save_all():
-                    return
+            if not self._save_all():
+                return
 
     def _save_all(self):
         while (group := self._collect()) is not None:
