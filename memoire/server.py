@@ -903,9 +903,8 @@ class Server(Node):
             if self._store is not None:
                 self._drain(deadline)
                 if self._snapshots:
-                    self._save_caches(
-                        deadline - 0.25 * max(0.0, deadline - time.monotonic())
-                    )  # the rest is the store's
+                    left = max(0.0, deadline - time.monotonic())
+                    self._save_caches(deadline - 0.25 * left)  # the rest of the time is the store's
                     self._pool.close()
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
@@ -921,7 +920,8 @@ class Server(Node):
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
             left = deadline - time.monotonic()
-            if not worker.stop(left, linger=max(0.2, min(LINGER, left))):
+            # A moment also where there is no time: a thread that waits for a cache notices the end only then.
+            if not worker.stop(max(0.2, left), linger=max(0.2, min(LINGER, left))):
                 _log.warning("%s: a thread did not end in time", self.name)
 
     def _drain(self, deadline: float) -> None:
