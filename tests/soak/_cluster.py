@@ -34,8 +34,9 @@ class Command:
         self.pid, self.endpoint = self.process.pid, line.partition(": ")[2].strip().replace("*", "127.0.0.1")
         assert self.endpoint, f"memoire {role} said {line!r}"
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGCONT)

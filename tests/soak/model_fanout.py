@@ -1,4 +1,4 @@
-"""Does a model of 10 MB reach 100 actors, and 200 more that join at once, without a peak of memory anywhere?
+"""Does a model of 10 MB reach 100 actors, and 300 more that join at once, without a peak of memory anywhere?
 
 A learner far away publishes to a server; actors take it through one proxy. Memory is what each process had at most, above
 what it had before. The body crosses to each actor in chunks that it asks for: `bytes for each` is what was sent to one
@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="within which every actor has to have it")
     parser.add_argument("--actors", type=int, default=100)
-    parser.add_argument("--joiners", type=int, default=200)
+    parser.add_argument("--joiners", type=int, default=300)
     parser.add_argument("--size", type=int, default=10 * MiB)
     parser.add_argument("--versions", type=int, default=5)
     given = parser.parse_args()
