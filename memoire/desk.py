@@ -127,6 +127,7 @@ class Desk:
         self.epoch = past.epoch if past else time.time_ns()
         self.journal = Journal() if past else None
         """What is to be saved; None where nothing is."""
+        self._credit_limit = limits.credit
         self.parameters, self.parameters_version = parameters, 1
         self._given_parameters = parameters.to_wire()
         self.models = ModelStore(limits.model_bytes)
@@ -422,7 +423,13 @@ class Desk:
 
     def credit(self) -> int:
         """Bytes that each client may have on the way: its limit, or its share of what is held where that is less."""
-        return max(1, min(self.limits.credit, self.limits.held_bytes // max(1, self._sharers())))
+        return max(1, min(self._credit_limit, self.pool.byte_limit // max(1, self._sharers())))
+
+    def grant(self, credit: int | None) -> None:
+        """Let each client have at most this many bytes on the way from now on, or its share of what is held now."""
+        with self.lock:
+            self._credit_limit = self._credit_limit if credit is None else credit
+            self._after(self._on_news)
 
     def _sharers(self) -> int:
         """Clients that may push: neither gone nor silent for too long, as counted once a second. Under the lock."""

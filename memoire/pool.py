@@ -147,6 +147,14 @@ class Pool:
                 return 0
             return self._drop_all()
 
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches had to go."""
+        if byte_limit < 1:
+            raise ValueError(f"byte_limit must be at least 1, got {byte_limit}")
+        with self._lock:
+            self.byte_limit = byte_limit
+            return self._make_room()
+
     def clear(self) -> int:
         """Let all held caches go; clients, readers and whoever waits stay. Returns how many."""
         with self._lock:

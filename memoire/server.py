@@ -121,6 +121,10 @@ class ServerStats:
     """Seconds that get_batch waited for samples, in all."""
     held_caches: int
     held_bytes: int
+    byte_limit: int
+    """Bytes of caches that are held at most."""
+    credit: int
+    """Bytes that each client may have on the way now."""
     unused_samples: int
     overwritten_caches: int
     models: dict[str, int]
@@ -653,6 +657,24 @@ class Server(Node):
         self._check_open()
         return self._desk.configure(changes)
 
+    def configure_limits(self, *, credit: int | None = None, held_bytes: int | None = None) -> None:
+        """Change byte budgets while clients go on; they hear of it at once.
+
+        Args:
+            credit: Bytes that each client may have on the way at most; less where its share of what is held is less.
+            held_bytes: Bytes of caches that are held at most. What is too much is overwritten now.
+
+        Raises:
+            ParameterError: not a whole number of at least 1; nothing was changed.
+        """
+        self._check_open()
+        for name, value in (("credit", credit), ("held_bytes", held_bytes)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ParameterError(name, value, "a whole number of bytes, at least 1")
+        if held_bytes is not None:
+            self._pool.limit(held_bytes)
+        self._desk.grant(credit)
+
     def finish(self) -> None:
         """The run is over: `client.finished` becomes true everywhere, and `batches` ends."""
         self._desk.finish()
@@ -836,7 +858,7 @@ class Server(Node):
         """All figures at this moment."""
         desk, pool = self._desk, self._pool.stats()
         with desk.lock:
-            totals, models = desk.ledger.totals(), desk.models.versions()
+            totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit()
             refused = dict(desk.refused)
         return ServerStats(
             name=self.name,
@@ -852,6 +874,8 @@ class Server(Node):
             waited=self._waited,
             held_caches=pool.caches,
             held_bytes=pool.bytes,
+            byte_limit=self._pool.byte_limit,
+            credit=credit,
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
             models=models,

@@ -230,7 +230,8 @@ def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
 
 
 def test_credit_is_shared_by_those_who_are_there(desk):
-    desk.limits = Limits(credit=1000, held_bytes=5000)
+    desk.grant(1000)
+    desk.pool.limit(5000)
     now = [1000.0]
     desk._clock = lambda: now[0]
     askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(10)]
@@ -252,7 +253,8 @@ def test_credit_is_shared_by_those_who_are_there(desk):
 
 
 def test_credit_is_shared_when_many_ask(desk):
-    desk.limits = Limits(credit=1000, held_bytes=5000)
+    desk.grant(1000)
+    desk.pool.limit(5000)
     for number in range(10):
         credit = Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello()).body.credit
     assert credit == 500

@@ -1001,3 +1001,21 @@ def test_a_finished_server_waits_for_nobody_who_is_not_there(serve, join):
     begin = time.monotonic()
     server.close()
     assert time.monotonic() - begin < 1.5
+
+
+def test_byte_budgets_change_while_clients_go_on(serve, join):
+    server = serve(limits=QUICK)
+    client = join(server.endpoint)
+    record(client)
+    for number in range(4):
+        assert client.push_cache()
+        until(lambda number=number: server.total_caches == number + 1)
+    size = server.stats().held_bytes // 4
+    server.configure_limits(credit=2 * size)
+    until(lambda: client.stats().credit == 2 * size == server.stats().credit)
+    server.configure_limits(held_bytes=size)
+    assert (server.stats().held_caches, server.stats().byte_limit) == (1, size)
+    until(lambda: client.stats().credit == size)
+    for wrong in ({"credit": 0}, {"held_bytes": -1}, {"credit": 1.5}):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            server.configure_limits(**wrong)
