@@ -331,6 +331,7 @@ class Client(Node):
         self._update_sent = 0.0
         self._update_open = False
         self._news_due = float("inf")  # when to answer NEWS
+        self._connections = 0  # of the channel, that were noticed
         self._move_at = 0.0  # when to ask for another home again
         self._hello_open = False
         self._refused_notices: dict[str, int] = {}
@@ -864,6 +865,9 @@ class Client(Node):
 
     def _turn(self, ready: dict[object, int]) -> None:
         self._channel.turn(ready)
+        if self._channel.connections != self._connections:
+            self._connections = self._channel.connections
+            self._take_news()  # whoever is there again may have forgotten something
         if self._channel.renewals != self._renewals:
             self._hello()  # its answer opens the other sockets anew
         if self._sub is not None and self._sub in ready:
@@ -1181,12 +1185,15 @@ class Client(Node):
             try:
                 message = wire.parse_notice(frames, self._limits)
                 if not isinstance(message.body, wire.Notice):
-                    soon = time.monotonic() + self._rng.uniform(0.0, NEWS_WITHIN)
-                    self._news_due = min(self._news_due, soon)
+                    self._take_news()
                 elif message.header.run in (0, self._channel.run):
                     self._topics.noticed(message.body, message.payload)
             except ProtocolError as error:
                 self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
+
+    def _take_news(self) -> None:
+        """Send UPDATE soon, whatever there is to say: its answer says what is new."""
+        self._news_due = min(self._news_due, time.monotonic() + self._rng.uniform(0.0, NEWS_WITHIN))
 
     def _at_end(self) -> None:
         if hasattr(self, "_channel"):  # not when its address is none

@@ -252,6 +252,7 @@ class _Back:
         # Behind another proxy a different server may answer each time: only the same one can have begun anew.
         if self.epochs.get(told.home_name, told.epoch) != told.epoch:
             self.topics.restarted()
+            self._proxy._send_news()  # its clients tell it at once what it may have forgotten
         self.epochs[told.home_name] = told.epoch
         if self.run not in (0, answer.header.run):
             self._proxy._begin_run(self)

@@ -624,14 +624,17 @@ class Reader(Node):
         seconds = max(0.0, self._seconds(timeout))
         deadline = time.monotonic() + seconds
         box: dict[str, Answer] = {}
-        for name in bodies:
-            if name not in self._remotes:
-                raise ParameterError("server", name, f"one of {', '.join(self._remotes)}")
+        strangers = [name for name in bodies if name not in self._remotes]
+        if strangers:
+            raise ParameterError("server", strangers[0], f"one of {', '.join(self._remotes)}")
 
         def start() -> None:
             for name, body in bodies.items():
-                remote = self._remotes[name]
                 settled = functools.partial(settle, name)
+                remote = self._remotes.get(name)
+                if remote is None:
+                    settled(ParameterError("server", name, "a server that is still listed"))
+                    continue
                 remote.link.channel.ask(body, settled, deadline, home=remote.home, run=0)  # whatever run it counts
 
         def settle(name: str, answer: Answer) -> None:
@@ -845,6 +848,7 @@ class Reader(Node):
                 self._remotes[name] = _Remote(name, link)
             elif self._remotes[name].is_away:
                 self._remotes[name].link = link  # perhaps there is another way to it
+        self._drop_unlisted()
         for topic, version in told.models.items():
             self._versions[topic] = max(version, self._versions.get(topic, 0))
         if told.home_name in self._remotes:
@@ -857,6 +861,16 @@ class Reader(Node):
             self._parameters_version = told.parameters_version
             self._finished = self._finished or told.finished
             self._changed.notify_all()
+
+    def _drop_unlisted(self) -> None:
+        """Servers that were taken off every list are no longer asked, waited for or named."""
+        ways = {name: link for link in self._links for name in link.names}
+        for remote in list(self._remotes.values()):
+            if remote.name not in remote.link.names and remote.name in ways:
+                remote.link = ways[remote.name]
+            elif remote.name not in ways:
+                self._leave_out(remote)
+                del self._remotes[remote.name]
 
     def _look_at_run(self, link: _Link, run: int) -> None:
         """Models belong to a run: those of the former one are not published in the next."""

@@ -171,8 +171,8 @@ class Cluster:
     def restart(self, server, **options):
         """A server at the same addresses under the same name, that has forgotten everything."""
         server.close()
-        places = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint}
-        return self.server(server.endpoint, server.schema, name=server.name, run=server.run, **places | options)
+        same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "run": server.run}
+        return self.server(server.endpoint, server.schema, name=server.name, **same | options)
 
     def close(self):
         for node in reversed(self.made):

@@ -349,3 +349,70 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
     assert proxy.servers == ("b",)
     with pytest.raises(ParameterError, match="an address on each line"):
         ServersFile(str(path)).read()
+
+
+# ---------------------------------------------------------------------------------------------- restarts and readers
+
+
+def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    proxy = cluster.proxy(servers)
+    reader = cluster.reader([proxy])
+    until(lambda: set(reader.servers) == {"a", "b"})
+    proxy.set_servers([servers[1].endpoint])
+    until(lambda: reader.servers == ("b",))
+    servers[0].close()
+    reader.configure(importance_exponent=0.7)  # does not wait for the one that is gone
+    assert reader.totals().servers == ("b",) and reader.stats().away == ()
+
+
+def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster):
+    server = cluster.server(name="one")
+    proxy = cluster.proxy([server])
+    clients = [cluster.client(node) for node in (server, proxy)]
+    for client in clients:
+        record(client, episodes=3)
+        client.update(10.0)
+    again = cluster.restart(server)
+    until(lambda: again.total_episodes == 6, 4.5)  # a heartbeat may take 5 seconds
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tmp_path, forgets):
+    server = cluster.server(name="one", state_dir=tmp_path / "state")
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    for _ in range(3):
+        assert client.push_cache(10.0)
+    until(lambda: client.stats().accepted_caches == 3)
+    again = cluster.restart(server, state_dir=tmp_path / ("other" if forgets else "state"))
+    record(client)
+    client.update(20.0)
+    until(lambda: client.push_cache(1.0))
+    client.update(10.0)
+    until(lambda: client.stats().in_flight_caches == 0)
+    account = next(iter(again._desk.ledger))
+    told = (account.report.caches, account.accepted_caches, account.lost_caches)
+    assert told == ((1, 1, 0) if forgets else (4, 4, 0))
+    assert (client.stats().pushed_caches, client.stats().accepted_caches, client.stats().lost_caches) == (4, 4, 0)
+
+
+def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_it_heard(cluster, tmp_path):
+    server = cluster.server(name="one", run="old", state_dir=tmp_path)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=2)
+    client.update(10.0)
+    server.close()
+    record(client, episodes=3)
+    client.log("made in the old run")
+    again = cluster.restart(server, run="new", state_dir=tmp_path)
+    until(lambda: client.run == "new", 20.0)
+    record(client, episodes=4)
+    client.update(10.0)
+    assert (again.totals("old").episodes, again.totals("new").episodes) == (5, 4)
+    assert [entry.line.text for entry in again.lines(run="old")] == ["made in the old run"]
+    again.begin_run("old")  # goes on
+    until(lambda: client.run == "old")
+    record(client)
+    client.update(10.0)
+    assert (again.totals("old").episodes, again.totals("new").episodes) == (6, 4)
