@@ -51,7 +51,7 @@ from .schema import Schema
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
 from .version import SOFTWARE
-from .worker import Node, Worker, close_at_exit, wall_clock
+from .worker import UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, Writers, layout
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ class Client(Node):
         try:
             self._await(lambda: self._welcome is not None, timeout, "welcome", self._advice)
         except BaseException:
-            self.close(0.0)
+            self.close(UNDO_TIMEOUT)
             raise
 
     # ------------------------------------------------------------------------------------------ what it learned

@@ -56,7 +56,7 @@ from .sampling import Annealing
 from .schema import Schema
 from .sockets import Context
 from .version import SOFTWARE
-from .worker import Node, Worker, batches_until_over, close_at_exit
+from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class Reader(Node):
         try:
             self._await(lambda: self._schema is not None and not self._is_meeting, timeout, "welcome")
         except BaseException:
-            self.close(0.0)
+            self.close(UNDO_TIMEOUT)
             raise
 
     def _open(self, url: str, context: Context) -> _Link:

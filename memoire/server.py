@@ -46,7 +46,7 @@ from .runs import Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .worker import Node, Worker, batches_until_over, close_at_exit, wall_clock
+from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class Server(Node):
         try:
             self._open(endpoint, push_endpoint, pub_endpoint)
         except BaseException:
-            self.close(0.0)
+            self.close(UNDO_TIMEOUT)
             raise
         if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)

@@ -27,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 STRETCH = 0.25
 """Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
+UNDO_TIMEOUT = 1.0
+"""Seconds that a node whose making failed waits for its threads: one that went on would use sockets of a context that
+its owner is about to end.
+"""
 IDLE = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
