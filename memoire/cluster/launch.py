@@ -32,7 +32,7 @@ LAST_LINES = 40
 """Lines of each child's output that are kept."""
 READY_TIMEOUT = 30.0
 """Seconds that children have to become ready."""
-STOP_GRACE = 5.0
+STOP_GRACE = 10.0
 """Seconds that each group of children has to end before it is killed."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Every child is one of many on the machine: thread pools of their own would fight each other for its cores."""
