@@ -11,6 +11,7 @@ to the thread that owns the socket, except where it says otherwise.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import random
 import re
 import time
@@ -140,7 +141,7 @@ class Link:
                 return
             event, value = sockets.EVENT.unpack(frames[0])
             # An address that was given up may still have something to say.
-            if not self._host or frames[-1].decode("utf-8", "replace") == self.address:
+            if not self._host or _place(frames[-1].decode("utf-8", "replace")) == _place(self.address):
                 self._happened(event, value)
 
     def close(self) -> None:
@@ -228,6 +229,18 @@ class Link:
                 except zmq.ZMQError:
                     pass  # ZeroMQ has given it up by itself
             sockets.connect(made, address)
+
+
+def _place(address: str) -> str:
+    """An address in one spelling: ZeroMQ reports a connection by its own, "[::ffff:10.0.0.7]" for "10.0.0.7"."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    number, _, scope = host.strip("[]").partition("%")
+    try:
+        found = ipaddress.ip_address(number)
+    except ValueError:
+        return address
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return f"{mapped or found}%{scope}:{port}"
 
 
 def dial(

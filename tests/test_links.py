@@ -146,6 +146,37 @@ def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, door
     echoes(doors, made, later)
 
 
+@pytest.mark.parametrize("later", ["127.0.0.1", "127.0.0.2"])
+def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_name_is_fresh(context, doors, book, later):
+    port = free_port()
+    former = Answering(context, "127.0.0.1", port)
+    book.known["proxy"] = ["127.0.0.1"]
+    made = doors.add(sockets.request_client(context, 1000))
+    link = links.dial(doors, made, f"tcp://proxy:{port}", known=Names(book))
+    echoes(doors, made, former)
+    former.close()
+    turning(doors, lambda: link.failures)  # reported under another spelling of the address
+    book.known["proxy"] = [later]
+    again = Answering(context, later, port)
+    began = time.monotonic()
+    turning(doors, lambda: link.connections == 2)
+    assert link.address == again.endpoint and time.monotonic() - began < 5.0
+    echoes(doors, made, again)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("tcp://127.0.0.1:1", "tcp://[::ffff:127.0.0.1]:1"),
+        ("tcp://[fd00::7]:1", "tcp://[fd00:0:0::7]:1"),
+        ("tcp://[fe80::1%lo]:1", "tcp://[fe80::1%lo]:1"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_known_in_either_spelling(one, other):
+    assert links._place(one) == links._place(other) != links._place("tcp://127.0.0.1:2")
+
+
 def test_a_name_that_comes_into_being_is_found(context, doors, book):
     answering = Answering(context)
     made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)

@@ -1,0 +1,106 @@
+"""A way over TCP that can be cut: every connection through it reset at once."""
+
+import selectors
+import socket
+import struct
+import threading
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, and what is on the way is gone
+
+
+class CutWay:
+    """Connections to one address are handed on to another, until `reset` or `close`."""
+
+    def __init__(self, target, host="127.0.0.1"):
+        self.target = target
+        self.listening = socket.create_server((host, 0))
+        self.listening.setblocking(False)
+        self.endpoint = f"tcp://{host}:{self.listening.getsockname()[1]}"
+        self.resets = 0
+        self._ends = {}  # each socket's other end
+        self._unsent = {}
+        self._lock = threading.Lock()  # the two above, and the selector
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.listening, selectors.EVENT_READ)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def reset(self):
+        """End every connection as a machine that has forgotten it would."""
+        with self._lock:
+            for end in list(self._ends):
+                self._drop(end)
+
+    def close(self, timeout=None):
+        self._stopping = True
+        self._thread.join(10.0)
+        self.reset()
+        self.listening.close()
+        self._selector.close()
+
+    def _run(self):
+        while not self._stopping:
+            for key, events in self._selector.select(0.02):
+                with self._lock:
+                    self._turn(key.fileobj, events)
+
+    def _turn(self, made, events):
+        if made is self.listening:
+            self._accept()
+        elif made in self._ends:  # not reset meanwhile
+            try:
+                if events & selectors.EVENT_WRITE:
+                    self._write(made)
+                if events & selectors.EVENT_READ:
+                    self._read(made)
+            except OSError:
+                self._drop(made)
+
+    def _accept(self):
+        try:
+            near, _ = self.listening.accept()
+            far = socket.create_connection(self.target, 5.0)
+        except OSError:
+            return
+        for made, other in ((near, far), (far, near)):
+            made.setblocking(False)
+            self._ends[made], self._unsent[made] = other, bytearray()
+            self._selector.register(made, selectors.EVENT_READ)
+
+    def _read(self, made):
+        other = self._ends[made]
+        data = made.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError
+        self._unsent[other] += data
+        self._write(other)
+
+    def _write(self, made):
+        unsent = self._unsent[made]
+        try:
+            del unsent[: made.send(unsent)]
+        except BlockingIOError:
+            pass
+        # While one end has no room, the other is not read: nothing piles up here.
+        self._selector.modify(made, selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0))
+        other = self._ends[made]
+        writing = selectors.EVENT_WRITE if self._unsent[other] else 0
+        self._selector.modify(
+            other, writing | (0 if len(unsent) > 1 << 20 else selectors.EVENT_READ) or selectors.EVENT_WRITE
+        )
+
+    def _drop(self, made):
+        for end in (made, self._ends.get(made)):
+            if end in self._ends:
+                del self._ends[end], self._unsent[end]
+                self._selector.unregister(end)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                end.close()
+        self.resets += 1
+
+
+def place(endpoint):
+    """(host, port) of tcp://HOST:PORT."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.replace("*", "127.0.0.1"), int(port)
