@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from .logbook import Entry, format_line
-from .statefile import Segment
+from .statefile import Segment, sync
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +32,21 @@ _MODE = 0o640
 def text_of(entry: Entry) -> bytes:
     """The line as it is in the file."""
     return format_line(entry.received, entry.line.label, entry.line.text).encode()
+
+
+def _is_what_a_crash_left(found: bytes, expected: bytes) -> bool:
+    """Whether this is the beginning of the text, where a power failure may have left zeros in place of some of it."""
+    if len(found) > len(expected):
+        return not found[len(expected) :].strip(b"\x00") and _is_what_a_crash_left(found[: len(expected)], expected)
+    there, wanted = np.frombuffer(found, np.uint8), np.frombuffer(expected, np.uint8, len(found))
+    return bool(((there == wanted) | (there == 0)).all())
+
+
+def _common(found: bytes, expected: bytes) -> int:
+    """Bytes from the beginning that are the same."""
+    most = min(len(found), len(expected))
+    differs = np.frombuffer(found, np.uint8, most) != np.frombuffer(expected, np.uint8, most)
+    return int(differs.argmax()) if differs.any() else most
 
 
 @dataclass(slots=True)
@@ -70,6 +87,7 @@ class LineLog:
         self._at = at
         self._open: dict[int, Segment] = {}  # the segment of each run that goes on
         self._behind: set[int] = set()  # numbers of those whose text could not be written, or not completely
+        self._touched: set[int] = set()  # numbers of those that were appended to
         self.trouble = ""
         """Why the text is behind the database; empty when it is not."""
         folder.mkdir(exist_ok=True)
@@ -109,6 +127,8 @@ class LineLog:
             if opened is not None:
                 longer = replace(segment, last=entries[-1].index, bytes=segment.bytes + len(text))
                 return _Piece(opened, longer, text)
+        if segment is not None:
+            self._settle(segment)
         name = re.sub(r"[^A-Za-z0-9_-]", "_", name_of(run))[:80]
         number, self._next = self._next, self._next + 1
         segment = Segment(number, run, f"{name}.{number:08d}.log", entries[0].index, entries[-1].index, len(text))
@@ -116,6 +136,15 @@ class LineLog:
 
     def _has_room(self, segment: Segment) -> bool:
         return segment.bytes < max(1, self._byte_limit // SEGMENTS)
+
+    def _settle(self, segment: Segment) -> None:
+        """Have a file on disk that nothing is appended to any more: only the newest is completed after a crash."""
+        self._touched.discard(segment.number)
+        try:
+            sync(self.folder / segment.name)
+            sync(self.folder)
+        except OSError as error:
+            _log.warning("%s may be cut short by a power failure: %s", segment.name, error)
 
     def _create(self, name: str) -> int:
         try:
@@ -147,16 +176,16 @@ class LineLog:
         expected = b"".join(text_of(entry) for entry in self._lines_of(segment))
         path = self.folder / segment.name
         found = path.read_bytes() if path.exists() else b""
-        # What a power failure leaves behind the last byte that reached the disk is zeros.
-        found = found.rstrip(b"\x00")
-        if not expected.startswith(found) or len(expected) != segment.bytes:
+        if not _is_what_a_crash_left(found, expected) or len(expected) != segment.bytes:
             _log.warning("%s was changed by somebody else: the log goes on in a new file", path)
             self._behind.discard(segment.number)
             return False
         self.folder.mkdir(exist_ok=True)
+        same = _common(found, expected)
+        self._touched.add(segment.number)
         with path.open("ab") as file:
-            file.truncate(len(found))
-            file.write(expected[len(found) :])
+            file.truncate(same)
+            file.write(expected[same:])
         self._behind.discard(segment.number)
         return True
 
@@ -164,6 +193,7 @@ class LineLog:
         """Append the text: the database has the lines. What cannot be written is completed later."""
         for piece in pieces:
             self._open[piece.segment.run] = piece.segment
+            self._touched.add(piece.segment.number)
             self._at("before text")
             try:
                 self._append(piece)
@@ -212,6 +242,12 @@ class LineLog:
                 self.trouble = ""
             except OSError as error:
                 self._lag(segment, error)
+
+    def settle(self) -> None:
+        """Have all text on disk, so that nothing has to be completed at the next start."""
+        for segment in self._open.values():
+            if segment.number in self._touched:
+                self._settle(segment)
 
     def oldest(self) -> Segment | None:
         """The segment that has to go, when all together are more than they may be."""

@@ -205,10 +205,11 @@ class Store:
             lines_of=file.lines_of,
             at=self._at,
         )
-        self._lines.recover(was_clean=was_clean)
-        self._lines.complete()
         self._models = self.folder / "models"
         self._models.mkdir(exist_ok=True)
+        statefile.sync(self.folder)
+        self._lines.recover(was_clean=was_clean)
+        self._lines.complete()
         self._stored = self._check_models()
 
     def _check_name(self, name: str | None, default_name: str) -> str:
@@ -656,6 +657,7 @@ class Store:
         """Leave the folder so that the next start has nothing to mend."""
         try:
             self._lines.complete()
+            self._lines.settle()
             if self._lines.trouble == "":
                 self._file.save([(META, b"clean", b"\x01")], [])
                 self._write_witness()
@@ -740,7 +742,11 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(exist_ok=True, mode=0o750)
+        if not folder.exists():
+            folder.mkdir(mode=0o750)
+            statefile.sync(folder.absolute().parent)
+        elif not folder.is_dir():
+            raise FileExistsError
     except FileExistsError as error:
         raise StateUnusable(str(folder), "it is not a folder", "Name a folder, not a file.") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
     python store_child.py points FOLDER POINT [POINT ...]     one state folder for each point and each of its first hits
     python store_child.py times FOLDER SEED ROUNDS            one state folder, killed again and again at any time
+    python store_child.py steps FOLDER STEPS                  nobody is killed; the store is closed and opened once
 
 Beside each state folder the file `acks` says what was acknowledged: one byte for each step.
 """
@@ -10,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 from memoire.journal import RunFacts
@@ -89,19 +91,22 @@ def main(kind, folder, *arguments):
                 (here / "status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
                 os.close(acks)
         return
-    rng = random.Random(int(arguments[0]))
     acks = acks_of(folder)
+    if kind == "steps":
+        run(folder, acks, lambda point: None, int(arguments[0]))
+        run(folder, acks, lambda point: None, int(arguments[0]))
+        return
+    rng = random.Random(int(arguments[0]))
     for _ in range(int(arguments[1])):
         child = forked(lambda: run(folder, acks, lambda point: None, 10_000))
-        signal.setitimer(signal.ITIMER_REAL, 0.02 + rng.random() * 0.15)
-        try:
-            signal.sigwait({signal.SIGALRM})
-        finally:
-            os.kill(child, signal.SIGKILL)
+        enough, ends = os.fstat(acks).st_size + rng.randrange(3), time.monotonic() + 5.0
+        while os.fstat(acks).st_size < enough and time.monotonic() < ends:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.05)
+        os.kill(child, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status == -signal.SIGKILL, status
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     main(*sys.argv[1:])

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import powerkit
 from memoire.limits import Limits
 from memoire.linelog import text_of
 from memoire.store import Store
@@ -55,8 +57,11 @@ def child(*arguments):
 
 def check(folder):
     """What is in the folder is a whole number of steps, all those acknowledged among them; returns how many."""
-    acknowledged = (folder / "acks").stat().st_size
-    with Store(folder / "state", "home", limits=Limits(log_bytes=600)) as store:
+    return check_state(folder / "state", (folder / "acks").stat().st_size)
+
+
+def check_state(folder, acknowledged):
+    with Store(folder, "home", limits=Limits(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
         assert acknowledged <= step <= acknowledged + 1
         assert store.line_count(RUN) == 2 * step
@@ -73,7 +78,7 @@ def check(folder):
             assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
         found = store.search(RUN, most=10_000)
         assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
-        assert text_of_log(folder / "state").endswith(b"".join(map(text_of, found)))
+        assert text_of_log(folder).endswith(b"".join(map(text_of, found)))
     return step
 
 
@@ -97,16 +102,29 @@ def test_every_point_of_the_store_is_tried():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_time_lose_nothing_that_was_acknowledged(tmp_path, seed):
-    words = child("times", tmp_path, seed, 20)
-    assert check_all(tmp_path) > 10, words
+    words = child("times", tmp_path, seed, 15)
+    assert check_all(tmp_path, 15) > 5, words
 
 
-def check_all(folder):
+def check_all(folder, kills):
     """As `check`, where each kill may have left one step that is stored and was not acknowledged."""
     acknowledged = (folder / "acks").stat().st_size
     with Store(folder / "state", "home", limits=Limits(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
-    assert acknowledged <= step <= acknowledged + 20
+    assert acknowledged <= step <= acknowledged + kills
     with (folder / "acks").open("ab") as file:
         file.write(b"." * (step - acknowledged))
     return check(folder)
+
+
+def test_a_power_failure_at_any_moment_loses_nothing_that_was_acknowledged(in_memory, tmp_path):
+    """What was written and not synced is lost, in part or as a whole, and in any order."""
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        pytest.skip("no C compiler to make a failing disk with")
+    recorded = powerkit.record(in_memory, tmp_path, TESTS / "store_child.py", "steps", in_memory, 4)
+    assert len(recorded) > 300
+    found = [
+        check_state(in_memory / "after" / "state", acknowledged)
+        for _, acknowledged in powerkit.failures(recorded, in_memory, in_memory / "after", 60, seed=1)
+    ]
+    assert found == sorted(found) and found[-1] >= 7
