@@ -1,6 +1,7 @@
 """Servers as processes, with a state folder: killed, told to end, and started again, they count exactly."""
 
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import memoire
 from history.ports import block
+from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
 
 
@@ -180,3 +182,54 @@ def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -
         with memoire.Reader([server.endpoint]) as reader:
             assert len(reader.get_batch(16, timeout=10.0).ids) == 16
         assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_next_one(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server, memoire.connect(server.endpoint, seed=1, limits=QUICK) as client:
+        client.update()
+        assert server.process is not None
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # each write fails from now on, for good
+        client.on_episode(0, 10, 1.0)
+        with pytest.raises(MemoireTimeout):
+            client.update(timeout=1.0)
+        _, words = server.process.communicate(timeout=20.0)
+        assert server.process.returncode == 1 and "Traceback" not in words.splitlines()[-1]
+        assert "could not be saved" in words and "start the server again" in words
+        server.start()
+        client.update(20.0)
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert saved.total_episodes == 1
+
+
+def test_a_whole_cluster_goes_on_where_it_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    command = [sys.executable, "-u", "-m", "memoire", "up", "--port", "0", "--schema", SCHEMA.to_json()]
+    command += ["--state-dir", str(folder)]
+
+    def life(number: int) -> None:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                assert process.stdout is not None
+                endpoint = process.stdout.readline().split()[-1]
+                with memoire.Reader([endpoint]) as reader:
+                    assert reader.totals().totals.episodes == number
+                with memoire.connect(endpoint, seed=1) as client:
+                    client.on_episode(0, 10, 1.0)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20.0) == 0
+            finally:
+                process.kill()
+
+    life(0)
+    life(1)
+    assert sorted(path.name for path in folder.iterdir()) == ["server-0"]
+
+
+def test_a_run_is_begun_and_ended_from_the_command_line() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home") as server:
+        for options, words in ([], "counted from now on at home"), (["--finish"], "over at home"):
+            command = [sys.executable, "-m", "memoire", "run", "next", server.endpoint, *options]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=True).stdout
+            assert f"run 'next' is {words}" in said
+            assert (server.run, server.finished) == ("next", bool(options))
