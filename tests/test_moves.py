@@ -303,6 +303,28 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
     assert len(lines) == len(set(lines)) == sum(logged)
 
 
+def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_next(cluster):
+    server = cluster.server(name="one", run="old")
+    client = cluster.client(server, limits=QUICK)
+    for number in range(5000):  # ten messages' worth
+        client.log(f"line {number}")
+    record(client, episodes=2)
+    server.begin_run("new")
+    before = 0
+    while client.run == "old":
+        record(client, length=1)
+        client.log("later")
+        before += 1
+    client.update(20.0)
+    old, new = (server.totals(run) for run in ("old", "new"))
+    assert old.episodes + new.episodes == client.stats().episodes == before + 2
+    assert old.steps + new.steps == client.stats().steps
+    numbers = [[entry.line.number for entry in server.lines(most=100_000, run=run)] for run in ("old", "new")]
+    assert max(numbers[0]) < min(numbers[1])  # the line was drawn once, for counts and log lines
+    # Only the newest lines are kept in memory; the number of all of them is.
+    assert server._desk.runs.named("old").logbook.count + len(numbers[1]) == 5000 + before
+
+
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster):
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
