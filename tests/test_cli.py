@@ -72,6 +72,8 @@ def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) ->
         (["demo", "--seconds", "0"], "--seconds must be above 0"),
         (["demo", "--env", "Pendulum-v1"], "needs discrete actions"),
         (["demo", "--env", "FrozenLake-v1"], "observations in a Box"),
+        (["up", "--env", "CartPole-v1", "--state-dir", __file__], "cannot be used: File exists. Name a folder"),
+        (["server", "--env", "CartPole-v1", "--http", "nonsense"], "cannot serve HTTP at 'nonsense'"),
         (["server", "--endpoint", "carrier-pigeon://x", "--env", "CartPole-v1"], "carrier-pigeon://x"),
         (["proxy", "--endpoint", "tcp://256.1.1.1:1", "tcp://127.0.0.1:1"], "256.1.1.1"),
         (["proxy", "--endpoint", "tcp://127.0.0.1:0"], "addresses of servers, or --servers-file, and not both"),

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memoire.errors import ParameterError
+from memoire.errors import ParameterError, StateUnusable
 from memoire.schema import Schema
 
 from .launch import Child, Launcher
@@ -49,11 +49,16 @@ def start(
 
     Raises:
         ParameterError: counts that make no cluster.
+        StateUnusable: `state_dir` is no folder, and cannot be made.
         ChildDied: a process could not start; why is in the message.
     """
     check_counts(servers, proxies)
     if state_dir is not None:
-        os.makedirs(state_dir, exist_ok=True)
+        try:
+            os.makedirs(state_dir, exist_ok=True)
+        except OSError as error:
+            advice = "Name a folder that is there or can be made (--state-dir)."
+            raise StateUnusable(state_dir, error.strerror or str(error), advice) from error
     fronts = [f"tcp://{host}:{port + 3 * number if port else 0}" for number in range(max(proxies, 1))]
     local = [f"tcp://127.0.0.1:{0}"] * servers if proxies else fronts
     made = [
