@@ -51,6 +51,8 @@ VANISHED = 15_000
 STALLED = 60_000
 """The same for data: a receiver that has no room acknowledges nothing either, and what is on the way to it is lost with
 the connection."""
+HANDSHAKE = 5_000
+"""Milliseconds that somebody who has connected may take to say who he is."""
 PATIENCE = 0.5
 PROBE = 0.2
 """Seconds that an explanation of a fault may wait for the network."""
@@ -147,7 +149,7 @@ def _make(
         zmq.RCVHWM: receive,
         zmq.MAXMSGSIZE: message_bytes,
         zmq.HEARTBEAT_IVL: 0,
-        zmq.HANDSHAKE_IVL: 5000,
+        zmq.HANDSHAKE_IVL: HANDSHAKE,
         zmq.CONNECT_TIMEOUT: 5000,
         # Spread in time, or all actors of a cluster dial a proxy that restarts in the same millisecond.
         zmq.RECONNECT_IVL: 100 + random.randrange(100),

@@ -75,7 +75,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from memoire import Server, descriptors
 from memoire.limits import Limits
 from memoire.schema import Schema
-descriptors.GIVEN_UP = 1.5
+descriptors.LOOK, descriptors.GIVEN_UP = 0.1, 0.5
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
 with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
@@ -111,7 +111,7 @@ class Crowded:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def load(self, seconds=0.5):
+    def load(self, seconds=0.3):
         """Its share of a core while some time passes."""
         began, before = time.monotonic(), self.cpu()
         until(lambda: time.monotonic() - began > seconds)
@@ -131,7 +131,7 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
         crowd = []
         for _ in range(300):
             made = context.socket(zmq.DEALER)
-            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 100, 1000, 1000
+            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 50, 200, 250
             made.connect(crowded.endpoint)
             crowd.append(made)
         until(crowded.is_full)
@@ -141,7 +141,7 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
         client.update()
         assert crowded.tell()[3] == 5
         until(lambda: crowded.load() < 0.1)
-        assert crowded.load(2.0) < 0.1  # and it stays so
+        assert crowded.load(0.8) < 0.1  # and it stays so
         assert crowded.tell()[:2] == [True, 1]
         for made in crowd[:200]:
             made.close(0)

@@ -36,7 +36,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
     )
     cluster._keep(client)
     lines, began, cut_at = 0, time.monotonic(), 0.0
-    while (now := time.monotonic()) < began + 3.0:
+    while (now := time.monotonic()) < began + 1.5:
         if now >= cut_at:
             cut_at = now + 0.1
             for way in ways:
@@ -48,7 +48,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
         client._changed.acquire()
         client._changed.wait(0.01)
         client._changed.release()
-    assert ways[0].resets > 10
+    assert ways[0].resets > 5
     client.update(20.0)
     assert (server.total_episodes, server.total_steps) == (lines, 20 * lines)
     assert [entry.line.text for entry in server.lines(most=10_000)] == [f"line {k}" for k in range(lines)]
@@ -63,7 +63,8 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
     assert stats.received_bytes + stats.lost_bytes == stats.pushed_bytes
 
 
-def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster):
+def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, monkeypatch):
+    monkeypatch.setattr(sockets, "HANDSHAKE", 1000)
     server = cluster.server()
     descriptors.raise_limit()
     many = min(500, (descriptors.limit() - descriptors.used() - 200) // 6)
@@ -87,7 +88,7 @@ def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone
             with contextlib.suppress(ConnectionResetError):
                 while made.recv(1000):  # its own greeting, and then the end
                     pass
-        assert time.monotonic() - began < 8.0
+        assert time.monotonic() - began < 5.0
 
 
 class Simulated:
