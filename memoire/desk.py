@@ -422,8 +422,11 @@ class Desk:
         return {name: getattr(self.limits, name) for name in names}
 
     def credit(self) -> int:
-        """Bytes that each client may have on the way: its limit, or its share of what is held where that is less."""
-        return max(1, min(self._credit_limit, self.pool.byte_limit // max(1, self._sharers())))
+        """Bytes that each client may have on the way: its limit, or where that is less its share of what is held, or of
+        what all together may have on the way.
+        """
+        together = min(self.pool.byte_limit, self.limits.on_way_bytes)
+        return max(1, min(self._credit_limit, together // max(1, self._sharers())))
 
     def grant(self, credit: int | None) -> None:
         """Let each client have at most this many bytes on the way from now on, or its share of what is held now."""

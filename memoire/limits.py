@@ -27,6 +27,10 @@ class Limits:
     """Clients that a server or proxy should have file descriptors for; it warns at its start where it has not."""
     credit: int = 64 * MiB
     """Bytes of caches a client may have on the way to its home."""
+    on_way_bytes: int = 256 * MiB
+    """Bytes of caches that all clients of a server together may have on the way, though each may always have one. A
+    proxy's queue (`queue_bytes`) has room for as many, so that a server that is slow for a while loses none there.
+    """
     held_bytes: int = 1 * GiB
     """Bytes of caches a server holds; the oldest of the largest holder is overwritten."""
     message_bytes: int = 256 * MiB

@@ -104,8 +104,9 @@ def small(cluster, **options):
     return server
 
 
-def test_the_bytes_that_a_server_holds_are_shared_and_one_cache_may_always_go(cluster):
-    server = small(cluster, limits=Limits(held_bytes=4 * SIZE // 2, credit=10 * SIZE))
+@pytest.mark.parametrize("shared", ["held_bytes", "on_way_bytes"])
+def test_the_bytes_that_a_server_has_room_for_are_shared_and_one_cache_may_always_go(cluster, shared):
+    server = small(cluster, limits=Limits(**{shared: 4 * SIZE // 2, "credit": 10 * SIZE}))
     stalled = cluster.context.socket(zmq.PULL)
     stalled.rcvhwm = 1
     port = stalled.bind_to_random_port("tcp://127.0.0.1")
