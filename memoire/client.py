@@ -69,6 +69,8 @@ LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
+PASSING = ("busy", "closed")
+"""Codes of refusals that end by themselves: what was asked is asked again."""
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
 1.5."""
@@ -334,6 +336,7 @@ class Client(Node):
         self._connections = 0  # of the channel, that were noticed
         self._move_at = 0.0  # when to ask for another home again
         self._hello_open = False
+        self._hello_at = float("inf")  # when to ask again a home that had no time
         self._refused_notices: dict[str, int] = {}
         self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post, self._took)
         self._worker.post(self._hello)
@@ -844,7 +847,7 @@ class Client(Node):
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
     def _next_time(self) -> float:
-        return min(self._channel.next_time(), self._update_due(), self._topics.next_time())
+        return min(self._channel.next_time(), self._hello_at, self._update_due(), self._topics.next_time())
 
     def _update_due(self) -> float:
         """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another run."""
@@ -868,7 +871,7 @@ class Client(Node):
         if self._channel.connections != self._connections:
             self._connections = self._channel.connections
             self._take_news()  # whoever is there again may have forgotten something
-        if self._channel.renewals != self._renewals:
+        if self._channel.renewals != self._renewals or time.monotonic() >= self._hello_at:
             self._hello()  # its answer opens the other sockets anew
         if self._sub is not None and self._sub in ready:
             self._take_notices()
@@ -894,7 +897,7 @@ class Client(Node):
         """Ask for everything anew; with home 0, for another home too."""
         if self._hello_open:
             return
-        self._hello_open = True
+        self._hello_open, self._hello_at = True, float("inf")
         hello = wire.Hello(
             role="actor",
             label=self.uuid,
@@ -907,6 +910,9 @@ class Client(Node):
 
     def _welcomed(self, answer: Answer) -> None:
         self._hello_open = False
+        if isinstance(answer, Refused) and answer.code in PASSING and self._welcome is not None:
+            self._hello_at = time.monotonic() + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
+            return
         try:
             if isinstance(answer, MemoireError):
                 raise answer

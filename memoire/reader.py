@@ -626,7 +626,7 @@ class Reader(Node):
         box: dict[str, Answer] = {}
         strangers = [name for name in bodies if name not in self._remotes]
         if strangers:
-            raise ParameterError("server", strangers[0], f"one of {', '.join(self._remotes)}")
+            raise ParameterError("server", strangers[0], f"one of {', '.join(sorted(self._remotes))}")
 
         def start() -> None:
             for name, body in bodies.items():

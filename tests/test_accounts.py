@@ -1,10 +1,8 @@
 """Merged totals against a slow model: whatever rows come, from whomever, how often and how old."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import accounts, wire
@@ -49,6 +47,7 @@ class Model:
         return accounts.merge(accounts.rows_of(accounts.row_of(account, home, 0) for account in self.ledgers[home]))
 
 
+@settings(max_examples=50)
 @given(moves, st.randoms(use_true_random=False))
 def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_counted(history, rng):
     model = Model()
@@ -83,11 +82,7 @@ def test_one_server_alone_has_the_totals_of_its_ledger():
         ledger.accepted(account, 10, 5)
         ledger.rejected(ledger.arrived(client, 10, 1.0, 5, 50), "size")
     rows = accounts.rows_of(accounts.row_of(account, HOMES[0], 4) for account in ledger)
-    mine, theirs = asdict(ledger.totals()), asdict(accounts.totals_of(rows))
-    # The ledger counts what clients said they pushed, rows also what came before they said so.
-    assert theirs.pop("pushed_caches") == 20 and mine.pop("pushed_caches") == 0
-    assert theirs.pop("pushed_bytes") == 200 and mine.pop("pushed_bytes") == 0
-    assert theirs == mine
+    assert accounts.totals_of(rows) == ledger.totals()
 
 
 def test_no_rows_are_no_totals():
@@ -95,6 +90,7 @@ def test_no_rows_are_no_totals():
     assert accounts.page(accounts.merge(), b"") == (pytest.approx([]), False)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 2500), st.integers(0, 2500))
 def test_pages_have_every_row_once_in_order(rows, start):
     table = np.zeros(rows, wire.ACCOUNT)

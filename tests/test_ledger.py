@@ -191,7 +191,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.identity_holds()
 
 
-WindowMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 test_the_windows_account_for_every_byte = WindowMachine.TestCase
 
 

@@ -11,7 +11,7 @@ from memoire import accounts, wire
 from memoire.cluster.drain import clients_here, drain
 from memoire.cluster.roles import ServersFile
 from memoire.cluster.totals import lines
-from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, Refused
+from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.reader import ServerAccounts
 from netkit import QUICK, Cluster, in_thread, record, until
 
@@ -438,3 +438,21 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
     record(client)
     client.update(10.0)
     assert (again.totals("old").episodes, again.totals("new").episodes) == (6, 4)
+
+
+def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monkeypatch):
+    server = cluster.server(name="one")
+    client = cluster.client(server, limits=QUICK)
+    answer, refused = server._desk._hello, []
+
+    def hello(header, body, payload):
+        if header.client == client.client_id and len(refused) < 3:
+            refused.append(header.sequence)
+            raise ProtocolError("busy", "not now")
+        return answer(header, body, payload)
+
+    monkeypatch.setitem(server._desk._answers, wire.Hello, hello)
+    client.sync(timeout=10.0)
+    record(client)
+    client.update(10.0)
+    assert len(refused) == 3 and server.total_episodes == 1
