@@ -333,6 +333,26 @@ def test_a_page_that_fails_is_said_and_the_others_go_on(server, pages, monkeypat
     assert ask(pages, "/livez")[0] == 200
 
 
+def test_a_page_that_hangs_holds_up_no_probe(server, pages, monkeypatch):
+    go_on, inside = threading.Event(), threading.Event()
+    stats = server.stats
+    monkeypatch.setattr(server, "stats", lambda: (inside.set(), go_on.wait(20.0), stats())[-1])
+    with contextlib.ExitStack() as stack:
+        stack.callback(go_on.set)
+        hanging = stack.enter_context(dial(pages))
+        hanging.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert inside.wait(5.0)
+        assert ask(pages, "/livez")[0] == ask(pages, "/readyz")[0] == 200
+        waiting = [stack.enter_context(dial(pages)) for _ in range(node.MOST_WAITING)]
+        for connection in waiting:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: pages._asked.qsize() == node.MOST_WAITING)
+        status, headers, said = ask(pages, "/")  # one more would only wait
+        assert (status, headers["Retry-After"]) == (503, "1") and "16 others wait" in said["error"]
+        go_on.set()
+        assert all(hear(connection).startswith(b"HTTP/1.1 200") for connection in (hanging, *waiting))
+
+
 # ------------------------------------------------------------------------------------- nobody can keep others out
 
 

@@ -7,7 +7,8 @@
 
 Reading is all there is: no page changes anything. One thread serves all connections; there are few at a time, each
 has a few seconds for its request, and a newcomer takes the place of whoever has waited longest without asking
-anything. So nobody can keep a probe out by opening connections and saying nothing.
+anything. So nobody can keep a probe out by opening connections and saying nothing. Pages that take long, or wait for a
+lock of the node, are made on a second thread, one after the other: a probe is answered meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import http
 import logging
 import os
+import queue
 import resource
 import socket
 import threading
@@ -46,6 +48,10 @@ WAITING = 1024
 """Connections that the kernel keeps until they are accepted: it drops what comes beyond, and that costs a second."""
 REQUEST_TIME = 5.0
 """Seconds that a connection has in all: to send its request, and to take the answer."""
+PROBES = (b"/livez", b"/readyz")
+"""Pages that are made at once."""
+MOST_WAITING = 16
+"""Questions for other pages that wait their turn."""
 MOST_REQUEST_BYTES = 8 << 10
 """Bytes of a request line and its headers."""
 PAGE = 100
@@ -115,8 +121,13 @@ class NodePages:
         self._is_local = host in LOOPBACK
         _opened.add(self)
         self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memoire-http", daemon=True)
-        self._thread.start()
+        self._asked: queue.SimpleQueue[tuple[_Connection, bytes] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name="memoire-http", daemon=True),
+            threading.Thread(target=self._make_pages, name="memoire-http-pages", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         self._begun.wait()
 
     @property
@@ -132,12 +143,14 @@ class NodePages:
         self._node = node
 
     def close(self) -> None:
-        """End the thread and all connections. May be called again."""
+        """End the threads and all connections. May be called again."""
         loop, ended = self._loop, self._ended
         if loop is not None and ended is not None:
             with contextlib.suppress(RuntimeError):  # it is over already
                 loop.call_soon_threadsafe(ended.set)
-            self._thread.join(REQUEST_TIME)
+            self._asked.put(None)
+            for thread in self._threads:
+                thread.join(REQUEST_TIME)
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +164,7 @@ class NodePages:
         """Let go of the address: in a forked child, which has no thread to answer, and would keep it taken."""
         self._listener.close()
 
-    # ------------------------------------------------------------------------------------------ inside of the thread
+    # ----------------------------------------------------------------------------------------- inside of the threads
 
     def _run(self) -> None:
         asyncio.run(self._serve())
@@ -176,6 +189,27 @@ class NodePages:
     def left(self, connection: _Connection) -> None:
         """A connection is over."""
         self._connections.pop(connection, None)
+
+    def ask(self, connection: _Connection, request: bytes) -> None:
+        """Answer this request on this connection: now, or when the pages before it are made."""
+        _, _, target = request.partition(b" ")
+        if target.partition(b" ")[0].partition(b"?")[0] in PROBES:
+            connection.send(self.answer(request))
+        elif self._asked.qsize() >= MOST_WAITING:
+            text = f"{MOST_WAITING} others wait for a page already: ask again in a second"
+            page = _error(http.HTTPStatus.SERVICE_UNAVAILABLE, text)._replace(headers=(("Retry-After", "1"),))
+            connection.send(_response(page))
+        else:
+            self._asked.put((connection, request))
+
+    def _make_pages(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            connection, request = asked
+            if connection in self._connections:  # else nobody waits for it any more
+                response = self.answer(request)
+                assert self._loop is not None
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._loop.call_soon_threadsafe(connection.send, response)
 
     def answer(self, request: bytes) -> bytes:
         """The whole response to a whole request."""
@@ -303,6 +337,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pages: NodePages) -> None:
         self._pages = pages
         self._request = b""
+        self._is_asked = False
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -315,18 +350,23 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """A piece of the request; the first whole one is answered, and the connection ends with that."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        if self._is_asked:
             return
         self._request += data
         head, is_whole, _ = self._request.partition(b"\r\n\r\n")
         if is_whole and len(head) <= MOST_REQUEST_BYTES:
-            transport.write(self._pages.answer(head))
-            transport.close()  # once it is written
+            self._is_asked = True
+            self._pages.ask(self, head)
         elif len(self._request) > MOST_REQUEST_BYTES:
+            self._is_asked = True
             text = f"a request has at most {MOST_REQUEST_BYTES} bytes"
-            transport.write(_response(_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)))
-            transport.close()
+            self.send(_response(_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)))
+
+    def send(self, response: bytes) -> None:
+        """Send this, and end."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(response)
+            self._transport.close()  # once it is written
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""

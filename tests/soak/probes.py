@@ -1,14 +1,16 @@
 """Does a probe get its answer while a thousand connections say nothing, drip, or never take their answer?
 
-A server with fifty clients is asked for /readyz, as fast as one prober can, first by itself and then while others hold
-the HTTP port: connections that send half a request, that send a byte now and then, and, fifty a second, that ask for a
-large page and never read it. Every probe must be answered within a second, and the server must not grow.
+A `memoire server` is asked for /readyz, as fast as one prober can, first by itself and then while another process holds
+its HTTP port: with connections that send half a request, that send a byte now and then, and, fifty a second, that ask
+for a large page and never read it. Every probe must be answered within a second, and the server must not grow.
 """
 
 import argparse
 import contextlib
 import http.client
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -18,11 +20,16 @@ import numpy as np
 from _kit import end, memory, say, table
 
 import memoire
-from memoire.cluster.node import NodePages
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (64,), "state")})
 HELD = 1000
 """Connections that a nuisance keeps, as far as it is let."""
+CASES = {
+    "nobody else": None,
+    "half a request, and silence": ("GET /rea", "", 0.001),
+    "a byte now and then": ("G", "x", 0.001),
+    "a large page, never read": ("GET /status?most=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n", "", 0.02),
+}
 
 
 def ask(url: urllib.parse.SplitResult) -> float:
@@ -36,71 +43,68 @@ def ask(url: urllib.parse.SplitResult) -> float:
     return time.monotonic() - began
 
 
-class Nuisance:
-    """A thread that opens connections and does something unpleasant with each."""
-
-    def __init__(self, url: urllib.parse.SplitResult, first: bytes, more: bytes, pause: float) -> None:
-        self.address = (str(url.hostname), int(url.port or 0))
-        self.first, self.more, self.pause = first, more, pause
-        self.opened = 0
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self) -> None:
-        held: list[socket.socket] = []
-        while not self.stopping.wait(self.pause):
+def be_a_nuisance(port: int, name: str) -> int:
+    """Open connections and do something unpleasant with each, until told to end; prints how many there were."""
+    case = CASES[name]
+    assert case is not None
+    first, more, pause = case[0].encode(), case[1].encode(), case[2]
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    held: list[socket.socket] = []
+    opened = 0
+    print("begun", flush=True)
+    while not stopping.wait(pause):
+        with contextlib.suppress(OSError):
+            held.append(socket.create_connection(("127.0.0.1", port), timeout=5.0))
+            held[-1].sendall(first)
+            opened += 1
+        if more and held:
             with contextlib.suppress(OSError):
-                held.append(socket.create_connection(self.address, timeout=5.0))
-                held[-1].sendall(self.first)
-                self.opened += 1
-            if self.more and held:
-                with contextlib.suppress(OSError):
-                    held[self.opened * 7 % len(held)].sendall(self.more)
-            if len(held) > HELD:
-                held.pop(0).close()
-        for made in held:
-            made.close()
-
-    def stop(self) -> None:
-        self.stopping.set()
-        self.thread.join(10.0)
+                held[opened * 7 % len(held)].sendall(more)
+        if len(held) > HELD:
+            held.pop(0).close()
+    print(opened)
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--nuisance", nargs=2, metavar=("PORT", "CASE"), help="be one, of this process' own")
     given = parser.parse_args()
-    cases = {
-        "nobody else": None,
-        "half a request, and silence": (b"GET /rea", b"", 0.0),
-        "a byte now and then": (b"G", b"x", 0.0),
-        "a large page, never read": (b"GET /status?most=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"", 0.02),
-    }
+    if given.nuisance:
+        return be_a_nuisance(int(given.nuisance[0]), given.nuisance[1])
     rows, violations = [], []
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(memoire.Server("tcp://127.0.0.1:0", SCHEMA))
-        clients = [stack.enter_context(memoire.connect(server.endpoint, seed=n)) for n in range(50)]
-        pages = stack.enter_context(NodePages("127.0.0.1:0", server))
-        url = urllib.parse.urlsplit(str(pages.url))
-        before = memory()
-        for name, bytes_of in cases.items():
+    command = [sys.executable, "-m", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0"]
+    server = subprocess.Popen([*command, "--schema", SCHEMA.to_json()], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = urllib.parse.urlsplit([server.stdout.readline(), server.stdout.readline()][-1].split()[-1])
+        ask(url)
+        before = memory(server.pid)
+        for name, case in CASES.items():
             say(name)
-            nuisance = None if bytes_of is None else Nuisance(url, *bytes_of)
-            took, until = [], time.monotonic() + given.seconds / len(cases)
+            own = [sys.executable, __file__, "--nuisance", str(url.port), name]
+            nuisance = subprocess.Popen(own, stdout=subprocess.PIPE, text=True) if case else None
+            if nuisance is not None:
+                assert nuisance.stdout is not None
+                nuisance.stdout.readline()
+            took, until = [], time.monotonic() + given.seconds / len(CASES)
             while time.monotonic() < until:
                 took.append(ask(url))
-            opened = 0 if nuisance is None else nuisance.opened
+            opened = 0
             if nuisance is not None:
-                nuisance.stop()
-            median, worst = np.median(took), max(took)
-            grown = memory() - before
-            rows.append([name, opened, len(took), f"{1e3 * median:.1f} ms", f"{1e3 * worst:.0f} ms"])
-            if worst > 1.0:
-                violations.append(f"{name}: a probe took {worst:.2f} s")
+                nuisance.terminate()
+                opened = int(nuisance.communicate(timeout=30.0)[0])
+            grown = memory(server.pid) - before
+            rows.append([name, opened, len(took), f"{1e3 * np.median(took):.1f} ms", f"{1e3 * max(took):.0f} ms"])
+            if max(took) > 1.0:
+                violations.append(f"{name}: a probe took {max(took):.2f} s")
             if grown > 64 << 20:
-                violations.append(f"{name}: the process grew by {grown >> 20} MiB")
-        clients[0].update(10.0)
+                violations.append(f"{name}: the server grew by {grown >> 20} MiB")
+    finally:
+        server.terminate()
+        server.communicate(timeout=20.0)
     print(table(["meanwhile", "connections", "probes", "median", "slowest"], rows))
     return end(violations)
 
