@@ -7,7 +7,7 @@ stale or changed is found when the file is opened, and the file is refused.
     facts   kind, key, body, sum        accounts, runs, models, ...: one row for each thing, replaced when it changes
     lines   run << 40 | index, ...      log lines as the log file has them, oldest first
 
-Not thread-safe, but for `Reader`: the store's writer thread owns the connection.
+Not thread-safe, but for `Reader`: the store's writer thread owns the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from . import _core
-from .errors import StateCorrupt, StateError, StateForeign
+from .errors import StateCorrupt, StateError, StateForeign, StateUnusable
 from .journal import Group, RunFacts
 from .ledger import Account
 from .logbook import Entry, escape
@@ -39,6 +39,8 @@ VERSION: Final = 1
 BUSY: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
 INDEX_BITS: Final = 40
+KEPT_READERS: Final = 4
+"""Connections that are kept for the next one who reads."""
 MOST_TRIMMED: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 
@@ -246,7 +248,9 @@ class StateFile:
             self.save([(META, b"restored", times)], [], application=LIVE)
         mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
-            raise sqlite3.OperationalError(f"the journal mode is {mode} and cannot be changed to wal")
+            raise StateUnusable(
+                str(self.path.parent), f"its file system allows SQLite no write-ahead log ({mode})", "Use a local disk."
+            )
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA journal_size_limit = 67108864")
 
@@ -394,30 +398,43 @@ class StateFile:
 
 
 class Reader:
-    """Reads a state file beside its writer. Thread-safe; one reads at a time."""
+    """Reads a state file beside its writer. Thread-safe; who reads long holds nobody up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = _connect(path, "ro")
+        self._idle = [_connect(path, "ro")]
+        self._closed = False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, once those who read now have done so."""
         with self._lock:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
+            self._closed = True
+            while self._idle:
+                self._idle.pop().close()
 
     def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
         with self._lock:
-            if self._connection is None:
+            if self._closed:
                 raise ValueError("the state file is closed")
-            try:
-                return read(self._connection)
-            except Exception as error:
-                if is_damage(error):
-                    raise StateCorrupt(str(self._path), f"SQLite says {error}", f"{RESTORE}.") from error
-                raise
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = _connect(self._path, "ro")
+        try:
+            return read(connection)
+        except Exception as error:
+            if is_damage(error):
+                raise StateCorrupt(str(self._path), f"SQLite says {error}", f"{RESTORE}.") from error
+            raise
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if self._closed or len(self._idle) >= KEPT_READERS:
+                connection.close()
+            else:
+                self._idle.append(connection)
 
     def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Keys and bodies of a kind, in the order of their keys."""
@@ -631,7 +648,8 @@ def is_damage(error: BaseException) -> bool:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 255
         return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
-    return isinstance(error, TypeError | ValueError | struct.error) and not isinstance(error, StateError)
+    wrong = TypeError | ValueError | struct.error | msgspec.MsgspecError
+    return isinstance(error, wrong) and not isinstance(error, StateError)
 
 
 def is_busy(error: Exception) -> bool:

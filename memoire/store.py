@@ -70,13 +70,15 @@ AGAIN: Final = 0.5
 """Seconds between two tries while the disk is full."""
 SOON: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
+MEND: Final = 1.0
+"""Seconds between two tries to complete the log's text."""
 _LONGEST_TEXT: Final = 4096  # of a search; SQLite takes patterns of 50000 bytes, and a character may become twelve
 _INLINE: Final = 16 * 1024  # bytes of a model's body that are stored in the database itself
-_BACKUPS: Final = 2
 _WITNESS: Final = struct.Struct("<8sQQ")
 _REMOTE: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "glusterfs"}
 _LOCAL_FUSE: Final = {"fuseblk", "fuse.fuse-overlayfs"}
 
+_left_alone: list[object] = []  # in a forked child: never closed there
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -136,6 +138,7 @@ class Store:
         self._lost: StateLost | None = None
         self._backing_up = threading.Lock()
         self._backup_due = time.monotonic() + self._limits.backup_every
+        self._mend_due = 0.0
         self._backup_trouble = ""
         self._backed_up = self._file.seal.generation
         self.saved_groups = 0
@@ -145,10 +148,10 @@ class Store:
     # ------------------------------------------------------------------------------------------------ opening
 
     def _open(self, name: str | None, default_name: str) -> None:
-        if not self._path.exists():
-            self._check_empty()
-            StateFile.create(self._path, name or default_name, self._at)
         try:
+            if not self._path.exists():
+                self._check_empty()
+                StateFile.create(self._path, name or default_name, self._at)
             witnessed = self._open_witness()
             self._file = StateFile(self._path, witnessed, at=self._at)
             try:
@@ -196,8 +199,6 @@ class Store:
         )
         os.ftruncate(self._witness, _WITNESS.size)
         self._write_witness()
-        self._reader = Reader(self._path)
-        self._numbers = {number: run for run, number in file.runs.items()}
         self._lines = LineLog(
             self.folder / "log",
             file.segments,
@@ -211,6 +212,7 @@ class Store:
         self._lines.recover(was_clean=was_clean)
         self._lines.complete()
         self._stored = self._check_models()
+        self._reader = Reader(self._path)
 
     def _check_name(self, name: str | None, default_name: str) -> str:
         known = (self._file.find(META, b"name") or b"").decode()
@@ -407,7 +409,7 @@ class Store:
                         return
                     self._tell(group)
                     self._trim()
-                    self._back_up_in_time()
+                self._look_after()
                 if closing:
                     return
         except Exception as error:
@@ -452,7 +454,7 @@ class Store:
     def _may_heal(self, error: Exception) -> bool:
         if statefile.is_busy(error):
             why = "another program holds the database"
-        elif statefile.is_full(error) or self._is_full_now(error):
+        elif _is_full(self.folder, error):
             why = "the disk is full"
         else:
             return False
@@ -461,23 +463,6 @@ class Store:
             _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self.folder, why, error)
         self._trouble = why
         return True
-
-    def _is_full_now(self, error: Exception) -> bool:
-        """Whether an error that SQLite is vague about goes with a full disk: growing its index in shared memory says
-        "disk I/O error" then. An error of a sync is never forgiven.
-        """
-        code = getattr(error, "sqlite_errorcode", 0)
-        vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
-        if code not in (*vague, sqlite3.SQLITE_CANTOPEN):
-            return False
-        probe = self.folder / "probe"
-        try:
-            probe.write_bytes(bytes(1 << 16))
-        except OSError as found:
-            return statefile.is_full(found)
-        finally:
-            probe.unlink(missing_ok=True)
-        return False
 
     def _save_now(self, group: Group) -> None:
         file = self._file
@@ -545,10 +530,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------ backups
 
-    def _back_up_in_time(self) -> None:
-        if time.monotonic() < self._backup_due or self._backing_up.locked():
+    def _look_after(self) -> None:
+        """What nobody waits for: text that is behind, and a backup now and then."""
+        now = time.monotonic()
+        if self._lines.trouble and now >= self._mend_due:
+            self._mend_due = now + MEND
+            self._lines.complete()
+        if self._backed_up == self._file.seal.generation or now < self._backup_due or self._backing_up.locked():
             return
-        self._backup_due = time.monotonic() + self._limits.backup_every
+        self._backup_due = now + self._limits.backup_every
         threading.Thread(target=self._try_back_up, name="memoire-backup", daemon=True).start()
 
     def _try_back_up(self) -> None:
@@ -676,7 +666,10 @@ class Store:
         self._witness = self._lock_file = -1
 
     def _forget_in_child(self) -> None:
-        """A forked child must not hold the lock when its parent ends."""
+        """A forked child must not hold the lock when its parent ends, nor close what SQLite has open: that is the
+        parent's.
+        """
+        _left_alone.append((self._file, self._reader))
         self._closed = True
         self._unlock()
 
@@ -714,12 +707,29 @@ def _words(error: BaseException) -> str:
     return f"{error} ({name})" if name else str(error)
 
 
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Whether the disk is full, also where SQLite is vague: when the index of its log in shared memory cannot grow it
+    says "disk I/O error". An error of a sync is never forgiven.
+    """
+    vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
+    if statefile.is_full(error) or getattr(error, "sqlite_errorcode", 0) not in (*vague, sqlite3.SQLITE_CANTOPEN):
+        return statefile.is_full(error)
+    probe = folder / "probe"
+    try:
+        probe.write_bytes(bytes(1 << 16))
+    except OSError as found:
+        return statefile.is_full(found)
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
+
+
 def _translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
     code = getattr(error, "sqlite_errorcode", 0) & 255
+    if _is_full(folder, error):
+        return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StateUnusable(str(folder), _words(error), "Make it writable for this user.")
-    if statefile.is_full(error):
-        return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")
     if statefile.is_busy(error):
         return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
     if code == sqlite3.SQLITE_IOERR:
@@ -732,11 +742,11 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
         errno.EROFS: "It is on a read-only file system: mount it writable.",
         errno.EACCES: f"User {os.getuid()} may not write it: change its owner or mode.",
         errno.EPERM: f"User {os.getuid()} may not write it: change its owner or mode.",
-        errno.ENOSPC: "Its disk is full: make room, and start again; nothing is lost.",
-        errno.EDQUOT: "Its disk quota is used up: make room, and start again; nothing is lost.",
         errno.ENOENT: "Make its parent folder first.",
         errno.ENOTDIR: "Name a folder, not a file.",
     }
+    if statefile.is_full(error):
+        return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")
     return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
 
 
@@ -796,10 +806,10 @@ def _lock(folder: Path) -> int:
         raise StateLocked(str(folder), *_holder(opened)) from error
     except OSError as error:
         raise StateUnusable(str(folder), f"it cannot be locked ({error.strerror})", "Use a local disk.") from error
-    finally_holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+    holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
     try:
         os.ftruncate(opened, 0)
-        os.pwrite(opened, finally_holder, 0)
+        os.pwrite(opened, holder, 0)
     except OSError as error:
         os.close(opened)
         raise _unusable(folder, error) from error

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def folder_in_memory():
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as name:
         yield Path(name)
+
+
+def fork():
+    """As os.fork, of a process that has threads: newer Pythons warn, and rightly so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def account(client, episodes=0, steps=0, **facts):

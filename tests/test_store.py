@@ -1,5 +1,9 @@
 """A server's files: what was acknowledged is there again, whatever ended the process and whatever happened to the files."""
 
+import gc
+import os
+import socket
+
 import numpy as np
 import pytest
 
@@ -10,7 +14,7 @@ from memoire.limits import Limits
 from memoire.models import make
 from memoire.store import Store
 from netkit import until
-from statekit import CLIENTS, RUN, Keeper, account, contents, filled, rows, text_of_log
+from statekit import CLIENTS, RUN, Keeper, account, contents, filled, fork, rows, text_of_log
 
 # ---------------------------------------------------------------------------------------------- what comes back
 
@@ -121,9 +125,6 @@ def test_what_nobody_waits_for_is_saved_soon(tmp_path):
 
 
 def test_a_second_server_is_refused_and_told_by_whom(tmp_path):
-    import os
-    import socket
-
     with Store(tmp_path, "a"):
         with pytest.raises(StateLocked) as caught:
             Store(tmp_path, "a")
@@ -183,3 +184,38 @@ def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_
     assert [line.split(b",")[2][:3] for line in text_of_log(tmp_path).splitlines()] == [
         b"%03d" % entry.line.number for entry in found
     ]
+
+
+def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
+    with Keeper(tmp_path, limits=Limits(backup_every=0.01)) as keeper:
+        keeper.save(settings={"n": "1"})
+        until(lambda: (tmp_path / "state.db.backup-1").exists())
+        keeper.save(settings={"n": "2"})
+        until(lambda: (tmp_path / "state.db.backup-2").exists())
+
+
+def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
+    """What SQLite has open must not be closed by a child, and the child outlives its parent's store."""
+    keeper = filled(tmp_path)
+    reading, writing = os.pipe()
+    child = fork()
+    if not child:
+        os.close(writing)
+        try:
+            keeper.store.settings()
+        except Closed:
+            os.read(reading, 1)  # until the parent is done
+            del keeper
+            gc.collect()
+            os._exit(7)
+        os._exit(1)
+    os.close(reading)
+    keeper.save(settings={"n": "2"})
+    keeper.close()
+    with Store(tmp_path) as store:
+        assert store.settings()["n"] == "2"
+        os.close(writing)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert store.settings()["n"] == "2"
+    with Store(tmp_path) as store:
+        assert store.settings()["n"] == "2"

@@ -12,7 +12,7 @@ import mutations
 from memoire.errors import StateCorrupt, StateForeign
 from memoire.models import make
 from memoire.store import Store
-from statekit import CLIENTS, RUN, Keeper, account, contents, filled, folder_in_memory
+from statekit import CLIENTS, RUN, Keeper, account, contents, filled, folder_in_memory, fork
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_killed_start_from_a_backup_is_another_start_from_it(folders, tmp_path
     for point in ("before begin", "before commit", "after commit", "before epoch"):
         state = tmp_path / point
         shutil.copytree(source, state)
-        child = os.fork()
+        child = fork()
         if not child:
 
             def at(here, point=point):

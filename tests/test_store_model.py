@@ -69,7 +69,7 @@ def maybe(values):
     return st.none() | values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     run=st.sampled_from(["one", "two", "three"]),
     text=texts,
@@ -183,7 +183,7 @@ def killed(store):
     store._closed = True
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(operations, max_size=25))
 def test_any_order_of_saving_and_restarting_keeps_everything(history):
     model, limits = Model(), Limits(log_bytes=100_000)
