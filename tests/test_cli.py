@@ -213,6 +213,13 @@ def test_a_healthy_server_gets_a_clean_bill() -> None:
     assert server.total_steps == 0
 
 
+def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_path: Path) -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+        status, said = examine(server.endpoint, 5.0)
+        assert status == 0, said
+    assert f"ok   its home is memoire {memoire.__version__}, and keeps what it acknowledges on disk" in said
+
+
 def test_a_server_reached_through_a_wildcard_address_is_well() -> None:
     with memoire.Server("tcp://*:0", SCHEMA) as server:
         port = server.endpoint.rpartition(":")[2]

@@ -91,6 +91,8 @@ def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
         assert row["client"] == client.client_id.hex()
         assert (row["episodes"], row["steps"], row["accepted_caches"], row["in_flight_bytes"]) == (2, 40, 1, 0)
         assert row["returns_mean"] == 20.0
+        gone = row["accepted_caches"] + sum(row["rejected"].values()) + row["lost_caches"]
+        assert row["pushed_caches"] == gone + row["in_flight_caches"] == 1
 
 
 def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
