@@ -110,15 +110,12 @@ def test_a_server_that_is_killed_again_and_again_counts_exactly(tmp_path: Path) 
         talker.client.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_end_under_load_has_saved_what_it_said_and_exits_with_0(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_server_that_is_told_to_end_under_load_has_saved_what_it_said_and_exits_with_0(tmp_path: Path) -> None:
     with node(tmp_path / "state") as server:
         talker = Talker(server.endpoint)
         until(lambda: talker.client.stats().updates > 3)
         began = time.monotonic()
-        assert server.end(number) == 0 and time.monotonic() - began < 10.0
+        assert server.end(signal.SIGTERM) == 0 and time.monotonic() - began < 10.0
         server.start()
         told = talker.end()
         server.end(signal.SIGTERM)
@@ -191,7 +188,7 @@ def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_nex
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # each write fails from now on, for good
         client.on_episode(0, 10, 1.0)
         with pytest.raises(MemoireTimeout):
-            client.update(timeout=1.0)
+            client.update(timeout=0.4)
         _, words = server.process.communicate(timeout=20.0)
         assert server.process.returncode == 1 and "Traceback" not in words.splitlines()[-1]
         assert "could not be saved" in words and "start the server again" in words
