@@ -963,7 +963,9 @@ class Client(Node):
                 self._move_at = 0.0
             if told.run_name != former.run_name:
                 self._topics.begin_run()
-        if former is not None and told.epoch != former.epoch and told.home_name == former.home_name:
+        self._topics.is_kept = told.durable
+        has_forgotten = not told.durable or told.since == told.epoch  # the latter: its state folder is a new one
+        if former is not None and told.epoch != former.epoch and told.home_name == former.home_name and has_forgotten:
             self._topics.restarted()
         self._topics.announced(told.models)
 

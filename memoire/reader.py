@@ -503,8 +503,22 @@ class Reader(Node):
             MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
             Refused: that is no name.
         """
-        self._control(wire.Control(run=name), timeout, needs_all=True)
+        deadline = time.monotonic() + self._seconds(timeout)
+        while not self._has_begun(name, deadline):
+            with self._changed:
+                self._check_open()
+                self._changed.wait(0.05)
         self._worker.post(lambda: self._enter(wire.name_hash(name)))
+
+    def _has_begun(self, name: str, deadline: float) -> bool:
+        """False where a server that has begun it already takes no order for the former run, until HELLO says so."""
+        try:
+            self._control(wire.Control(run=name), max(0.0, deadline - time.monotonic()), needs_all=True)
+        except Refused as error:
+            if error.code != "run" or time.monotonic() >= deadline:
+                raise
+            return False
+        return True
 
     def _enter(self, run: int) -> None:
         """All servers count this run now: what is published from here on belongs to it."""

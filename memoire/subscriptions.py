@@ -144,6 +144,9 @@ class Topics:
         self._changed = threading.Condition()  # guards everything here
         self.refused: Counter[str] = Counter()
         """Bodies that were refused, by code."""
+        self.is_kept = False
+        """Whether the server keeps its models on disk: one that began anew goes on counting, and what it has that is
+        older than what is here was published while it was away."""
         self.skipped = 0
         """Versions between two that came: published, and passed over because newer ones were there."""
         self.fetched_bytes = 0
@@ -312,7 +315,7 @@ class Topics:
         """A publisher that began anew counts from 1: its epoch is newer, and its versions name other models."""
         if notice.epoch > topic.epoch:
             is_known = topic.newest is not None and topic.newest.digest == notice.sha256
-            if topic.epoch and notice.version <= topic.heard and not is_known:
+            if topic.epoch and notice.version <= topic.heard and not is_known and not self.is_kept:
                 self._renew(topic)
             topic.epoch = notice.epoch
 

@@ -303,6 +303,14 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
     assert len(lines) == len(set(lines)) == sum(logged)
 
 
+def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster):
+    servers = [cluster.server(name=name) for name in "ab"]
+    reader = cluster.reader(servers)
+    servers[0].begin_run("next")  # as a call does that one server did not answer in time
+    reader.begin_run("next", timeout=10.0)
+    assert [server.run for server in servers] == ["next", "next"]
+
+
 def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_next(cluster):
     server = cluster.server(name="one", run="old")
     client = cluster.client(server, limits=QUICK)

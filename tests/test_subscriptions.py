@@ -256,6 +256,23 @@ def test_a_newer_epoch_in_a_notice_says_the_same():
     assert (node.newest.version, node.newest.body) == (1, body)
 
 
+def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
+    node = following()
+    node.topics.is_kept = True
+    for _ in range(5):
+        node.publish()
+        node.answer_all()
+    node.store, node.epoch = ModelStore(1000), 2
+    node.publish(fill=99)  # its version 1 is of before: this client has 5 from another server
+    node.topics.announced(node.store.versions())
+    node.answer_all()
+    assert node.newest.version == 5
+    node.store.publish("t", b"next", 6)
+    node.notice(node.store.newest("t"))
+    node.answer_all()
+    assert node.newest.body == b"next"
+
+
 def test_what_a_neighbour_has_is_not_fetched():
     other = ModelStore(1000)
     node = following(find=lambda topic, version, digest: other.get(topic, version))

@@ -95,6 +95,8 @@ def main() -> int:
             draw(reader, record)
         if tether.stopping:
             return 0
+        for _, name in runs:
+            begin_run(reader, record, name)
         deadline = time.monotonic() + LAST
         while time.monotonic() < deadline:
             number += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VARIABLE = "HISTORY_PLANT"
-SHORT = {"servers": 1, "actors": 1, "seconds": 4.0, "rate": 20.0, "seed": 3, "pace": 2.0, "kills": 0, "stops": 4}
+SHORT = {"servers": 1, "actors": 1, "seconds": 3.0, "rate": 20.0, "seed": 3, "pace": 2.0, "kills": 0, "stops": 3}
 """A trial that is long enough to find most of them."""
 
 

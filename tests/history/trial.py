@@ -220,6 +220,8 @@ class Trial:
             self._pump(began + min(next_do, next_undo))
             if next_do <= next_undo:
                 fault = todo.pop(0)
+                if any(fault.target == other.target for _, other, _ in undo):
+                    continue  # the machine is behind the schedule, and the former fault of this one still lasts
                 since = self._strike(fault)
                 undo.append((max(fault.until, since - began), fault, since))
             else:
