@@ -755,12 +755,10 @@ def _make_folder(folder: Path) -> None:
         if not folder.exists():
             folder.mkdir(mode=0o750)
             statefile.sync(folder.absolute().parent)
-        elif not folder.is_dir():
-            raise FileExistsError
-    except FileExistsError as error:
-        raise StateUnusable(str(folder), "it is not a folder", "Name a folder, not a file.") from error
     except OSError as error:
         raise _unusable(folder, error) from error
+    if not folder.is_dir():
+        raise StateUnusable(str(folder), "it is not a folder", "Name a folder, not a file.")
 
 
 def check_file_system(folder: Path, mounts: str | None = None) -> None:

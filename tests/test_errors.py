@@ -29,7 +29,7 @@ FOREIGN = {
     "wire.py": {"ValueError"},  # inside of a parser or encoder: a parser's becomes ProtocolError
     "snapshot.py": {"ValueError"},  # damage in a file of ours, caught and said by the one who loads it
     "linelog.py": {"OSError"},  # a write that fell short, caught with those that failed
-    "statefile.py": {"ValueError", "OperationalError"},  # a mistake of ours; SQLite's own, caught beside it
+    "statefile.py": {"ValueError"},  # a mistake of ours
     "memory.py": {"AssertionError"},  # a mistake of ours
     "sockets.py": {"ValueError"},  # becomes EndpointError where it was raised
     "cluster/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
