@@ -125,6 +125,7 @@ class Topics:
             the version may be lower than before; and the newest epoch that a notice of this topic had.
         find: A model that is here already, from another server, by topic, version and SHA-256.
         rng: Of the random pauses.
+        clock: Seconds, as the thread that calls `turn` counts them.
     """
 
     def __init__(
@@ -136,10 +137,12 @@ class Topics:
         on_model: Callable[[Model, bool, int], None] = lambda model, is_renewed, epoch: None,
         find: Callable[[str, int, bytes], Model | None] = lambda topic, version, digest: None,
         rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits, self._fetch, self._hear, self._post, self._on_model = limits, fetch, hear, post, on_model
         self._find = find
         self._rng = rng or random.Random()
+        self._clock = clock
         self._topics: dict[str, _Topic] = {}
         self._changed = threading.Condition()  # guards everything here
         self.refused: Counter[str] = Counter()
@@ -272,7 +275,7 @@ class Topics:
             if topic is None:
                 continue
             if topic.told is None and version > topic.noticed and topic.is_heard:
-                topic.told = (version, time.monotonic())
+                topic.told = (version, self._clock())
             if version > topic.heard:
                 self._queue(topic, _Wanted(version), version)
                 self._advance(topic)
@@ -368,7 +371,7 @@ class Topics:
 
     def turn(self) -> None:
         """Go on with the bodies whose pause is over, give up those that stall, and look after subscriptions."""
-        now = time.monotonic()
+        now = self._clock()
         for topic in list(self._topics.values()):
             fetching = topic.fetching
             if fetching is not None and fetching.open and topic.queue and now >= fetching.heard_at + STALL:
@@ -392,7 +395,7 @@ class Topics:
             if isinstance(item, Model):
                 self._deliver(topic, item)
             elif not self._is_here(topic, item.version, item.digest):
-                topic.fetching = _Fetching(item.version, time.monotonic())
+                topic.fetching = _Fetching(item.version, self._clock())
                 self._ask(topic, topic.fetching)
 
     def _is_here(self, topic: _Topic, version: int, digest: bytes) -> bool:
@@ -410,10 +413,10 @@ class Topics:
 
     def _ask(self, topic: _Topic, fetching: _Fetching) -> None:
         """Ask for the first chunk, or for as many as may be on their way at once."""
-        asked_at = time.monotonic()
+        asked_at = self._clock()
 
         def answered(answer: Answer) -> None:
-            is_quick = time.monotonic() - asked_at < QUICK
+            is_quick = self._clock() - asked_at < QUICK
             fetching.window = min(self._limits.model_window, fetching.window + 1) if is_quick else 1
             self._answered(topic, fetching, answer)
 
@@ -434,7 +437,7 @@ class Topics:
         if isinstance(answer, Closed) or topic.fetching is not fetching:
             return  # or it was given up meanwhile
         fetching.open -= 1
-        fetching.heard_at = time.monotonic()
+        fetching.heard_at = self._clock()
         try:
             model = self._assemble(topic, fetching, answer)
         except MemoireError as error:
@@ -453,7 +456,7 @@ class Topics:
         known = topic.newest.version if topic.newest and not topic.is_renewed else 0
         topic.heard = max([known, *(item.version for item in topic.queue)])
         if version and not topic.queue:
-            topic.fetching = _Fetching(0, time.monotonic())
+            topic.fetching = _Fetching(0, self._clock())
             self._ask(topic, topic.fetching)
 
     def _go_on(self, topic: _Topic, fetching: _Fetching, model: Model | None) -> None:

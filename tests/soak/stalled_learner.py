@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import numpy as np
-from _cluster import Command, Peak, Peers, nodes
+from _cluster import Command, Peak, Peers, nodes, wait_for
 from _kit import end, say, table
 
 from memoire.client import connect
@@ -161,7 +161,7 @@ def main() -> int:
             crowd.answers()
             reader.answers()
             load = Load(server, proxy, crowd, reader)
-            time.sleep(2.0 * HELD / (CACHE * given.actors / given.every))  # until as much is held as ever will be
+            wait_for(lambda: load.sums()["accepted"] * CACHE > 1.1 * HELD, 300.0, "as much as the server holds")
             usual = load.rate(5.0)
             before = {pid: Peak([pid]).before[pid] for pid in load.pids}
             say(f"{usual:.0f} caches a second")
