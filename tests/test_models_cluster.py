@@ -132,12 +132,12 @@ def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
 def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
     """The publisher is faster than anybody can fetch: each body that comes is whole, and the last one is the newest."""
     server = cluster.server()
-    way = cluster.way(server, drop=0.1, double=0.1)
+    way = cluster.way(server, drop=0.05, double=0.1)
     limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=64 * KiB)
     model = cluster.client(way, limits=limits).model("policy")
     watcher = Watcher(model)
     for number in range(1, 41):
-        server.publish("policy", body_of(number))
+        server.publish("policy", body_of(number, 512 * KiB))
         time.sleep(0.02)  # how fast it publishes
     until(lambda: (newest := model.newest()) is not None and newest.version == 40, 30.0)
     assert number_of(model.newest().body) == 40
