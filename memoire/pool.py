@@ -150,7 +150,7 @@ class Pool:
     def limit(self, byte_limit: int) -> int:
         """Hold at most this many bytes from now on; returns how many caches had to go."""
         if byte_limit < 1:
-            raise ValueError(f"byte_limit must be at least 1, got {byte_limit}")
+            raise ParameterError("byte_limit", byte_limit, "at least 1")
         with self._lock:
             self.byte_limit = byte_limit
             return self._make_room()
