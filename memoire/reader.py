@@ -6,7 +6,8 @@
     the reader weighs  them together and shuffles (pool.finish)
 
 Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
-samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_AFTER` for it:
+samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_AFTER` for it, or
+at once when its connection ends:
 `stats().away` names it, while a batch's `left_out` only knows the clients of servers that answered. Behind a proxy
 every server is reached through the proxy, by the home in the header: that works where only the proxy has an address,
 as behind a Kubernetes service. Addresses of several servers or proxies may be given; a server that two of them lead to
@@ -791,7 +792,8 @@ class Reader(Node):
             if not link.is_looking and now >= link.look_at:
                 self._look(link, now)
         for remote in self._remotes.values():
-            if self._is_awaited(remote) and now >= remote.asked_at + LEFT_OUT_AFTER:
+            is_late = now >= remote.asked_at + LEFT_OUT_AFTER or remote.link.channel.is_down
+            if self._is_awaited(remote) and is_late:
                 self._leave_out(remote)
         if self._is_hungry:
             self._begin(now)

@@ -15,7 +15,8 @@ from memoire.channel import Channel
 from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
 from memoire.names import Names
-from netkit import Cluster, KeepingContext, until
+from memoire.parameters import Parameters
+from netkit import Cluster, KeepingContext, record, until
 from test_names import Book
 
 
@@ -453,3 +454,33 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
     client.on_entries(5)
     client.update()
     assert server.total_steps == 5
+
+
+def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 30.0)
+    servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
+    for server in servers:
+        client = cluster.client(server)
+        record(client)
+        assert client.push_cache()
+        until(lambda server=server: server.total_caches == 1)
+    reader = cluster.reader(servers, ahead=1)
+    reader.get_batch(64)
+    servers[1].close(0.0)
+    until(lambda: reader.stats().away == ("b",), 5.0)
+    for _ in range(5):
+        assert len(reader.get_batch(64, timeout=5.0).ids) == 64
+
+
+def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
+    server = cluster.server("tcp://[::1]:0")
+    proxy = cluster.proxy([server], "tcp://[::1]:0")
+    client = cluster.client(proxy)
+    record(client)
+    assert client.push_cache() and client.log("hello")
+    client.update()
+    until(lambda: server.total_caches == 1)
+    server.publish("policy", b"weights")
+    assert client.model("policy").wait(10.0).body == b"weights"
+    assert all(address.startswith("tcp://[::1]:") for address in (proxy.endpoint, proxy.push_endpoint, client.endpoint))
+    assert cluster.reader([proxy]).totals().totals.episodes == 1

@@ -44,7 +44,12 @@ def fill(client, caches=4, **options):
     record(client, **options)
     for _ in range(caches):
         assert client.push_cache(10.0)
-    client.update(10.0)
+
+    def is_there():  # an UPDATE may be quicker than the caches
+        client.update(10.0)
+        return client.stats().in_flight_caches == 0
+
+    until(is_there)
 
 
 def test_batches_come_from_every_server_behind_a_proxy(cluster):
