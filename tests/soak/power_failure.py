@@ -11,9 +11,10 @@ import shutil
 import sys
 import time
 
-from _kit import CANNOT, TESTS, end, folder, say, table
+from _kit import CANNOT, TESTS, end, say, table
 
 import powerkit
+from statekit import folder_in_memory
 from test_store_kills import check_state
 
 
@@ -27,7 +28,7 @@ def main() -> int:
         print("It takes a C compiler to record what is written.")
         return CANNOT
     ends, violations, cuts, steps = time.monotonic() + given.seconds, [], 0, 0
-    with folder() as place:
+    with folder_in_memory() as place:
         root = place / "recorded"
         root.mkdir()
         recorded = powerkit.record(root, place, TESTS / "store_child.py", "steps", root, 20)

@@ -9,9 +9,10 @@ import argparse
 import sys
 import time
 
-from _kit import end, folder, say, table
+from _kit import end, say, table
 
 import mutations
+from statekit import folder_in_memory
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     given = parser.parse_args()
     ends = time.monotonic() + given.seconds
     rows, violations = [], []
-    with folder() as place:
+    with folder_in_memory() as place:
         killed, older, closed, truth = mutations.make_folders(place)
         work = place / "work"
         work.mkdir()
