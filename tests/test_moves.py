@@ -354,7 +354,7 @@ def test_totals_are_shown_with_who_did_not_answer(cluster):
     client.update(10.0)
     reader = cluster.reader([server])
     told = lines(replace(reader.totals(), missing=("two",), runs=("ant-6", "ant-7")), ["tcp://three:1"])
-    assert told[0] == "run 'ant-7' (goes on), in memory at one"
+    assert told[0] == "run 'ant-7' (not finished), in memory at one"
     assert [line.split() for line in told if line.startswith("  episodes")] == [["episodes", "1,200"]]
     assert told[-3] == "other runs: ant-6"
     assert told[-2].startswith("two did not answer") and told[-1].startswith("tcp://three:1 did not answer")

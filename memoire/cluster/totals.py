@@ -41,7 +41,7 @@ def show(
 
 def lines(totals: ClusterTotals, unmet: Sequence[str] = ()) -> list[str]:
     """The totals as text; `unmet` are addresses at which nobody answered."""
-    state = "finished" if totals.finished else "goes on"
+    state = "finished" if totals.finished else "not finished"
     where = "on disk" if totals.durable else "in memory"
     shown = [f"run {totals.run!r} ({state}), {where} at {', '.join(totals.servers)}"]
     shown += [f"  {name.replace('_', ' '):<18}{value:>16,}" for name, value in asdict(totals.totals).items()]
