@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ParameterError
+from .errors import ParameterError, WrongType
 from .schema import Schema
 
 ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
@@ -63,7 +63,12 @@ def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
     Raises:
         ParameterError: they are not as many, or not finite.
     """
-    errors = np.ascontiguousarray(td_errors, np.float32)
+    try:
+        errors = np.ascontiguousarray(td_errors, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
+    if ids.dtype != ID:
+        raise WrongType("ids", "the ids of a batch", f"{ids.dtype}{list(ids.shape)}")
     if ids.ndim != 1 or errors.shape != ids.shape:
         raise ParameterError("td_errors", errors.shape, f"as many TD errors as ids, {list(ids.shape)} in one dimension")
     if not np.isfinite(errors).all():

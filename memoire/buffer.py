@@ -10,7 +10,7 @@ from . import _core, dataset
 from .batch import Batch
 from .memory import Memory
 from .parameters import Parameters, Start
-from .sampling import Annealing, Sampler
+from .sampling import Annealing, Sampler, fields_of
 from .schema import Schema
 from .writer import Observer, Writer, Writers, layout
 
@@ -216,7 +216,7 @@ class Buffer:
 
 def _fields(sampler: Sampler | None, discount: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `Parameters`; those given by name win over the sampler's."""
-    fields = {} if sampler is None else sampler.fields()
+    fields = fields_of(sampler)
     if discount is not None:
         fields["discount_factor"] = discount
     return fields | dict(parameters)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Gathered
+from .checks import whole
 from .client import Client
 from .errors import Closed, ForkedError, MemoireError, ParameterError, SchemaError
 from .memory import Memory
@@ -1020,10 +1021,3 @@ def uuid_of(value: int | str) -> int:
                 "input_uuid", value, "a number below 2**32 or an IPv4 address such as '10.0.0.1'"
             ) from error
     return whole("input_uuid", value, 0, 2**32 - 1) or secrets.randbits(32) or 1
-
-
-def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
-    """A whole number in [low, high]. Raises ParameterError."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not low <= value <= high:
-        raise ParameterError(name, value, f"a whole number from {low}" + (f" to {high}" if high < 2**62 else ""))
-    return int(value)

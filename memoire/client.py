@@ -31,6 +31,7 @@ import zmq
 from . import _core, cache, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
+from .checks import mapping, seconds, whole
 from .errors import (
     Closed,
     EmptyMemory,
@@ -40,6 +41,7 @@ from .errors import (
     ProtocolError,
     Refused,
     SchemaMismatch,
+    WrongType,
 )
 from .ledger import Window, Windows
 from .limits import Limits, MiB
@@ -343,7 +345,7 @@ class Client(Node):
         self._worker.start()
         close_at_exit(self)
         try:
-            self._await(lambda: self._welcome is not None, timeout, "welcome", self._advice)
+            self._await(lambda: self._welcome is not None, self._seconds(timeout), "welcome", self._advice)
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -569,14 +571,12 @@ class Client(Node):
             _check_credit(credit)
         if when_full is not None:
             _check_when_full(when_full)
-        for name, seconds in (("block_timeout", block_timeout), ("log_timeout", log_timeout)):
-            if seconds is not None and not seconds >= 0.0:
-                raise ParameterError(name, seconds, "seconds, at least 0")
+        block_timeout = seconds(block_timeout, self._block_timeout, "block_timeout")
+        log_timeout = seconds(log_timeout, self._log_timeout, "log_timeout")
         with self._changed:
             self._own_credit = self._own_credit if credit is None else credit
             self._when_full = self._when_full if when_full is None else when_full
-            self._block_timeout = self._block_timeout if block_timeout is None else block_timeout
-            self._log_timeout = self._log_timeout if log_timeout is None else log_timeout
+            self._block_timeout, self._log_timeout = block_timeout, log_timeout
             self._grant(self._granted)
             self._changed.notify_all()
 
@@ -620,9 +620,10 @@ class Client(Node):
             Closed: the client was closed, also while waiting.
         """
         line = str(text)
+        patience = None if timeout is None else seconds(timeout)
         self._check_open()
         with self._changed:
-            is_taken = self._take_line(line) or self._await_line(line, timeout)
+            is_taken = self._take_line(line) or self._await_line(line, patience)
             if is_taken:
                 self._is_dirty = True
                 return True
@@ -664,11 +665,16 @@ class Client(Node):
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
         self._check_open()
-        checked = {str(name): float(value) for name, value in values.items()}
+        checked = {}
+        for name, value in mapping("values", values).items():
+            try:
+                checked[str(name)] = float(value)
+            except (TypeError, ValueError, OverflowError):
+                raise WrongType(f"scalars[{name!r}]", "a number", repr(value)[:80]) from None
         wrong = [name for name, value in checked.items() if not math.isfinite(value) or len(name) > 256]
         if wrong:
             expected = "a finite number, under a name of at most 256 characters"
-            raise ParameterError(f"scalars[{wrong[0]!r}]", values[wrong[0]], expected)
+            raise ParameterError(f"scalars[{wrong[0]!r}]", checked[wrong[0]], expected)
         with self._changed:
             merged = self._scalars | checked
             if len(merged) > 64:
@@ -706,12 +712,13 @@ class Client(Node):
         from .reader import Reader
 
         self._check_open()
+        batch_size, patience = whole("batch_size", batch_size, 1), seconds(timeout)
         options = {"context": self._context, "seed": self._seed, "limits": self._limits} | options
         with Reader([self.endpoint], timeout=None, **options) as reader:
             with self._changed:
                 self._readers.append(reader)
             try:
-                for batch in () if self._closing else reader.batches(batch_size, timeout):
+                for batch in () if self._closing else reader.batches(batch_size, patience):
                     yield batch
                     if self._closing:
                         return
@@ -778,8 +785,8 @@ class Client(Node):
 
         May be called again. Returns whether everything was delivered.
         """
-        seconds = self._limits.close_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
+        allowed = seconds(timeout, self._limits.close_timeout)
+        deadline = time.monotonic() + allowed
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -789,7 +796,7 @@ class Client(Node):
             reader.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
             delivered = is_mine and self._farewell(deadline)
-            if is_mine and not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(seconds, 1.0)):
+            if is_mine and not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
             return delivered
 
@@ -821,7 +828,7 @@ class Client(Node):
             raise self._failed
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._limits.request_timeout if timeout is None else timeout
+        return seconds(timeout, self._limits.request_timeout)
 
     def _advice(self) -> str:
         """What a person can look at; a proxy may be there while the client's home behind it is not."""
@@ -831,8 +838,8 @@ class Client(Node):
         silent = time.monotonic() - self._channel.heard_at
         return f"The home of this client, server {self.home!r}, was last heard {silent:.1f} s ago. {where}"
 
-    def _await(self, is_done: Callable[[], bool], seconds: float, what: str, advice: Callable[[], str]) -> None:
-        deadline = time.monotonic() + seconds
+    def _await(self, is_done: Callable[[], bool], patience: float, what: str, advice: Callable[[], str]) -> None:
+        deadline = time.monotonic() + patience
         with self._changed:
             while True:
                 self._check_open()
@@ -842,7 +849,7 @@ class Client(Node):
                 if left <= 0:
                     break
                 self._changed.wait(left)
-        raise MemoireTimeout(what, self.endpoint, seconds, advice())
+        raise MemoireTimeout(what, self.endpoint, patience, advice())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
@@ -1293,7 +1300,8 @@ class Receiver:
     def receive_model(self, timeout: float | None = None) -> Model:
         """`receive`, with version and topic."""
         client = self._client
-        return client._topics.receive(self._subscription, timeout, client._check_open, client.endpoint)
+        patience = None if timeout is None else seconds(timeout)
+        return client._topics.receive(self._subscription, patience, client._check_open, client.endpoint)
 
     def close(self) -> None:
         """Receive no more."""

@@ -31,6 +31,7 @@ import zmq
 from . import descriptors, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
+from .checks import seconds
 from .desk import chunk_of
 from .errors import Closed, EndpointError, MemoireError, ProtocolError
 from .limits import Limits, MiB
@@ -481,18 +482,18 @@ class Proxy(Node):
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until somebody closes the proxy; False when `timeout` seconds passed first."""
-        return self._closing.wait(timeout)
+        return self._closing.wait(seconds(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """End the thread and close every socket within `timeout` seconds. May be called again, and from any thread."""
-        seconds = self._limits.close_timeout if timeout is None else timeout
+        patience = seconds(timeout, self._limits.close_timeout)
         self._closing.set()
-        with self._closer(time.monotonic() + seconds) as is_mine:
+        with self._closer(time.monotonic() + patience) as is_mine:
             if not is_mine:
                 return
-            if not self._worker.stop(seconds, linger=min(seconds, 1.0)):
+            if not self._worker.stop(patience, linger=min(patience, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
-            sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), seconds)
+            sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), patience)
 
     def __repr__(self) -> str:
         return f"<memoire.Proxy {self.name!r} at {self.endpoint}>"

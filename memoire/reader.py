@@ -38,6 +38,7 @@ from .accounts import ClusterTotals, Rows, key_of, merge, totals_of
 from .batch import Batch, td_errors_for
 from .calls import Answer
 from .channel import Channel
+from .checks import mapping, seconds, text, whole
 from .desk import DRAWS_IN_FLIGHT
 from .errors import (
     Closed,
@@ -49,6 +50,7 @@ from .errors import (
     ProtocolError,
     Refused,
     SchemaMismatch,
+    WrongType,
 )
 from .limits import Limits
 from .models import Model, check_topic, make
@@ -268,7 +270,7 @@ class Reader(Node):
         if timeout is None:
             return
         try:
-            self._await(lambda: self._schema is not None and not self._is_meeting, timeout, "welcome")
+            self._await(lambda: self._schema is not None and not self._is_meeting, self._seconds(timeout), "welcome")
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -316,9 +318,8 @@ class Reader(Node):
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
-        if batch_size < 1:
-            raise ParameterError("batch_size", batch_size, "at least 1")
-        began = time.monotonic()
+        batch_size = whole("batch_size", batch_size, 1, pool.MOST_BATCH)
+        began, patience = time.monotonic(), self._seconds(timeout)
         with self._changed:
             self._check_open()
             if batch_size != self._batch_size:
@@ -326,9 +327,9 @@ class Reader(Node):
                 self._ready.clear()
             self._worker.wake()
             while not self._ready:
-                left = began + timeout - time.monotonic()
+                left = began + patience - time.monotonic()
                 if left <= 0:
-                    raise self._shortage(batch_size, timeout)
+                    raise self._shortage(batch_size, patience)
                 self._changed.wait(left)
                 self._check_open()
                 if self._batch_size != batch_size:  # somebody else asked for another size meanwhile
@@ -392,7 +393,7 @@ class Reader(Node):
             Refused: a server has that version already: somebody else publishes this topic.
         """
         self._check_open()
-        seconds = self._limits.request_timeout if timeout is None else timeout
+        patience = self._seconds(timeout)
         made = make(check_topic(topic), content, 0)
         asked: list[tuple[Model, list[_Remote]]] = []
 
@@ -412,9 +413,9 @@ class Reader(Node):
             return [one for one in there if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
         self._worker.post(start)
-        if not self._wait(lambda: bool(asked) and not lacking(), seconds):
+        if not self._wait(lambda: bool(asked) and not lacking(), patience):
             self._worker.post(lambda: self._leave_silent([] if not asked else lacking(), topic))
-            raise self._not_published(topic, [] if not asked else lacking(), seconds)
+            raise self._not_published(topic, [] if not asked else lacking(), patience)
         model, there = asked[0]
         for remote in there:
             if topic in remote.wrong:
@@ -423,11 +424,11 @@ class Reader(Node):
             raise self._not_published(topic, [], 0.0)
         return model.version
 
-    def _not_published(self, topic: str, lacking: list[_Remote], seconds: float) -> MemoireTimeout:
+    def _not_published(self, topic: str, lacking: list[_Remote], patience: float) -> MemoireTimeout:
         names = ", ".join(repr(remote.name) for remote in lacking)
         what = f"model of topic {topic!r} at server {names}" if lacking else "server"
         advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
-        return MemoireTimeout(what, ", ".join(self.urls), seconds, advice)
+        return MemoireTimeout(what, ", ".join(self.urls), patience, advice)
 
     def _leave_silent(self, lacking: list[_Remote], topic: str) -> None:
         """The next model does not wait for those that said nothing at all about this one."""
@@ -504,6 +505,7 @@ class Reader(Node):
             MemoireTimeout: a server did not answer in time; names it. Call again when it is back.
             Refused: that is no name.
         """
+        name = text("name", name)
         deadline = time.monotonic() + self._seconds(timeout)
         while not self._has_begun(name, deadline):
             with self._changed:
@@ -529,8 +531,8 @@ class Reader(Node):
 
     def _control(self, body: wire.Control, timeout: float | None, *, needs_all: bool) -> None:
         self._check_open()
-        seconds = self._limits.request_timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
+        patience = self._seconds(timeout)
+        deadline = time.monotonic() + patience
         box: dict[str, Answer | None] = {}
         started: list[bool] = []
 
@@ -554,7 +556,7 @@ class Reader(Node):
                 self._changed.notify_all()
 
         self._worker.post(start)
-        self._await(lambda: bool(started) and None not in box.values(), seconds + 1.0, "answer")
+        self._await(lambda: bool(started) and None not in box.values(), patience + 1.0, "answer")
         silent = [name for name, answer in box.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in box.items():
             if isinstance(answer, MemoireTimeout):
@@ -580,16 +582,19 @@ class Reader(Node):
             MemoireTimeout: no server answered.
             Refused: the servers that answered know no such run.
         """
-        told = self.accounts(run, timeout)
+        deadline = time.monotonic() + self._seconds(timeout)
+        told = self.accounts(run, deadline - time.monotonic())
         found = {name: answer for name, answer in told.items() if isinstance(answer, ServerAccounts)}
         if not found:
-            raise next(error for error in told.values() if isinstance(error, MemoireError))
+            nobody = MemoireTimeout("server", ", ".join(self.urls), self._seconds(timeout), "None has answered yet.")
+            raise next((error for error in told.values() if isinstance(error, MemoireError)), nobody)
         # Servers hear of a new run one after the other: the one that most of them count.
         names = Counter(answer.run for answer in found.values())
         chosen = max(names, key=lambda name: names[name])
         mine = [answer for answer in found.values() if answer.run == chosen]
         if len(names) > 1:  # the others may have counted it before
-            rest = self.accounts(chosen, timeout, [name for name, answer in found.items() if answer.run != chosen])
+            left = deadline - time.monotonic()
+            rest = self.accounts(chosen, left, [name for name, answer in found.items() if answer.run != chosen])
             mine += [answer for answer in rest.values() if isinstance(answer, ServerAccounts)]
         missing = [name for name, answer in told.items() if isinstance(answer, MemoireTimeout)]
         return ClusterTotals(
@@ -611,6 +616,7 @@ class Reader(Node):
             run: Name of the experiment; None is the one that each server counts now.
             servers: Names of those to ask; None asks all.
         """
+        run = None if run is None else text("run", run)
         deadline = time.monotonic() + self._seconds(timeout)
         told: dict[str, ServerAccounts | MemoireError] = {}
         pages: dict[str, list[Rows]] = {name: [] for name in ([*self._remotes] if servers is None else servers)}
@@ -636,12 +642,14 @@ class Reader(Node):
             ParameterError: a name is none of the servers'.
             Closed: the reader was closed.
         """
-        seconds = max(0.0, self._seconds(timeout))
-        deadline = time.monotonic() + seconds
+        patience = self._seconds(timeout)
+        deadline = time.monotonic() + patience
         box: dict[str, Answer] = {}
-        strangers = [name for name in bodies if name not in self._remotes]
-        if strangers:
-            raise ParameterError("server", strangers[0], f"one of {', '.join(sorted(self._remotes))}")
+        for name, body in mapping("bodies", bodies).items():
+            if text("server", name) not in self._remotes:
+                raise ParameterError("server", name, f"one of {', '.join(sorted(self._remotes))}")
+            if not isinstance(body, wire.Body):
+                raise WrongType("body", "one of wire's requests", type(body).__name__)
 
         def start() -> None:
             for name, body in bodies.items():
@@ -658,7 +666,7 @@ class Reader(Node):
                 self._changed.notify_all()
 
         self._worker.post(start)
-        self._await(lambda: len(box) == len(bodies), seconds + 1.0, "answer")
+        self._await(lambda: len(box) == len(bodies), patience + 1.0, "answer")
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in box.items()}
 
     def tell(self, name: str, body: wire.Body, timeout: float | None = None) -> wire.Taken:
@@ -680,7 +688,7 @@ class Reader(Node):
         return next((link.names for link in self._links if link.channel.endpoint == url), ())
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._limits.request_timeout if timeout is None else timeout
+        return seconds(timeout, self._limits.request_timeout)
 
     # ------------------------------------------------------------------------------------------------- its end
 
@@ -718,13 +726,13 @@ class Reader(Node):
         """End the thread and its sockets within `timeout` seconds; calls that wait raise `Closed`. May be called
         again.
         """
-        seconds = self._limits.close_timeout if timeout is None else timeout
+        patience = seconds(timeout, self._limits.close_timeout)
         with self._changed:
             self._closing = True
             self._ready.clear()
             self._changed.notify_all()
-        with self._closer(time.monotonic() + seconds) as is_mine:
-            if is_mine and not self._worker.stop(max(0.1, seconds), linger=min(seconds, 0.5)):
+        with self._closer(time.monotonic() + patience) as is_mine:
+            if is_mine and not self._worker.stop(max(0.1, patience), linger=min(patience, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
 
     def __repr__(self) -> str:
@@ -736,9 +744,9 @@ class Reader(Node):
         if self._failed is not None:
             raise self._failed
 
-    def _wait(self, is_done: Callable[[], bool], seconds: float) -> bool:
+    def _wait(self, is_done: Callable[[], bool], patience: float) -> bool:
         """Wait for a condition; False when it has not come true after these seconds."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience
         with self._changed:
             while True:
                 self._check_open()
@@ -749,9 +757,9 @@ class Reader(Node):
                     return False
                 self._changed.wait(min(left, 0.1))
 
-    def _await(self, is_done: Callable[[], bool], seconds: float, what: str) -> None:
-        if not self._wait(is_done, seconds):
-            raise MemoireTimeout(what, ", ".join(self.urls), seconds, self._links[0].channel.trouble())
+    def _await(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
+        if not self._wait(is_done, patience):
+            raise MemoireTimeout(what, ", ".join(self.urls), patience, self._links[0].channel.trouble())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 

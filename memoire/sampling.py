@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ParameterError
+from .errors import ParameterError, WrongType
 from .parameters import NORMALIZATIONS, Normalize, Parameters
 
 
@@ -22,6 +22,18 @@ class Sampler(Protocol):
     def fields(self) -> dict[str, Any]:
         """Fields of `Parameters`, for its `replace`."""
         ...
+
+
+def fields_of(sampler: Sampler | None) -> dict[str, Any]:
+    """Fields of `Parameters` that a sampler stands for; none of None.
+
+    Raises:
+        WrongType: it is no sampler.
+    """
+    fields = {} if sampler is None else getattr(sampler, "fields", None)
+    if fields is None or isinstance(sampler, type):
+        raise WrongType("sampler", "one such as Prioritized(0.6) or Uniform()", repr(sampler)[:80])
+    return fields() if callable(fields) else fields
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ import zmq
 from . import cache, descriptors, links, sockets, wire
 from .accounts import totals_of
 from .batch import Batch
+from .checks import seconds, whole
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ParameterError, ProtocolError
 from .forwarding import forward
@@ -41,9 +42,9 @@ from .logfile import LogFile
 from .models import Model
 from .notices import Notices, notice_of
 from .parameters import Parameters
-from .pool import Pool, Pooled
+from .pool import MOST_BATCH, Pool, Pooled
 from .runs import Keeper, Run
-from .sampling import Sampler
+from .sampling import Sampler, fields_of
 from .schema import Schema
 from .sockets import Context, Socket
 from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
@@ -357,8 +358,12 @@ class Server(Node):
             bound = self._attach(made, endpoint) if bind else endpoint
             worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
             worker.doors.add(made)
-            if not bind:
-                links.dial(worker.doors, made, endpoint)
+            try:
+                if not bind:
+                    links.dial(worker.doors, made, endpoint)
+            except BaseException:
+                worker.stop(0.0)
+                raise
             self._pullers.append(worker)
             worker.start()
             return bound
@@ -592,7 +597,8 @@ class Server(Node):
         self._check_open()
         began = time.monotonic()
         try:
-            batch = self._batch(self._pool.get(batch_size, timeout=timeout, out=out))
+            size = whole("batch_size", batch_size, 1, MOST_BATCH)
+            batch = self._batch(self._pool.get(size, timeout=seconds(timeout, 0.0), out=out))
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -905,7 +911,7 @@ class Server(Node):
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until somebody closes the server; False when `timeout` seconds passed first."""
-        return self._closing.wait(timeout)
+        return self._closing.wait(seconds(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """End all threads and loops, and close every socket within `timeout` seconds. Waiting calls raise `Closed`.
@@ -915,7 +921,7 @@ class Server(Node):
 
         May be called again, and from any thread. Batches stay valid.
         """
-        deadline = time.monotonic() + (self._limits.close_timeout if timeout is None else timeout)
+        deadline = time.monotonic() + seconds(timeout, self._limits.close_timeout)
         self._closing.set()
         if not self._snapshots:
             self._pool.close()
@@ -1034,7 +1040,7 @@ def _parameters(
     frame_stack: int | None,
 ) -> Parameters:
     chosen = parameters or Parameters()
-    changes: dict[str, Any] = {} if sampler is None else sampler.fields()
+    changes: dict[str, Any] = fields_of(sampler)
     if multi_step is not None:
         changes["multi_step"] = multi_step
     if discount is not None:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from .batch import Batch
+from .checks import seconds
 from .errors import Closed, ForkedError, MemoireTimeout, NotEnoughSamples
 from .sockets import Doors
 
@@ -279,6 +280,7 @@ def batches_until_over(
     Raises:
         MemoireTimeout: not enough samples came in that time, or nobody answered.
     """
+    timeout = seconds(timeout)
     deadline = time.monotonic() + timeout
     while not is_over():
         try:

@@ -1,0 +1,68 @@
+"""What callers may pass: seconds, whole numbers, text, mappings; each is refused with an error that names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import ParameterError, WrongType
+
+FOR_EVER = 1e9
+"""Seconds: longer than anything runs, and not more than a lock can wait."""
+
+
+def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeout") -> float:
+    """Seconds that a caller wants to wait: at least 0, and not more than `FOR_EVER`; None is `default`.
+
+    Raises:
+        WrongType, ParameterError: it is no number.
+    """
+    if timeout is None:
+        return min(default, FOR_EVER)
+    try:
+        given = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        raise WrongType(name, "a number of seconds or None", _shown(timeout)) from None
+    if math.isnan(given):
+        raise ParameterError(name, timeout, "a number of seconds or None")
+    return min(max(given, 0.0), FOR_EVER)
+
+
+def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:
+    """A whole number in [low, high].
+
+    Raises:
+        ParameterError: it is none, or outside.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ParameterError(name, value, f"a whole number from {low}" + (f" to {high}" if high < 2**62 else ""))
+    return int(value)
+
+
+def text(name: str, value: Any) -> str:
+    """A str.
+
+    Raises:
+        WrongType: it is something else.
+    """
+    if not isinstance(value, str):
+        raise WrongType(name, "text", _shown(value))
+    return value
+
+
+def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    """A mapping, such as a dict.
+
+    Raises:
+        WrongType: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise WrongType(name, "a mapping from names", _shown(value))
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:80]} ({type(value).__name__})"
