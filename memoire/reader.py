@@ -410,7 +410,8 @@ class Reader(Node):
 
         def lacking() -> list[_Remote]:
             model, there = asked[0]
-            return [one for one in there if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
+            listed = [one for one in there if self._remotes.get(one.name) is one]
+            return [one for one in listed if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
         self._worker.post(start)
         if not self._wait(lambda: bool(asked) and not lacking(), patience):
@@ -820,7 +821,7 @@ class Reader(Node):
         )
         # To any home: behind a proxy another server answers where the former one is away.
         link.channel.ask(hello, lambda answer: self._welcomed(link, answer), now + LOOK, home=0)
-        for remote in self._remotes.values() if self._published else ():
+        for remote in list(self._remotes.values()) if self._published else ():
             if remote.link is link:  # each by itself: has it begun anew, and lost what was published?
                 met = functools.partial(self._looked_at, remote)
                 link.channel.ask(hello, met, now + LOOK, home=remote.home)

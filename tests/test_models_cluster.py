@@ -331,3 +331,18 @@ def test_a_new_run_begins_without_models_and_versions_go_on(cluster, far_away):
     assert number_of(model.wait(10.0).body) == 3
     until(lambda: receiver.receive_model(10.0).version == 3)
     assert model.newest().version == 3
+
+
+def test_a_learner_does_not_wait_for_a_server_that_was_taken_off_the_list(cluster):
+    servers = [cluster.server(name=name) for name in NAMES]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    reader = cluster.reader([proxy], limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    assert reader.publish("policy", b"to both", 10.0) == 1
+    servers[1].close()
+    thread, box = in_thread(reader.publish, "policy", b"to who is left", 20.0)
+    until(lambda: servers[0].model("policy").version == 2)
+    proxy.set_servers([servers[0].endpoint])
+    thread.join(15.0)
+    assert box == {"value": 2}
