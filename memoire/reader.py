@@ -69,6 +69,10 @@ ASK_AGAIN = 0.05
 """Seconds before servers that had too few samples are asked again."""
 FRESH = 1.0
 """Seconds for which what a server said of its clients is believed."""
+FORGET_AFTER = 12.0
+"""Seconds for which a server stands on no proxy's list before it is forgotten. A proxy that has just started does not
+know all of its servers yet (see `proxy.GRACE`), and orders and totals that leave one out would be wrong without a word.
+"""
 LEFT_OUT_AFTER = 3.0
 """Seconds that a batch waits for a server before it is left out."""
 FEEDBACK_PIECE = 1 << 14
@@ -132,6 +136,7 @@ class _Remote:
         self.again_at = 0.0  # when to ask an idle server again
         self.is_away = False
         self.is_finished = False
+        self.listed_at = time.monotonic()  # when an address named it last
         self.drawn = 0  # samples that it was asked for
         self.started = 0  # its epoch, as its newest WELCOME said
         self.sending: dict[str, _Sending] = {}  # models on their way to it, by topic
@@ -888,12 +893,14 @@ class Reader(Node):
             self._changed.notify_all()
 
     def _drop_unlisted(self) -> None:
-        """Servers that were taken off every list are no longer asked, waited for or named."""
-        ways = {name: link for link in self._links for name in link.names}
+        """Servers that were taken off every list are no longer asked, waited for or named, after a while."""
+        ways, now = {name: link for link in self._links for name in link.names}, time.monotonic()
         for remote in list(self._remotes.values()):
+            if remote.name in ways:
+                remote.listed_at = now
             if remote.name not in remote.link.names and remote.name in ways:
                 remote.link = ways[remote.name]
-            elif remote.name not in ways:
+            elif remote.name not in ways and now - remote.listed_at > FORGET_AFTER:
                 self._leave_out(remote)
                 del self._remotes[remote.name]
 

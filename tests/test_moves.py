@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memoire import accounts, wire
+from memoire import accounts, reader, wire
 from memoire.cluster.drain import clients_here, drain
 from memoire.cluster.roles import ServersFile
 from memoire.cluster.totals import lines
@@ -386,16 +386,27 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
 # ---------------------------------------------------------------------------------------------- restarts and readers
 
 
-def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster):
+def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, monkeypatch):
+    monkeypatch.setattr(reader, "FORGET_AFTER", 0.5)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
-    reader = cluster.reader([proxy])
-    until(lambda: set(reader.servers) == {"a", "b"})
+    learner = cluster.reader([proxy])
+    until(lambda: set(learner.servers) == {"a", "b"})
     proxy.set_servers([servers[1].endpoint])
-    until(lambda: reader.servers == ("b",))
+    until(lambda: learner.servers == ("b",))
     servers[0].close()
-    reader.configure(importance_exponent=0.7)  # does not wait for the one that is gone
-    assert reader.totals().servers == ("b",) and reader.stats().away == ()
+    learner.configure(importance_exponent=0.7)  # does not wait for the one that is gone
+    assert learner.totals().servers == ("b",) and learner.stats().away == ()
+
+
+def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    proxy = cluster.proxy(servers)
+    learner = cluster.reader([proxy])
+    until(lambda: set(learner.servers) == {"a", "b"})
+    proxy.set_servers([servers[1].endpoint])
+    until(lambda: learner.servers_at(proxy.endpoint) == ("b",))
+    assert set(learner.servers) == {"a", "b"}
 
 
 def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster):
