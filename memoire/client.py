@@ -1186,7 +1186,7 @@ class Client(Node):
         asked = wire.Fetch(topic=topic, version=version, offset=offset, size=size)
         self._channel.ask(asked, finish, patience=fetch_patience(self._limits))
 
-    def _took(self, model: Model, is_renewed: bool, epoch: int) -> None:
+    def _took(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
         """A model is here: the server is told which one is in use."""
         with self._changed:
             self._is_dirty = True
@@ -1202,7 +1202,7 @@ class Client(Node):
                 if not isinstance(message.body, wire.Notice):
                     self._take_news()
                 elif message.header.run in (0, self._channel.run):
-                    self._topics.noticed(message.body, message.payload)
+                    self._topics.noticed(message.body, message.payload, message.header.home)
             except ProtocolError as error:
                 self._refused_notices[error.code] = self._refused_notices.get(error.code, 0) + 1
 

@@ -57,11 +57,11 @@ class Notices:
         return newest_of(models, asked)
 
 
-def notice_of(model: Model, limits: Limits, *, epoch: int, run: int, again: bool = False) -> list[Any]:
+def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: int, again: bool = False) -> list[Any]:
     """Frames that tell subscribers of a model; a small body is in them, unless the notice is repeated.
 
     Args:
-        epoch: Of the server that it was published at.
+        home, epoch: Hash of the name of the server that it was published at, and its epoch.
         run: Hash of the run's name: clients of another run ignore the notice.
     """
     body = wire.Notice(
@@ -73,7 +73,7 @@ def notice_of(model: Model, limits: Limits, *, epoch: int, run: int, again: bool
         epoch=epoch,
     )
     inline = model.body if 0 < model.size <= limits.inline_model and not again else None
-    return [wire.topic_frame(model.topic), *wire.encode(body, run=run, payload=inline)]
+    return [wire.topic_frame(model.topic), *wire.encode(body, home=home, run=run, payload=inline)]
 
 
 def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]:

@@ -139,6 +139,7 @@ class _Source(NamedTuple):
     """Where the newest model of a topic came from."""
 
     back: _Back
+    home: int
     epoch: int
     run: int
 
@@ -309,7 +310,7 @@ class _Back:
                     self.look_at = 0.0  # another run than its server counted when it was asked last
                     continue
                 self._want(message.body.topic)
-                self.topics.noticed(message.body, message.payload)
+                self.topics.noticed(message.body, message.payload, message.header.home)
             except ProtocolError as error:
                 self._proxy._refused[error.code] += 1
 
@@ -759,22 +760,23 @@ class Proxy(Node):
         model = self._models.get(topic, version)
         return model if model is not None and model.digest == digest else None
 
-    def _published(self, back: _Back, model: Model, is_renewed: bool, epoch: int) -> None:
+    def _published(self, back: _Back, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
         """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
         if back.welcome is not None and len(back.names) == 1:
-            epoch = max(epoch, back.welcome.epoch)
+            noticed = wire.name_hash(back.names[0]), max(noticed[1], back.welcome.epoch)
         source = self._sources.get(model.topic)
         if is_renewed and (source is None or source.back is back):
             self._models.forget(model.topic)  # its publisher began anew and counts from 1
         if self._models.put(model):
-            self._sources[model.topic] = _Source(back, epoch, back.run)
+            self._sources[model.topic] = _Source(back, *noticed, back.run)
             self._notice(model)
         mine = [(key, held) for key, held in self._held.items() if held.topic == model.topic]
         self._release([key for key, held in mine if held.version <= model.version or not self._is_coming(*held[1:3])])
 
     def _notice(self, model: Model, *, again: bool = False) -> None:
         source = self._sources[model.topic]
-        sockets.send(self._pub, notice_of(model, self._limits, epoch=source.epoch, run=source.run, again=again))
+        facts = {"home": source.home, "epoch": source.epoch, "run": source.run}
+        sockets.send(self._pub, notice_of(model, self._limits, **facts, again=again))
 
     def _begin_run(self, back: _Back) -> None:
         """The servers there count another run: the models of the former one are no longer handed out."""

@@ -535,7 +535,11 @@ class Server(Node):
             if is_asked:
                 self._again.subscribed(sockets.subscribed(pub), desk.models, now)
             for model in self._again.due(desk.models, now):
-                sockets.send(pub, notice_of(model, self._limits, epoch=desk.epoch, run=desk.run, again=True))
+                sockets.send(pub, self._notice(model, again=True))
+
+    def _notice(self, model: Model, *, again: bool = False) -> list[Any]:
+        desk = self._desk
+        return notice_of(model, self._limits, home=desk.home, epoch=desk.epoch, run=desk.run, again=again)
 
     def _announce(self, model: Model) -> None:
         self._notices.append(model)
@@ -545,8 +549,7 @@ class Server(Node):
         while self._notices:
             model = self._notices.popleft()
             if self._pub is not None:
-                desk = self._desk
-                sockets.send(self._pub, notice_of(model, self._limits, epoch=desk.epoch, run=desk.run))
+                sockets.send(self._pub, self._notice(model))
 
     def _write_lines(self, lines: list[Entry]) -> None:
         if self._logfile is not None:

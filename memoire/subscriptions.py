@@ -15,7 +15,7 @@ import hashlib
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,8 @@ UNHEARD = 12.0
 """Seconds after which a version that a reply named, and no notice did, shows that the subscription was lost: notices
 are repeated more often.
 """
+MOST_HOMES = 256
+"""Servers whose newest epoch is kept for each topic."""
 LARGE = 16 << 20
 """Bytes of a body from which on the whole of `limits.model_spread` is used."""
 
@@ -99,7 +101,8 @@ class _Topic:
         self.name = name
         self.newest: Model | None = None
         self.subscriptions: list[Subscription] = []
-        self.epoch = 0  # newest one of a notice
+        self.epochs: OrderedDict[int, int] = OrderedDict()  # newest one of a notice, by the hash of its server's name
+        self.source = (0, 0)  # of the newest notice: hash of the server's name, epoch
         self.heard = 0  # newest version that was announced, fetched or not
         self.noticed = 0  # the same, by notices alone
         self.told: tuple[int, float] | None = None  # a version that a reply named before any notice, and when
@@ -122,7 +125,8 @@ class Topics:
         hear: Subscribes the socket to a topic, or ends that; False while there is none.
         post: Has the thread call a function soon.
         on_model: Told of each model that is complete, inside of the thread; whether its publisher began anew, so that
-            the version may be lower than before; and the newest epoch that a notice of this topic had.
+            the version may be lower than before; and of the topic's newest notice the server (the hash of its name)
+            and its epoch, zeros where there was none.
         find: A model that is here already, from another server, by topic, version and SHA-256.
         rng: Of the random pauses.
         clock: Seconds, as the thread that calls `turn` counts them.
@@ -134,7 +138,7 @@ class Topics:
         fetch: Fetch,
         hear: Callable[[str, bool], bool],
         post: Callable[[Callable[[], None]], None],
-        on_model: Callable[[Model, bool, int], None] = lambda model, is_renewed, epoch: None,
+        on_model: Callable[[Model, bool, tuple[int, int]], None] = lambda model, is_renewed, source: None,
         find: Callable[[str, int, bytes], Model | None] = lambda topic, version, digest: None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -280,8 +284,8 @@ class Topics:
                 self._queue(topic, _Wanted(version), version)
                 self._advance(topic)
 
-    def noticed(self, notice: wire.Notice, payload: Any) -> None:
-        """A model was published; its body may be here already.
+    def noticed(self, notice: wire.Notice, payload: Any, home: int = 0) -> None:
+        """A model was published at `home` (the hash of that server's name); its body may be here already.
 
         Raises:
             ProtocolError: the body is not the one that was announced.
@@ -289,7 +293,7 @@ class Topics:
         topic = self._topics.get(notice.topic)
         if topic is None:
             return
-        self._look_at_epoch(topic, notice)
+        self._look_at_epoch(topic, notice, home)
         topic.noticed = max(topic.noticed, notice.version)
         if topic.told is not None and topic.told[0] <= topic.noticed:
             topic.told = None
@@ -314,13 +318,19 @@ class Topics:
         while len(topic.queue) > MOST_QUEUED:
             topic.queue.popleft()
 
-    def _look_at_epoch(self, topic: _Topic, notice: wire.Notice) -> None:
-        """A publisher that began anew counts from 1: its epoch is newer, and its versions name other models."""
-        if notice.epoch > topic.epoch:
-            is_known = topic.newest is not None and topic.newest.digest == notice.sha256
-            if topic.epoch and notice.version <= topic.heard and not is_known and not self.is_kept:
+    def _look_at_epoch(self, topic: _Topic, notice: wire.Notice, home: int) -> None:
+        """A publisher that began anew counts from 1: the epoch of its server is newer, and its versions name other
+        models. That another server has a newer epoch says nothing: it may only be younger.
+        """
+        topic.source = (home, notice.epoch)
+        former, newest = topic.epochs.get(home, 0), topic.newest
+        if notice.epoch > former:
+            goes_back = newest is not None and notice.version <= newest.version and notice.sha256 != newest.digest
+            if former and goes_back and not self.is_kept:
                 self._renew(topic)
-            topic.epoch = notice.epoch
+            topic.epochs[home] = notice.epoch
+            while len(topic.epochs) > MOST_HOMES:
+                topic.epochs.popitem(last=False)
 
     def restarted(self) -> None:
         """The server began anew: its versions may be lower than those we know, and count from here on."""
@@ -518,7 +528,7 @@ class Topics:
                 if model.version != subscription.newest or is_renewed:
                     subscription.put(model)
             self._changed.notify_all()
-        self._on_model(model, is_renewed, topic.epoch)
+        self._on_model(model, is_renewed, topic.source)
 
 
 def fetch_patience(limits: Limits) -> float:

@@ -45,9 +45,9 @@ def test_an_empty_subscription_is_to_every_topic():
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
     model = store().newest("a")
-    first = wire.parse_notice(notice_of(model, Limits(), epoch=5, run=7))
+    first = wire.parse_notice(notice_of(model, Limits(), home=6, epoch=5, run=7))
     again = wire.parse_notice(notice_of(model, Limits(), epoch=5, run=7, again=True))
     assert bytes(first.payload) == b"new a" and again.payload is None
-    assert first.body == again.body and (first.body.epoch, first.header.run) == (5, 7)
+    assert first.body == again.body and (first.body.epoch, first.header.run, first.header.home) == (5, 7, 6)
     large = wire.parse_notice(notice_of(model, Limits(inline_model=2), epoch=5, run=7))
     assert large.payload is None

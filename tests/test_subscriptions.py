@@ -42,7 +42,7 @@ class Node:
         self.heard.append((topic, wanted))
         return wanted
 
-    def on_model(self, model, is_renewed, epoch):
+    def on_model(self, model, is_renewed, source):
         self.got.append((model.version, is_renewed))
 
     def publish(self, size=45, *, notice=True, fill=None, inline=False):
@@ -53,11 +53,11 @@ class Node:
             self.notice(model, body if inline else None)
         return body
 
-    def notice(self, model, payload=None):
+    def notice(self, model, payload=None, home=0):
         said = wire.Notice(
             topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
         )
-        self.topics.noticed(said, payload)
+        self.topics.noticed(said, payload, home)
 
     def answer(self, place=0, *, damage=False):
         """Answer one request; the reply goes through the wire's own functions."""
@@ -294,6 +294,25 @@ def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
     node.notice(node.store.newest("t"))
     node.answer_all()
     assert node.newest.body == b"next"
+
+
+def test_a_younger_server_that_has_an_older_version_takes_nobody_back():
+    """A learner publishes to two servers; of their notices the older one may come last, or again."""
+    node = following()
+    older = node.store.publish("t", b"older")
+    node.notice(older, home=1)
+    node.answer_all()
+    body = node.publish(notice=False)
+    node.notice(node.store.newest("t"), home=1)
+    node.epoch = 2
+    node.notice(node.store.newest("t"), home=2)  # in the middle of the transfer
+    node.answer_all()
+    node.epoch = 3
+    node.notice(older, home=3)
+    node.epoch = 2
+    node.notice(older, home=2)
+    node.answer_all()
+    assert node.newest.body == body and node.got == [(1, False), (2, False)]
 
 
 def test_what_a_neighbour_has_is_not_fetched():
