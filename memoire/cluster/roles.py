@@ -87,7 +87,7 @@ def serve(
     """
     raise_limit()
     with (
-        Tether() as tether,
+        Tether(CLOSE_TIMEOUT + 2.0) as tether,
         NodePages(http) as pages,
         Server(
             endpoint,

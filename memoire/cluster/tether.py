@@ -35,13 +35,17 @@ class Tether:
     """What a process hears from its launcher and from signals, and what it tells. Make it in the main thread, first
     thing.
 
+    Args:
+        grace: Seconds that the process has to end by itself once its launcher is gone.
+
     Attributes:
         stopping: The process has to end now: SIGTERM, SIGINT, or its launcher is gone. Another signal ends it at once.
         finishing: The launcher ordered an orderly end ("finish"). Both only ever become true.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = GRACE) -> None:
         self.stopping = False
+        self._grace = grace
         self.finishing = False
         self._asked_at = 0.0  # when the first signal came
         self._line = _inherited_line()
@@ -124,9 +128,9 @@ class Tether:
                     self._rouse()
         self.stopping = True
         self._rouse()
-        threading.Event().wait(GRACE)
+        threading.Event().wait(self._grace)
         try:
-            sys.stderr.write(f"the launcher is gone, and this process did not end within {GRACE:g} s\n")
+            sys.stderr.write(f"the launcher is gone, and this process did not end within {self._grace:g} s\n")
         finally:  # the launcher may have held the other end of stderr, too
             os._exit(ABANDONED)
 
