@@ -47,6 +47,8 @@ FEEDBACK_SAMPLES = 1 << 16
 FEEDBACK_PER_REPLY = 1 << 14
 MOST_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
+MOST_INHERITED = 1 << 18
+"""Accounts of other servers that are kept for one run."""
 MOST_READINGS = 4
 """Readings of accounts, in pages, that go on at the same time; a further one ends the oldest, which is read anew."""
 
@@ -767,7 +769,10 @@ class Desk:
         rows = merge(wire.unpack_accounts(body.accounts))
         with self.lock:
             run = self.runs.named(body.run_name) or self._former(body.run_name, body.finished)
-            run.inherited = merge(run.inherited, rows)
+            merged = merge(run.inherited, rows)
+            if len(merged) > MOST_INHERITED:
+                raise ProtocolError("busy", f"{MOST_INHERITED} accounts of other servers are kept for run {run.name!r}")
+            run.inherited = merged
             if self.journal is not None:
                 mine = np.isin(names_of(run.inherited), names_of(rows))
                 self.journal.inherit(run.name, run.inherited[mine].tobytes())

@@ -258,3 +258,24 @@ def test_credit_is_shared_when_many_ask(desk):
     for number in range(10):
         credit = Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello()).body.credit
     assert credit == 500
+
+
+def test_accounts_of_a_drained_server_are_kept_once_and_up_to_a_bound(desk, monkeypatch):
+    def brought(count, steps, name="run"):
+        rows = np.zeros(count, wire.ACCOUNT)
+        rows["client"][:, 0], rows["home"], rows["steps"] = range(count), 7, steps
+        return Asker(desk, YOU).ask(wire.Inherit(run_name=name, accounts=rows.tobytes())).body
+
+    assert brought(10, 5).samples == 10
+    assert brought(10, 5).samples == 10  # again
+    Asker(desk).ask(wire.Update(steps=3))
+    told = Asker(desk).ask(wire.Ledger()).body
+    rows = wire.unpack_accounts(told.accounts)
+    assert (len(rows), rows["steps"].sum(), told.run_name, told.runs) == (11, 53, "run", ["run"])
+    assert brought(2, 5, "elsewhere").samples == 2
+    assert Asker(desk).ask(wire.Ledger(run="elsewhere")).body.runs == ["elsewhere", "run"]
+    assert Asker(desk).ask(wire.Ledger(run="never")).body.code == "run"
+    assert brought(2, 5, "\n").code == "parameters"
+    monkeypatch.setattr("memoire.desk.MOST_INHERITED", 12)
+    assert brought(13, 5).code == "busy"
+    assert len(desk.runs.current.inherited) == 10

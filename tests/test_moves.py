@@ -477,3 +477,15 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
     record(client)
     client.update(10.0)
     assert len(refused) == 3 and server.total_episodes == 1
+
+
+def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster):
+    servers = [cluster.server(name=name) for name in ("a", "b")]
+    proxy = cluster.proxy(servers[:1])
+    relay = cluster.proxy([proxy])
+    load = Load([cluster.client(relay, limits=QUICK, seed=seed) for seed in range(3)])
+    until(lambda: all(client.stats().updates for client in load.clients))
+    proxy.set_servers([servers[1].endpoint])
+    until(lambda: {client.home for client in load.clients} == {"b"})
+    check_exact(load, servers)
+    until(lambda: relay.servers == ("b",))
