@@ -143,11 +143,6 @@ def key_of(row: Rows | np.void) -> bytes:
     return row.tobytes()[:24]
 
 
-def names_of(rows: Rows) -> NDArray[np.str_]:
-    """Client and home of each row as text, to look rows up by."""
-    return np.array([key_of(rows[at : at + 1]).hex() for at in range(len(rows))], "U48")
-
-
 def _names(rows: Rows) -> list[NDArray[np.uint64]]:
     """Client (twice) and home of each row as numbers that sort as their bytes do."""
     columns = (rows["client"][:, 0], rows["client"][:, 1], rows["home"])
