@@ -410,7 +410,8 @@ class Client(Node):
         return Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
 
     def sync(self, capacity: int | None = None, timeout: float | None = None) -> None:
-        """Ask the server for schema and parameters again, and begin with an empty memory; totals go on.
+        """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Writers
+        that were made before are closed: they would fill a memory that nobody draws from.
 
         Args:
             capacity: Entries that the new memory has room for.
@@ -419,8 +420,10 @@ class Client(Node):
         self._worker.post(self._hello)
         self._await(lambda: self._told is not before, self._seconds(timeout), "welcome", self._advice)
         with self._memory_lock:
-            self._capacity = capacity or self._capacity
-            self._memory = self._make_memory(self._capacity)
+            memory = self._make_memory(capacity or self._capacity)
+            self._memory, self._capacity = memory, capacity or self._capacity
+            if self._writers is not None:
+                self._writers.retire()
 
     # ---------------------------------------------------------------------------------------------- experience
 

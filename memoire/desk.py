@@ -122,6 +122,8 @@ class Desk:
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
     ) -> None:
+        if run is not None:
+            _check_name(run)
         self.schema, self.pool, self.limits = schema, pool, limits
         self.name, self.home = name, wire.name_hash(name)
         self.fingerprint = schema.fingerprint

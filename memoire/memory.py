@@ -28,6 +28,7 @@ from .errors import (
     NoSuchRow,
     ParameterError,
     StaleEntry,
+    WrongType,
 )
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .schema import Column, Schema, exact
@@ -138,6 +139,12 @@ class Memory(_core.EntryStore):
         page_rows: int | None = None,
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
+        if not isinstance(schema, Schema):
+            raise WrongType("schema", "a memoire.Schema", type(schema).__name__)
+        if not isinstance(parameters, Parameters):
+            raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
+        if seed is not None:
+            _check_whole("seed", seed, 0, 1 << 256)
         _check_whole("capacity", capacity, 1, MOST_ROWS)
         if page_rows is None:
             # Small enough that a thousand lanes each find some, large enough that adding seldom takes one.

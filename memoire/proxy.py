@@ -379,9 +379,9 @@ class Proxy(Node):
         self._notices = Notices(time.monotonic())
         # Requests for chunks of models that are on their way here, by client and number, and when to ask the server.
         self._held: dict[tuple[bytes, int], _Held] = {}
+        beside = sockets.beside(front)
         self._worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
         self._backs: list[_Back] = []
-        beside = sockets.beside(front)
         try:
             doors = self._worker.doors
             self._pull = doors.add(sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16)))

@@ -30,9 +30,9 @@ import zmq
 from . import cache, descriptors, links, sockets, wire
 from .accounts import totals_of
 from .batch import Batch
-from .checks import seconds, whole
+from .checks import mapping, seconds, whole
 from .desk import Desk, Reply
-from .errors import Closed, EndpointError, ParameterError, ProtocolError
+from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
 from .forwarding import forward
 from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
@@ -206,7 +206,10 @@ class Server(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
     ) -> None:
-        self.schema = schema if isinstance(schema, Schema) else Schema(schema)
+        self.schema = schema if isinstance(schema, Schema) else Schema(mapping("schema", schema))
+        if endpoint is not None:
+            sockets.beside(endpoint)  # before anything is made: an address that is none
+        seed = None if seed is None else whole("seed", seed, -(2**63), 2**64)
         chosen = _parameters(parameters, sampler, multi_step, discount, frame_stack)
         chosen.check_for(self.schema)
         self._limits = limits or Limits()
@@ -1042,6 +1045,8 @@ def _parameters(
     discount: float | Sequence[float] | None,
     frame_stack: int | None,
 ) -> Parameters:
+    if not isinstance(parameters, Parameters | None):
+        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
     chosen = parameters or Parameters()
     changes: dict[str, Any] = fields_of(sampler)
     if multi_step is not None:

@@ -286,6 +286,8 @@ def beside(endpoint: str) -> tuple[str, str]:
 
     "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
     """
+    if not isinstance(endpoint, str):
+        raise EndpointError(repr(endpoint)[:80], "bind", "an address is text")
     if endpoint.startswith("tcp://"):
         host, _, port = endpoint.rpartition(":")
         if port in ("0", "*", "!"):

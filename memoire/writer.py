@@ -488,6 +488,7 @@ class Writers:
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
         self._lanes = 0  # lanes ever given to a writer
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
+        self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
     def make(
         self,
@@ -513,11 +514,18 @@ class Writers:
             most = share if longest is None else longest
             writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
             weakref.finalize(writer, self._free.append, (first, lanes))
+            self._living.add(writer)
             for other in self._sharing:
                 other.longest = share
             if longest is None:
                 self._sharing.add(writer)
             return writer
+
+    def retire(self) -> None:
+        """Have every writer refuse further steps: the memory is no longer drawn from."""
+        with self._lock:
+            for writer in list(self._living):
+                writer._closed = True
 
     def _lane_for(self, lanes: int) -> int:
         """The first of so many consecutive lanes that no living writer has."""

@@ -1,8 +1,10 @@
 """Wrong arguments of every public call: an error that says which, and nothing else is disturbed."""
 
+import gc
 import inspect
 import math
 import random
+import threading
 import time
 
 import numpy as np
@@ -18,7 +20,7 @@ from memoire.limits import Limits
 from memoire.proxy import Proxy
 from memoire.reader import Reader
 from memoire.server import Server
-from netkit import SCHEMA, Cluster, in_thread, record
+from netkit import SCHEMA, Cluster, in_thread, record, until
 
 ODD = [
     None, True, -1, 0, 1, 7, 2**31, 2**64, -(2**63), 0.5, -0.0, math.nan, math.inf, -math.inf, 1e300, 1j, "", "x", "\n", "é" * 300,
@@ -133,3 +135,60 @@ def test_a_wait_without_an_end_ends_with_a_close(nodes):
         assert isinstance(box["error"], Closed)
     finally:
         cluster.close()
+
+
+def constructors(cluster, server, proxy):
+    """What makes a node, with sound arguments; each is replaced by odd ones in turn."""
+    here = {"context": cluster.context}
+    return {
+        "Server": (Server, {"endpoint": "tcp://127.0.0.1:0", "schema": SCHEMA} | here),
+        "Proxy": (Proxy, {"front": "tcp://127.0.0.1:0", "servers": [server.endpoint]} | here),
+        "Reader": (Reader, {"urls": [proxy.endpoint], "timeout": 5.0} | here),
+        "Client": (Client, {"request": server.endpoint, "timeout": 5.0} | here),
+        "ReplayMemoryServer": (
+            ReplayMemoryServer,
+            dict(zip(NAMES, templates(), strict=True)) | {"max_step": 10, "pub_endpoint": "tcp://127.0.0.1:0", "n_caches": 2} | here,
+        ),
+        "Buffer": (Buffer, {"schema": SCHEMA, "capacity": 10}),
+    }  # fmt: skip
+
+
+NAMES = ("state_buf", "action_buf", "reward_buf", "prob_buf", "value_buf", "qvest_buf", "info_buf")
+NOT_ODD = {"context", "clock", "limits", "state_dir", "name", "self", "input_uuid"}
+"""Objects of other kinds, files, and what may be anything."""
+
+
+@pytest.mark.parametrize("which", ["Server", "Proxy", "Reader", "Client", "ReplayMemoryServer", "Buffer"])
+def test_a_node_that_cannot_be_made_says_why_and_leaves_nothing_behind(which):
+    cluster = Cluster()
+    strange = []
+    try:
+        server = cluster.server()
+        proxy = cluster.proxy([server])
+        kind, sound = constructors(cluster, server, proxy)[which]
+        names = [
+            each.name
+            for each in inspect.signature(kind).parameters.values()
+            if each.name not in NOT_ODD and each.kind is not each.VAR_KEYWORD
+        ]
+        rng = random.Random(which)
+        before = threading.active_count()
+        for name in names:
+            for odd in rng.sample(ODD, 8):
+                given = sound | {name: odd}
+                if name == "timeout" or "timeout" in given:
+                    given["timeout"] = odd if name == "timeout" and not isinstance(odd, (int, float)) else 0.05
+                try:
+                    made = kind(**given)
+                except (MemoireError, TypeError):
+                    pass
+                except Exception as error:
+                    strange.append(f"{error!r} for {name}={odd!r}")
+                else:
+                    if hasattr(made, "close"):
+                        made.close(0.1)
+        gc.collect()
+        until(lambda: threading.active_count() <= before)
+    finally:
+        cluster.close()
+    assert not strange, "\n".join(strange)

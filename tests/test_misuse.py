@@ -273,6 +273,25 @@ def test_a_writer_belongs_to_one_thread_at_a_time_and_not_to_the_first():
         step()
 
 
+def test_a_writer_of_a_memory_that_was_replaced_says_so(cluster):
+    server = cluster.server()
+    client = cluster.client(server, limits=QUICK)
+
+    def step(writer):
+        writer.step(np.zeros(4, np.float32), 0, 0.0, True, False, np.ones(4, np.float32), {})
+
+    writer = client.writer()
+    step(writer)
+    with pytest.raises(ParameterError):
+        client.sync(-5, timeout=10.0)
+    step(writer)  # nothing was changed
+    client.sync(50, timeout=10.0)
+    with pytest.raises(Closed, match="Make a new one"):
+        step(writer)
+    step(client.writer())
+    assert client.memory.num_entries == 1 and client.stats().steps == 3
+
+
 # The log
 
 
@@ -350,7 +369,7 @@ def test_a_client_takes_less_than_it_is_granted_while_it_runs(cluster):
         {"credit": -1},
         {"credit": 1.5},
         {"when_full": "drop"},
-        {"block_timeout": -1.0},
+        {"block_timeout": float("nan")},
         {"log_timeout": float("nan")},
     ):
         with pytest.raises(ParameterError, match=next(iter(wrong))):
