@@ -30,6 +30,8 @@ LOOK = 0.5
 GIVEN_UP = 6.0
 """Seconds after which whoever waits to be accepted has given up: `HANDSHAKE_IVL`, and a little."""
 SAY_AGAIN = 60.0
+ENOUGH = 1 << 20
+"""Nobody is given more: some programs look at each one that they may have."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _NOTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: BPF_RET with 0 bytes of the packet
@@ -43,7 +45,8 @@ class _Listening(Protocol):
 
 def limit() -> int:
     """How many this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
 def used() -> int:
@@ -55,20 +58,21 @@ def used() -> int:
 
 
 def raise_limit() -> int:
-    """Let this process open as many as it may (the hard limit); returns how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    """Let this process open as many as it may (the hard limit, or `ENOUGH`); returns how many that are."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if limit() < wanted:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            _log.warning("the limit of %d file descriptors could not be raised to %d: %s", soft, hard, error)
+            _log.warning("the limit of %d file descriptors could not be raised to %d: %s", limit(), wanted, error)
     return limit()
 
 
 def too_few(clients: int) -> str:
     """What to do where this process may not open enough for so many clients, in a sentence or two; "" where it may."""
     needed, allowed = FOR_EACH_CLIENT * clients + FOR_ITSELF, limit()
-    if allowed == resource.RLIM_INFINITY or allowed >= needed:
+    if allowed >= needed:
         return ""
     return f"{allowed} file descriptors are not enough for the {clients} clients expected. {_advice(needed)}"
 

@@ -404,6 +404,9 @@ class Waker:
                 self._writer.close()
 
 
+_LISTENING = (zmq.ROUTER, zmq.PULL, zmq.XPUB)
+
+
 class Way(Protocol):
     """What `Doors` need of a `links.Link`."""
 
@@ -436,6 +439,7 @@ class Doors:
         self._ways: dict[Socket, Way] = {}  # by the socket that is connected
         self._monitors: dict[object, Way] = {}  # by their monitors
         self._posted: deque[Callable[[], None]] = deque()
+        self._is_guarding = False  # one of the sockets may listen: look whether there are descriptors for who comes
         self._poller.register(self.waker.fd, zmq.POLLIN)
 
     def post(self, function: Callable[[], None]) -> None:
@@ -453,6 +457,7 @@ class Doors:
     def add(self, made: Socket, *, reading: bool = True, way: Way | None = None) -> Socket:
         """Own a socket from here on, and wait for what it receives."""
         self._sockets.append(made)
+        self._is_guarding = self._is_guarding or made.getsockopt(zmq.TYPE) in _LISTENING
         if way is not None:
             self.follow(made, way)
         if reading:
@@ -488,9 +493,10 @@ class Doors:
         """Sockets that are ready, with their events; empty when the waker was called or time.monotonic() reached
         `until`.
         """
-        guard = descriptors.shared_guard()
-        guard.turn(time.monotonic())
-        until = min(until, guard.look_at)
+        if self._is_guarding:
+            guard = descriptors.shared_guard()
+            guard.turn(time.monotonic())
+            until = min(until, guard.look_at)
         for way in self._ways.values():
             until = min(until, way.look_at)
         # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
