@@ -47,7 +47,7 @@ def nodes():
     classic = ReplayMemoryClient("inproc://pub", "inproc://req", "inproc://push", context=cluster.context, limits=quick)
     record(client)
     yield {
-        Client: client, Server: server, Proxy: proxy, Reader: reader, ReplayMemoryServer: classic_server, ReplayMemoryClient: classic,
+        Cluster: cluster, Client: client, Server: server, Proxy: proxy, Reader: reader, ReplayMemoryServer: classic_server, ReplayMemoryClient: classic,
         Buffer: Buffer(SCHEMA, 100),
     }  # fmt: skip
     for node in (classic, classic_server):
@@ -123,18 +123,13 @@ def test_any_number_is_a_timeout_but_nan():
 
 
 def test_a_wait_without_an_end_ends_with_a_close(nodes):
-    cluster = Cluster()
-    try:
-        server = cluster.server()
-        client = cluster.client(server)
-        thread, box = in_thread(client.subscribe("x").receive, math.inf)
-        thread.join(0.1)
-        assert thread.is_alive()
-        client.close(0.1)
-        thread.join(20.0)
-        assert isinstance(box["error"], Closed)
-    finally:
-        cluster.close()
+    client = nodes[Cluster].client(nodes[Server])
+    thread, box = in_thread(client.subscribe("x").receive, math.inf)
+    thread.join(0.1)
+    assert thread.is_alive()
+    client.close(0.1)
+    thread.join(20.0)
+    assert isinstance(box["error"], Closed)
 
 
 def constructors(cluster, server, proxy):
@@ -159,36 +154,28 @@ NOT_ODD = {"context", "clock", "limits", "state_dir", "name", "self", "input_uui
 
 
 @pytest.mark.parametrize("which", ["Server", "Proxy", "Reader", "Client", "ReplayMemoryServer", "Buffer"])
-def test_a_node_that_cannot_be_made_says_why_and_leaves_nothing_behind(which):
-    cluster = Cluster()
-    strange = []
-    try:
-        server = cluster.server()
-        proxy = cluster.proxy([server])
-        kind, sound = constructors(cluster, server, proxy)[which]
-        names = [
-            each.name
-            for each in inspect.signature(kind).parameters.values()
-            if each.name not in NOT_ODD and each.kind is not each.VAR_KEYWORD
-        ]
-        rng = random.Random(which)
-        before = threading.active_count()
-        for name in names:
-            for odd in rng.sample(ODD, 8):
-                given = sound | {name: odd}
-                if name == "timeout" or "timeout" in given:
-                    given["timeout"] = odd if name == "timeout" and not isinstance(odd, (int, float)) else 0.05
-                try:
-                    made = kind(**given)
-                except (MemoireError, TypeError):
-                    pass
-                except Exception as error:
-                    strange.append(f"{error!r} for {name}={odd!r}")
-                else:
-                    if hasattr(made, "close"):
-                        made.close(0.1)
-        gc.collect()
-        until(lambda: threading.active_count() <= before)
-    finally:
-        cluster.close()
+def test_a_node_that_cannot_be_made_says_why_and_leaves_nothing_behind(nodes, which):
+    kind, sound = constructors(nodes[Cluster], nodes[Server], nodes[Proxy])[which]
+    names = [
+        each.name
+        for each in inspect.signature(kind).parameters.values()
+        if each.name not in NOT_ODD and each.kind is not each.VAR_KEYWORD
+    ]
+    rng, before, strange = random.Random(which), threading.active_count(), []
+    for name in names:
+        for odd in rng.sample(ODD, 8):
+            given = sound | {name: odd}
+            if "timeout" in given:
+                given["timeout"] = odd if name == "timeout" and not isinstance(odd, (int, float)) else 0.05
+            try:
+                made = kind(**given)
+            except (MemoireError, TypeError):
+                pass
+            except Exception as error:
+                strange.append(f"{error!r} for {name}={odd!r}")
+            else:
+                if hasattr(made, "close"):
+                    made.close(0.1)
+    gc.collect()
+    until(lambda: threading.active_count() <= before)
     assert not strange, "\n".join(strange)
