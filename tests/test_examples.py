@@ -20,8 +20,11 @@ PROMISES = {
     "publish_subscribe.py": "late: version 2",
     "logs.py": "6 lines",
     "durable.py": "after: 10 episodes, 100 steps, 1 lines",
+    "sb3_dqn.py": "mean return of the last 10 episodes",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
+# Those that need what is not installed for every test, and the reason that is said when it is not there.
+NEEDS = {"sb3_dqn.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'")}
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
@@ -77,6 +80,8 @@ def keeps(promise: str, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name][0], reason=NEEDS[name][1])
     arguments = [free_ports(PORTS[name])] if name in PORTS else []
     with start(name, arguments, tmp_path) as process:
         try:

@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 LAYERS: dict[str, set[str]] = {
     "words": {"errors", "checks", "limits", "version", "_core", "parameters", "schema"},
     "what decides": {
-        "memory", "dataset", "minari", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
+        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
     },
     "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader"},
-    "what people start": {"classic", "cluster", "cli", "rl", "dashboard"},
+    "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
 RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}
 
@@ -37,7 +37,7 @@ DECIDES_WITHOUT = {
 }
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
-HEAVY = {"minari", "cluster", "cli", "rl", "dashboard"}  # may need extras at import time
+HEAVY = {"minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"}  # may need extras at import time
 
 
 def sources() -> list[Path]:
