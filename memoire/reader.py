@@ -415,7 +415,7 @@ class Reader(Node):
 
         def lacking() -> list[_Remote]:
             model, there = asked[0]
-            listed = [one for one in there if self._remotes.get(one.name) is one]
+            listed = [one for one in there if one.name in one.link.names]
             return [one for one in listed if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
         self._worker.post(start)
