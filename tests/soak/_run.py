@@ -76,7 +76,8 @@ def page(former: str, made: dict[str, str]) -> str:
     there = {path.stem for path in scripts([])}
     kept = {name: text.strip() for name, text in SECTION.findall(former) if name in there}
     sections = sorted({**kept, **made}.items())
-    return HEAD.format(machine=machine()) + "".join(f"\n<!-- {name} -->\n{text}\n" for name, text in sections)
+    where = re.sub(r", load [\d.]+", "", machine())  # of one moment: sections are made at different ones
+    return HEAD.format(machine=where) + "".join(f"\n<!-- {name} -->\n{text}\n" for name, text in sections)
 
 
 def main() -> int:
