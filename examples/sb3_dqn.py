@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN with prioritized replay on CartPole: pip install 'memoire-rl[sb3]'."""
+"""Stable-Baselines3's DQN with prioritized replay on CartPole; needs pip install 'memoire-rl[sb3]'."""
 
 import warnings
 
