@@ -12,7 +12,7 @@ import zmq
 
 from memoire import descriptors
 from memoire.limits import Limits
-from netkit import SCHEMA, Cluster, KeepingContext, until
+from netkit import SCHEMA, Cluster, until
 from test_links import free_port
 
 
@@ -83,7 +83,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from memoire import Server, descriptors
 from memoire.limits import Limits
 from memoire.schema import Schema
-descriptors.LOOK, descriptors.GIVEN_UP = 0.1, 0.5
+descriptors.LOOK, descriptors.GIVEN_UP = 0.1, 0.8
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
 with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
@@ -134,12 +134,12 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
     """It says so, does not spin, and takes clients again as soon as others have left."""
     crowded = Crowded()
     client = cluster.client(crowded.endpoint)
-    with KeepingContext() as context:
+    with zmq.Context() as context:  # not one that waits for our clients' threads: they go on
         context.set(zmq.MAX_SOCKETS, 1000)
         crowd = []
         for _ in range(300):
             made = context.socket(zmq.DEALER)
-            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 50, 200, 250
+            made.linger, made.reconnect_ivl, made.reconnect_ivl_max, made.handshake_ivl = 0, 50, 200, 400
             made.connect(crowded.endpoint)
             crowd.append(made)
         until(crowded.is_full)
@@ -158,6 +158,7 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
         late.on_entries(7)
         late.update()
         assert crowded.tell()[2] == 12
+        context.destroy(0)
     client.close()
     late.close()
     said = crowded.end()
