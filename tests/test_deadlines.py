@@ -371,3 +371,28 @@ def test_a_writer_that_may_wait_waits_for_block_timeout(alone):
     assert TIMEOUT <= time.monotonic() - began < TIMEOUT + LATE
     stats = client.stats()
     assert stats.when_full == "block" and stats.not_pushed == {"window full": 1} and stats.waited >= TIMEOUT
+
+
+@pytest.mark.parametrize("state", ["window full", "server gone", "silent server"])
+def test_pushing_never_waits_longer_than_it_may(state):
+    cluster = Cluster()
+    try:
+        limits = Limits(credit=1 if state == "window full" else 1 << 20)
+        server = cluster.server(limits=limits, parameters=Parameters(cache_size=8))
+        way = cluster.way(server, drop=0.0, double=0.0)
+        client = cluster.client(way.endpoint, limits=limits)
+        record(client, length=50)
+        if state == "server gone":
+            server.close()
+        way.drop = 1.0
+        took = []
+        for _ in range(500):
+            began = time.monotonic()
+            client.push_cache(0.002)
+            took.append(time.monotonic() - began - 0.002)
+        assert sorted(took)[len(took) // 2] < 0.05 and max(took) < LATE
+        stats = client.stats()
+        assert stats.pushed_caches + stats.skipped_caches == 500
+        assert stats.in_flight_bytes <= stats.credit or stats.in_flight_caches == 1
+    finally:
+        cluster.close()
