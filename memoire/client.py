@@ -124,6 +124,8 @@ class ClientStats:
     waiting_line_bytes: int
     dropped_lines: int
     """Lines that log() did not take."""
+    dropped_returns: int
+    """Episodes that count, but whose return was given up: not finite, or thousands closed while the home was away."""
     parameters_version: int
     models: dict[str, int]
     skipped_models: int
@@ -299,7 +301,7 @@ class Client(Node):
         self._is_between = False  # until HELLO is answered: what is pushed now would count for nobody
         self._boundary: _Boundary | None = None  # while another run has begun and the one before is not told all
         self._ended: deque[wire.Ended] = deque(maxlen=MOST_ENDED)
-        self._ended_number = 0
+        self._ended_number = self._dropped_returns = 0
         self._scalars: dict[str, float] = {}
         self._applied = self._stale = self._feedback_through = 0
         self._finished = False
@@ -461,7 +463,10 @@ class Client(Node):
             self._ended_number += 1
             ended = wire.Ended(number=self._ended_number, time=self._clock(), length=length, returned=total)
             if math.isfinite(total):
+                self._dropped_returns += len(self._ended) == MOST_ENDED
                 self._ended.append(ended)
+            else:
+                self._dropped_returns += 1
             self._is_dirty = True
 
     def push_cache(self, timeout: float | None = None) -> bool:
@@ -762,6 +767,7 @@ class Client(Node):
                 waiting_lines=len(self._outbox),
                 waiting_line_bytes=self._outbox.bytes,
                 dropped_lines=self._outbox.dropped,
+                dropped_returns=self._dropped_returns,
                 parameters_version=self._parameters_version,
                 models=self._topics.versions(),
                 skipped_models=self._topics.skipped,

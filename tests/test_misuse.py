@@ -18,7 +18,7 @@ from classic_help import templates
 from memoire import sockets
 from memoire.buffer import Buffer
 from memoire.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
-from memoire.client import ModelHandle, Receiver
+from memoire.client import MOST_ENDED, ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
 from memoire.memory import Memory
@@ -349,6 +349,22 @@ def test_whoever_logs_from_inside_of_the_clients_own_thread_never_waits(cluster)
     said = []
     client._worker.post(lambda: said.append(client.log("from within")))
     until(lambda: said == [False])
+
+
+def test_returns_that_are_not_told_are_counted(cluster):
+    server = cluster.server()
+    way = cluster.way(server, drop=0.0, double=0.0)
+    client = cluster.client(way.endpoint, limits=QUICK)
+    client.on_episode(0, 1, float("nan"))
+    client.update(10.0)
+    way.drop = 1.0
+    for _ in range(MOST_ENDED + 10):
+        client.on_episode(0, 1, 1.0)
+    assert client.stats().dropped_returns >= 10
+    way.drop = 0.0
+    client.update(20.0)
+    until(lambda: server.stats().totals.returns_count == client.stats().episodes - client.stats().dropped_returns)
+    assert server.total_episodes == client.stats().episodes == MOST_ENDED + 11  # each of them counts all the same
 
 
 # What a client allows itself
