@@ -59,9 +59,9 @@ UNTOLD = 2.0
 """Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
 LINGER = 2.0
 """Seconds for which closed sockets go on sending replies at most."""
-PARTING = 0.1
-"""Seconds between the last replies of a server that saves and its end: a client's socket forgets what its thread has
-not read when the connection ends.
+PARTING = 0.3
+"""Seconds between the last replies of a server that saves or is finished and its end: a client's socket forgets what
+its thread has not read when the connection ends.
 """
 LOG_FLUSH = 1.0
 """Seconds after which lines are in the log file at the latest."""
@@ -944,6 +944,7 @@ class Server(Node):
                     self._pool.close()
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
+            if self._store is not None or self._desk.finished:
                 time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
             self._stop([self._requests], deadline)
             with self._counting:
