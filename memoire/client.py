@@ -1099,6 +1099,7 @@ class Client(Node):
             stale=counts.stale,
             feedback_through=self._feedback_through,
             leaving=self._leaving,
+            finished=self._finished,
         )
 
     def _updated(self, answer: Answer, covers: int, asked_at: float, boundary: _Boundary | None) -> None:
@@ -1127,6 +1128,8 @@ class Client(Node):
             self._grant(said.credit)
             self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended or self._window.in_flight)
             if said.run_name in ("", self._told.run_name):
+                if said.finished and not self._finished:
+                    self._news_due = 0.0  # a server that ends waits until its clients say that they know
                 self._finished = said.finished
             elif self._draw_line() is boundary:  # this answer is to what was said after the line was drawn
                 boundary.is_told = self._outbox.oldest > boundary.line and not (

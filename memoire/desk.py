@@ -140,7 +140,7 @@ class Desk:
         self._silent, self._shared_at = 0, 0.0  # clients that are silent for too long, and when they were counted
         self._shared_ledger: Ledger | None = None  # of which run
         self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
-        self._told: set[bytes] = set()  # clients that a reply told that the run is over
+        self._told: set[bytes] = set()  # clients that have said that they know that the run is over
         self.facts: dict[bytes, ClientFacts] = {}
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
@@ -385,7 +385,6 @@ class Desk:
             is_saved = True
             if body.role == "actor":
                 since = self._meet(header.client, body)
-                self._tell(header.client)
                 is_saved = self._is_saved(self.runs.current, header.client)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
@@ -475,21 +474,20 @@ class Desk:
         body_with = msgspec.structs.replace(reply.body, feedback_through=feedback[0])
         return reply._replace(body=body_with, payload=feedback[1])
 
-    def _tell(self, client: bytes) -> None:
-        """Remember who hears in this reply that the run is over. Under the lock."""
-        if self.finished:
-            self._told.add(client)
-
     def untold(self, within: float) -> int:
-        """Clients heard from in the last `within` seconds that do not know yet that the run is over."""
+        """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
         since = self._clock() - within
         with self.lock:
             if not self.finished:
                 return 0
-            return sum(account.last_seen >= since and account.client not in self._told for account in self.ledger)
+            return sum(
+                account.last_seen >= since and not account.report.leaving and account.client not in self._told
+                for account in self.ledger
+            )
 
     def _updated(self, run: Run, account: Account, body: wire.Update) -> wire.Updated:
-        self._tell(account.client)
+        if self.finished and run is self.runs.current and (body.finished or body.leaving):
+            self._told.add(account.client)
         is_older = body.parameters_version != self.parameters_version
         return wire.Updated(
             epoch=self.epoch,

@@ -162,6 +162,7 @@ class _Back:
         self.doors = proxy._worker.doors
         self.names: tuple[str, ...] = ()
         self.leaving: tuple[str, ...] = ()  # of these names, those that take no new clients
+        self.unmet: tuple[str, ...] = ()  # addresses behind it, where that is a proxy, at which nobody has answered yet
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
         self.channel = Channel(self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng)
@@ -262,6 +263,7 @@ class _Back:
         self.welcome = told
         self.names = tuple(told.servers or [told.home_name])
         self.leaving = tuple(told.leaving)
+        self.unmet = tuple(told.unmet)
         self._proxy._learned(self)
         for topic in told.models:
             self._want(topic)
@@ -728,10 +730,16 @@ class Proxy(Node):
             endpoints=self._endpoints,
             servers=list(self.servers),
             leaving=list(leaving),
+            unmet=self._unmet(),
             models={**told.models, **models},
             limits=limits,
         )
         sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
+
+    def _unmet(self) -> list[str]:
+        """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""
+        own = [back.endpoint[:256] for back in self._backs if not back.names]
+        return [*own, *(address for back in self._backs for address in back.unmet)]
 
     def _take_caches(self) -> None:
         for _ in range(MESSAGES_PER_TURN):

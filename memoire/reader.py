@@ -183,6 +183,7 @@ class _Link:
         self.is_looking = False
         self.look_at = 0.0
         self.names: tuple[str, ...] = ()
+        self.unmet: tuple[str, ...] = ()  # addresses behind it where nobody has answered yet
 
 
 @dataclass(slots=True)
@@ -539,6 +540,10 @@ class Reader(Node):
         self._check_open()
         patience = self._seconds(timeout)
         deadline = time.monotonic() + patience
+        if needs_all and not self._wait(lambda: not self._unmet(), patience):
+            where = ", ".join(sorted(self._unmet()))
+            advice = "A server there would not hear of it, so nothing was changed. Start it, or take it off the list."
+            raise MemoireTimeout("server", where, patience, advice)
         box: dict[str, Answer | None] = {}
         started: list[bool] = []
 
@@ -578,8 +583,8 @@ class Reader(Node):
     def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
         """What all servers together have counted, each client once, wherever it was at home.
 
-        A server that does not answer in time is named in `missing`. Exact for what clients have told; they tell it
-        twice a second.
+        A server that does not answer in time is named in `missing`, and so is an address on a proxy's list where nobody
+        has answered since the proxy began. Exact for what clients have told; they tell it twice a second.
 
         Args:
             run: Name of the experiment; None is the one that is counted now.
@@ -602,7 +607,7 @@ class Reader(Node):
             left = deadline - time.monotonic()
             rest = self.accounts(chosen, left, [name for name, answer in found.items() if answer.run != chosen])
             mine += [answer for answer in rest.values() if isinstance(answer, ServerAccounts)]
-        missing = [name for name, answer in told.items() if isinstance(answer, MemoireTimeout)]
+        missing = {name for name, answer in told.items() if isinstance(answer, MemoireTimeout)}
         return ClusterTotals(
             run=chosen,
             totals=totals_of(merge(*(answer.rows for answer in mine))),
@@ -610,7 +615,7 @@ class Reader(Node):
             durable=all(answer.durable for answer in mine),
             runs=tuple(dict.fromkeys(name for answer in found.values() for name in answer.runs)),
             servers=tuple(sorted(found)),
-            missing=tuple(sorted(missing)),
+            missing=tuple(sorted(missing | self._unmet())),
         )
 
     def accounts(
@@ -688,6 +693,11 @@ class Reader(Node):
         if not isinstance(answer, wire.Taken):
             raise Refused(self._remotes[name].link.channel.endpoint, "unexpected", f"answered {answer}")
         return answer
+
+    def _unmet(self) -> set[str]:
+        """Addresses, this reader's own and those on proxies' lists, where nobody has answered yet."""
+        own = {link.channel.endpoint for link in self._links if not link.names}
+        return own.union(*(link.unmet for link in self._links))
 
     def servers_at(self, url: str) -> tuple[str, ...]:
         """Names of the servers behind one of this reader's addresses, as it said last; none before it has answered."""
@@ -873,6 +883,7 @@ class Reader(Node):
         link.channel.home = message.header.home
         link.channel.learned(told)
         link.names = tuple(told.servers or [told.home_name])
+        link.unmet = tuple(told.unmet)
         for name in link.names:
             if name not in self._remotes:
                 self._remotes[name] = _Remote(name, link)

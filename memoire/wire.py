@@ -168,6 +168,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     since: Word = 0  # epoch of the home in which it opened this client's account: pushes are counted from then
     durable: bool = False  # replies of this home mean "on disk"
     leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
+    unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
 
 
 class Line(Part, frozen=True, array_like=True):
@@ -213,6 +214,7 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     stale: Count = 0
     feedback_through: Count = 0  # number of the newest feedback that was applied
     leaving: bool = False
+    finished: bool = False  # it knows that the run is over
 
 
 class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):

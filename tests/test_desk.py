@@ -229,6 +229,20 @@ def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
     assert me.ask(wire.Update()).body.finished
 
 
+def test_a_client_knows_that_the_run_is_over_when_it_says_so(desk):
+    """The reply that tells it may be lost with the connection of a server that ends."""
+    me, you = Asker(desk), Asker(desk, YOU)
+    for asker in (me, you):
+        asker.ask(wire.Hello())
+    assert desk.untold(2.0) == 0
+    desk.finish()
+    assert me.ask(wire.Update(episodes=1)).body.finished and desk.untold(2.0) == 2
+    me.ask(wire.Update(episodes=1, finished=True))
+    assert desk.untold(2.0) == 1
+    you.ask(wire.Update(leaving=True))
+    assert desk.untold(2.0) == 0
+
+
 def test_credit_is_shared_by_those_who_are_there(desk):
     desk.grant(1000)
     desk.pool.limit(5000)

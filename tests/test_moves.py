@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from history.ports import block
 from memoire import accounts, reader, wire
 from memoire.cluster.drain import clients_here, drain
 from memoire.cluster.roles import ServersFile
@@ -332,7 +333,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
     numbers = [[entry.line.number for entry in server.lines(most=100_000, run=run)] for run in ("old", "new")]
     assert max(numbers[0]) < min(numbers[1])  # the line was drawn once, for counts and log lines
     # Only the newest lines are kept in memory; the number of all of them is.
-    assert server._desk.runs.named("old").logbook.count + len(numbers[1]) == 5000 + before
+    assert sum(server._desk.runs.named(run).logbook.count for run in ("old", "new")) == 5000 + before
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster):
@@ -355,11 +356,28 @@ def test_totals_are_shown_with_who_did_not_answer(cluster):
     record(client, episodes=1200, length=1)
     client.update(10.0)
     reader = cluster.reader([server])
-    told = lines(replace(reader.totals(), missing=("two",), runs=("ant-6", "ant-7")), ["tcp://three:1"])
+    told = lines(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
     assert told[0] == "run 'ant-7' (not finished), in memory at one"
     assert [line.split() for line in told if line.startswith("  episodes")] == [["episodes", "1,200"]]
     assert told[-3] == "other runs: ant-6"
-    assert told[-2].startswith("two did not answer") and told[-1].startswith("tcp://three:1 did not answer")
+    assert told[-2].startswith("tcp://three:1 did not answer") and told[-1].startswith("two did not answer")
+
+
+def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_run_from_beginning(cluster):
+    here = cluster.server(name="one", run="old")
+    later = f"tcp://127.0.0.1:{block(3)}"
+    inner = cluster.proxy([here.endpoint, later])
+    outer = cluster.proxy([inner])
+    until(lambda: outer.servers == ("one",))
+    reader = cluster.reader([outer], timeout=5.0)
+    until(lambda: reader.totals().missing == (later,))
+    with pytest.raises(MemoireTimeout, match="nothing was changed") as caught:
+        reader.begin_run("new", timeout=0.3)
+    assert later in str(caught.value) and here.run == "old"
+    there = cluster.server(later, name="two", run="old")
+    reader.begin_run("new", timeout=20.0)
+    assert (here.run, there.run) == ("new", "new")
+    until(lambda: (totals := reader.totals()).servers == ("one", "two") and not totals.missing)
 
 
 def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path, capsys):

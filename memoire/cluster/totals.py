@@ -29,24 +29,22 @@ def show(
     """
     with Reader(endpoints, timeout=timeout) as reader:
         totals = reader.totals(run, timeout)
-        unmet = [url for url in endpoints if not reader.servers_at(url)]
     if as_json:
-        facts = asdict(totals) | {"missing": [*totals.missing, *unmet]}
-        say(json.dumps(facts))
+        say(json.dumps(asdict(totals)))
     else:
-        for line in lines(totals, unmet):
+        for line in lines(totals):
             say(line)
-    return INCOMPLETE if totals.missing or unmet else 0
+    return INCOMPLETE if totals.missing else 0
 
 
-def lines(totals: ClusterTotals, unmet: Sequence[str] = ()) -> list[str]:
-    """The totals as text; `unmet` are addresses at which nobody answered."""
+def lines(totals: ClusterTotals) -> list[str]:
+    """The totals as text."""
     state = "finished" if totals.finished else "not finished"
     where = "on disk" if totals.durable else "in memory"
     shown = [f"run {totals.run!r} ({state}), {where} at {', '.join(totals.servers)}"]
     shown += [f"  {name.replace('_', ' '):<18}{value:>16,}" for name, value in asdict(totals.totals).items()]
     if len(totals.runs) > 1:
         shown.append(f"other runs: {', '.join(name for name in totals.runs if name != totals.run)}")
-    for name in (*totals.missing, *unmet):
+    for name in totals.missing:
         shown.append(f"{name} did not answer: what it alone has counted is missing above")
     return shown
