@@ -84,6 +84,10 @@ class Keeper(Past, Protocol):
     def name(self) -> str:
         """Of the server whose folder it is."""
 
+    @property
+    def restored(self) -> int:
+        """How often a backup was put back into the folder."""
+
     def start(
         self,
         collect: Callable[[], Group | None],

@@ -112,6 +112,8 @@ class ServerStats:
     finished: bool
     durable: bool
     """Whether a reply means "on disk"; otherwise it means "in memory"."""
+    restored: int
+    """How often an older backup was put back into the state folder; what ended clients did since it is missing."""
     totals: Totals
     refused: dict[str, int]
     """Messages that were refused, by code."""
@@ -879,6 +881,7 @@ class Server(Node):
             uptime=time.monotonic() - self._started,
             finished=desk.finished,
             durable=self._store is not None,
+            restored=0 if self._store is None else self._store.restored,
             totals=totals,
             refused=refused,
             batches=self._batches,

@@ -42,6 +42,7 @@ class MemoryStore:
 
     def __init__(self, disk, name="home"):
         self.disk, self.name = disk, name
+        self.restored = 0
         disk.epoch += 1
         self.epoch = disk.epoch
         self._woken = threading.Event()

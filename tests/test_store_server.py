@@ -91,7 +91,7 @@ def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(clus
     (on_disk.folder / "kept").rename(on_disk.folder / "state.db.backup-1")
     on_disk.put_back()
     server = on_disk.start()
-    assert on_disk.store.restored == 1
+    assert server.stats().restored == 1
     for client in clients:
         client.update()
         client.update()
