@@ -86,7 +86,8 @@ class Channel:
             return float("inf")
         give_up = max(self.heard_at, self._asked_at) + self._patience
         # While ZeroMQ goes on trying, a new socket could do no better.
-        return max(give_up, self._link.stirred_at + LONGEST_ATTEMPT) if self._link.is_down else give_up
+        tries = self._link.is_down and not self._link.has_given_up
+        return max(give_up, self._link.stirred_at + LONGEST_ATTEMPT) if tries else give_up
 
     @property
     def is_down(self) -> bool:

@@ -61,6 +61,10 @@ class Link:
         """Attempts that failed since the last connection."""
         self.stirred_at = time.monotonic()
         """When anything was heard of it last: an attempt, a connection, an answer about its name."""
+        self.has_given_up = False
+        """Whether ZeroMQ tries no more: a connection ended before both had greeted each other, and none was tried since.
+        So it is where the address was for a moment somebody else's, of a kind of socket that does not fit.
+        """
         self.monitor: Socket | None = None
         """What the doors wait on; None for inproc, which has no events, and where nobody wants to know."""
         self.look_at = float("inf")
@@ -153,6 +157,7 @@ class Link:
 
     def _happened(self, event: int, value: int) -> None:
         self.stirred_at = time.monotonic()
+        self.has_given_up = event == zmq.EVENT_DISCONNECTED and not self.is_connected
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.is_connected = True
             self.connections += 1

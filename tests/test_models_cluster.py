@@ -91,7 +91,8 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
         body = body_of(number)
         server.publish("policy", body)  # clients hear of it from their server's replies before the proxy has it
         assert all(model.wait(20.0, after=number - 1).body == body for model in models)
-    assert served == {1: len(body), 2: len(body)}
+    # Once, and perhaps a chunk that was asked for again: QUICK does so after 50 ms. Each by itself would be eight times.
+    assert served.keys() == {1, 2} and all(len(body) <= sent <= 1.5 * len(body) for sent in served.values())
     late = [cluster.client(proxy).model("policy") for _ in range(4)]
     assert all(model.wait(20.0).body == body for model in late)
     fetched = [model._client.stats().fetched_bytes for model in models + late]
