@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memoire.client import connect
+from memoire.errors import MemoireTimeout
 from memoire.writer import Writer
 
 from .envs import make_envs, sizes
@@ -27,6 +28,8 @@ POLICY = "policy"
 """Topic on which the learner publishes the network's weights."""
 ANNEAL = 1000
 """Steps of an actor over which its first, random actions give way to the network's."""
+LAST_WORD = 2.0
+"""Seconds in which an actor that ends tries to tell what it did last."""
 
 
 class Player:
@@ -83,7 +86,10 @@ def play(endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, c
                 version = newest.version
             player.step(version)
         envs.close()
-        client.update()
+        try:
+            client.update(LAST_WORD)
+        except MemoireTimeout as error:  # the cluster may be gone before us
+            print(f"not everything could be told: {error}", file=sys.stderr)
         stats = client.stats()
         tether.report(client=stats.client, episodes=stats.episodes, steps=stats.steps, caches=stats.pushed_caches)
     return 0
