@@ -24,6 +24,8 @@ from memoire import cli, wire
 from memoire.cluster import doctor, local, roles
 from memoire.errors import ParameterError, SchemaError
 
+pytestmark = pytest.mark.processes
+
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), role="state"), "reward": ("float32", ())})
 
 

@@ -26,6 +26,8 @@ from memoire.cluster.actor import Player
 from memoire.cluster.launch import ONE_THREAD
 from memoire.cluster.qlearning import Adam, DoubleQ, Network, Settings, act
 
+pytestmark = pytest.mark.processes
+
 # ------------------------------------------------------------------------------------------------- the arithmetic
 
 

@@ -17,6 +17,8 @@ from history.plants import PLANTS
 from history.record import Event, Recorder, read
 from history.schedule import faults
 
+pytestmark = pytest.mark.processes
+
 TARGETS = ["server-0", "server-1", "proxy-0", "actor-0", "actor-1", "actor-2"]
 COUNTS = {"kill": 9, "stop": 3}
 

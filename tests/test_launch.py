@@ -18,6 +18,8 @@ import pytest
 from memoire.cluster.launch import Child, Launcher
 from memoire.errors import ChildDied, MemoireTimeout
 
+pytestmark = pytest.mark.processes
+
 TESTS = Path(__file__).resolve().parent
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS)]))}
 

@@ -363,7 +363,10 @@ def test_returns_that_are_not_told_are_counted(cluster):
     assert client.stats().dropped_returns >= 10
     way.drop = 0.0
     client.update(20.0)
-    until(lambda: server.stats().totals.returns_count == client.stats().episodes - client.stats().dropped_returns)
+    until(lambda: not client._ended)
+    # What was given up may have arrived all the same, while its answer did not.
+    stats, told = client.stats(), server.stats().totals.returns_count
+    assert stats.episodes - stats.dropped_returns <= told < stats.episodes
     assert server.total_episodes == client.stats().episodes == MOST_ENDED + 11  # each of them counts all the same
 
 

@@ -14,6 +14,8 @@ from memoire.client import connect
 from memoire.limits import Limits
 from netkit import SCHEMA, record, until
 
+pytestmark = pytest.mark.processes
+
 PATIENT = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, request_timeout=30.0)
 
 

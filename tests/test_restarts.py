@@ -17,6 +17,8 @@ from history.ports import block
 from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
 
+pytestmark = pytest.mark.processes
+
 
 class Process:
     """`memoire server` on a folder and ports of its own; it can be killed and started again."""
