@@ -62,8 +62,8 @@ class Link:
         self.stirred_at = time.monotonic()
         """When anything was heard of it last: an attempt, a connection, an answer about its name."""
         self.has_given_up = False
-        """Whether ZeroMQ tries no more: a connection ended before both had greeted each other, and none was tried since.
-        So it is where the address was for a moment somebody else's, of a kind of socket that does not fit.
+        """Whether ZeroMQ tries no more: a connection ended before both had greeted each other, and none was tried
+        since. So it is where the address was for a moment somebody else's, of a kind of socket that does not fit.
         """
         self.monitor: Socket | None = None
         """What the doors wait on; None for inproc, which has no events, and where nobody wants to know."""
