@@ -467,7 +467,12 @@ def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeyp
     reader = cluster.reader(servers, ahead=1)
     reader.get_batch(64)
     servers[1].close(0.0)
-    until(lambda: reader.stats().away == ("b",), 5.0)
+
+    def goes_on():  # a reader finds out when it asks, and it asks when a batch is taken
+        assert len(reader.get_batch(64, timeout=5.0).ids) == 64
+        return reader.stats().away == ("b",)
+
+    until(goes_on, 5.0)
     for _ in range(5):
         assert len(reader.get_batch(64, timeout=5.0).ids) == 64
 
