@@ -20,7 +20,7 @@ from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.proxy import Proxy
 from memoire.reader import Reader
-from memoire.sampling import Prioritized, importance
+from memoire.sampling import Greedy, Prioritized, RankBased, importance
 from memoire.schema import Column, Schema
 from memoire.server import Server
 from netkit import KeepingContext, in_thread, until
@@ -341,16 +341,43 @@ def everybody(actors, turn, servers):
     return {actor.id: actor.newest for actor in actors}
 
 
-def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, tap):
-    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, seed=3, limits=QUICK)
+@pytest.mark.parametrize(
+    ("sampler", "turns"),
+    [(Prioritized(1.0, beta=1.0), 150), (RankBased(0.5, beta=1.0), 100), (Prioritized(0.0, beta=1.0), 100)],
+)
+def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, tap, sampler, turns):
+    parameters = EXACT.replace(**sampler.fields())
+    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=3, limits=QUICK)
     actors = [join(start, tap, server.endpoint, number) for number in range(4)]
     promise = Promise(tap, actors)
-    for turn in range(150):
+    for turn in range(turns):
         newest = everybody(actors, turn, [server])
         for _ in range(4):
             promise.take(server.get_batch(256), newest if turn > 20 else None)
-    promise.holds()
+    promise.holds(0.006)
     assert np.mean(promise.left_out[80:]) < 0.02
+
+
+def test_greedy_clients_give_their_heaviest_entries_by_how_many_they_hold(start, tap):
+    parameters = EXACT.replace(**Greedy().fields(), cache_size=60)
+    server = start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=3, limits=QUICK)
+    actors = [join(start, tap, server.endpoint, number) for number in range(4)]
+    held = {actor.id: actor.entries.columns() for actor in actors}
+    heaviest = {name: numbers[np.argsort(-weights)[:60]] for name, (numbers, _, weights) in held.items()}
+    for _ in range(10):
+        for actor in actors:
+            actor.push()
+    until(lambda: server.total_caches == 40)
+    counts = Counter()
+    for _ in range(20):
+        batch = server.get_batch(50)
+        assert (batch.importance == 1.0).all()
+        for client, number in zip(batch.ids["client"], batch.ids["number"].tolist(), strict=True):
+            counts[client.tobytes()] += 1
+            assert number in heaviest[client.tobytes()]
+    shares = np.array([(weights > 0.0).sum() for _, _, weights in held.values()])
+    # Counts of a batch are at most one away from their mean.
+    np.testing.assert_allclose([counts[name] for name in held], 1000 * shares / shares.sum(), atol=20)
 
 
 AHEAD = 1
