@@ -3359,6 +3359,7 @@ cdef class HeldClient:
     cdef double mass, population  # S_c, N_c
     cdef dict reserved_for        # reader -> unused samples kept for it
     cdef Py_ssize_t slot          # in HeldPool.clients, -1: none
+    cdef readonly uint64_t number  # of clients that entered its pool before it
     cdef readonly bytes id
     cdef readonly Py_ssize_t pushed, caches, nbytes, unused, held, reserved
     cdef readonly double minimum, between
@@ -3808,6 +3809,7 @@ cdef class HeldPool:
     cdef uint64_t random
     cdef readonly Py_ssize_t nbytes, caches, unused, held
     cdef readonly uint64_t drawn  # samples that anyone ever drew here
+    cdef uint64_t entered         # clients that ever came
     cdef uint64_t elsewhere       # and that readers of this pool drew from other ones
 
     def __cinit__(self, uint64_t seed):
@@ -3827,6 +3829,8 @@ cdef class HeldPool:
         if client.slot >= 0:
             raise ValueError("the client is in a pool already")
         client.slot, client.mark = len(self.clients), self.drawn + self.elsewhere
+        client.number = self.entered
+        self.entered += 1
         self.clients.append(client)
 
     def leave(self, HeldClient client not None):
@@ -3997,16 +4001,20 @@ cdef class HeldPool:
         """Count samples that a reader of this pool drew from other ones: the shares of clients here are shares of those too."""
         self.elsewhere += samples
 
-    def reserve(self, bytes reader not None, Py_ssize_t total):
-        """Keep unused samples for a reader: of each client its part of `total` by weight or by what it has, whichever is more; 0 gives back.
+    def reserve(self, bytes reader not None, Py_ssize_t total, uint64_t part=0, uint64_t of=1):
+        """Keep unused samples for a reader: of each client its share of `total` by weight or by what it has, whichever is more; 0 gives back.
 
         By weight, so that a client's share is not held down by how much the others have in store; by what it has, so that
-        there is enough where the heaviest have little.
+        there is enough where the heaviest have little. Of readers that part the clients each takes every `of`-th one, as they entered.
         """
         cdef HeldClient client
-        cdef double together = 0.0, mass = 0.0, part
+        cdef double together = 0.0, mass = 0.0, share
         cdef Py_ssize_t mine, others, wanted
+        if part >= of:
+            raise ValueError(f"part {part} of {of}")
         for client in self.clients:
+            if client.number % of != part:
+                continue
             others = max(0, client.unused - client.reserved + <Py_ssize_t>client.reserved_for.get(reader, 0))
             together += others
             mass += client.mass if others else 0.0
@@ -4015,21 +4023,26 @@ cdef class HeldPool:
             client.reserved -= mine
             others = max(0, client.unused - client.reserved)
             wanted = 0
-            if total > 0 and others > 0:
-                part = max(others / together, client.mass / mass if mass > 0.0 else 0.0)
-                wanted = min(others, <Py_ssize_t>floor(total * part) + 1)
+            if total > 0 and others > 0 and client.number % of == part:
+                share = max(others / together, client.mass / mass if mass > 0.0 else 0.0)
+                wanted = min(others, <Py_ssize_t>floor(total * share) + 1)
             if wanted:
                 client.reserved_for[reader] = wanted
                 client.reserved += wanted
 
-    def sums(self, bytes reader not None, bint reuse):
-        """`wire.CLIENT_SUMS` of each client with something to serve or a weight, packed: D_c is scaled to the reader's part of u_c."""
+    def sums(self, bytes reader not None, bint reuse, uint64_t part=0, uint64_t of=1):
+        """`wire.CLIENT_SUMS` of each of its clients with something to serve or a weight, packed.
+
+        D_c is scaled to the reader's part of u_c, and to its part of all draws: the other readers draw from other clients.
+        """
         cdef HeldClient client
         cdef Py_ssize_t mine
         cdef list rows = []
         cdef SumsRow row
+        if part >= of:
+            raise ValueError(f"part {part} of {of}")
         for client in self.clients:
-            if client.mass <= 0.0:
+            if client.mass <= 0.0 or client.number % of != part:
                 continue
             mine = client.reserved_for.get(reader, 0)
             mine = min(mine, client.unused)
@@ -4037,7 +4050,7 @@ cdef class HeldPool:
             row.mass, row.population, row.minimum = client.mass, <uint64_t>client.population, client.minimum
             row.between, row.reserved, row.flags = 0.0, <uint32_t>mine, 0
             if client.between > 0.0 and client.unused > 0:
-                row.between = client.between * mine / client.unused
+                row.between = client.between * mine / client.unused / of
             if reuse and client.held > 0:
                 row.reserved, row.flags = <uint32_t>client.held, 1
             rows.append((<const uint8_t*>&row)[:sizeof(SumsRow)])

@@ -793,12 +793,12 @@ class Desk:
     # ------------------------------------------------------------------------------------------------ readers
 
     def _sums(self, header: wire.Header, body: wire.Sums, _: Any) -> Reply:
-        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere)
+        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         return Reply(wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished))
 
     def _draw(self, header: wire.Header, body: wire.Draw, _: Any) -> Reply:
         payload = self.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
-        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere)
+        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         return Reply(wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished), payload)
 
 

@@ -398,7 +398,9 @@ class Pool:
 
     # Readers: learners that draw from several pools, over the network
 
-    def reserve(self, reader: bytes, samples: int, elsewhere: int = 0) -> NDArray[np.void]:
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader, and tell it what it may draw: rows of `wire.CLIENT_SUMS`.
 
         A reader is named by its client id. What it asks for replaces what it had; when it is silent for
@@ -409,6 +411,8 @@ class Pool:
             samples: How many; of each client its part by weight or by unused samples, whichever is more.
             elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all of
                 them, so these count between two caches of a client as well.
+            part: (i, n): only of every n-th client in the order in which they came, beginning with the i-th from 0, as
+                if there were no others.
         """
         if samples < 0:
             raise ParameterError("samples", samples, "at least 0")
@@ -418,10 +422,10 @@ class Pool:
             if elsewhere > before:
                 self._held.draw_elsewhere(elsewhere - before)
                 self._elsewhere[reader] = elsewhere
-            self._held.reserve(reader, samples)
+            self._held.reserve(reader, samples, *part)
             self._readers[reader] = self._clock()
             self._tell()  # it may keep fewer than before
-            return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache), CLIENT_SUMS)
+            return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache, *part), CLIENT_SUMS)
 
     def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.

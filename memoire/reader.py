@@ -207,6 +207,9 @@ class Reader(Node):
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
         ahead: Batches that are drawn before they are asked for.
+        partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
+            as if there were no others, and importance corrects for those alone. None draws from all clients; learners
+            that do so never get the same sample either.
         context: ZeroMQ context; one for the process by default.
 
     Raises:
@@ -224,6 +227,7 @@ class Reader(Node):
         timeout: float | None = 10.0,
         seed: int | None = None,
         ahead: int = BATCHES_AHEAD,
+        partition: tuple[int, int] | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -239,6 +243,7 @@ class Reader(Node):
         self._pid = os.getpid()
         self._started = time.monotonic()
         self._ahead = ahead
+        self._part, self._of = _checked_partition(partition)
         self._rng = random.Random(seed)
         self._closing = False
         self._close_lock = threading.Lock()
@@ -969,7 +974,14 @@ class Reader(Node):
                 drawn = int(counts["count"].sum())
                 self._drawn += drawn
                 remote.drawn += drawn
-                asked = wire.Draw(counts=counts.tobytes(), reserve=self._reserve, elsewhere=self._drawn - remote.drawn)
+                sums = self._sums_of(remote)
+                asked = wire.Draw(
+                    counts=counts.tobytes(),
+                    reserve=sums.reserve,
+                    elsewhere=sums.elsewhere,
+                    part=sums.part,
+                    of=sums.of,
+                )
                 made.open.add(self._ask(remote, asked, now, counts))
             elif not remote.is_asked:  # it gives nothing, and is to say what it has by the next draw but one
                 self._ask(remote, self._sums_of(remote), now)
@@ -977,7 +989,9 @@ class Reader(Node):
             self._begin(now)
 
     def _sums_of(self, remote: _Remote) -> wire.Sums:
-        return wire.Sums(reserve=self._reserve, elsewhere=self._drawn - remote.drawn)
+        # Of few clients at each of several servers, the first ones belong to different learners.
+        part = (self._part + sorted(self._remotes).index(remote.name)) % self._of if self._of > 1 else 0
+        return wire.Sums(reserve=self._reserve, elsewhere=self._drawn - remote.drawn, part=part, of=self._of)
 
     @property
     def _reserve(self) -> int:
@@ -1079,6 +1093,20 @@ class Reader(Node):
     def _at_end(self) -> None:
         for link in self._links:
             link.channel.close(Closed("this reader"))
+
+
+def _checked_partition(given: Any) -> tuple[int, int]:
+    """Which learner of how many; the only one where nothing is given.
+
+    Raises:
+        ParameterError: it is none.
+    """
+    if given is None:
+        return 0, 1
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    if not is_pair or type(given[0]) is not int or type(given[1]) is not int or not 0 <= given[0] < given[1] < 1 << 32:
+        raise ParameterError("partition", given, "(i, n): learner i, counted from 0, of n")
+    return given[0], given[1]
 
 
 def _server_accounts(said: wire.Accounts, rows: Rows) -> ServerAccounts:

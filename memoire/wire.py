@@ -97,6 +97,7 @@ class Payload(enum.Enum):
 # What tails are made of. All texts, lists and numbers have bounds; counts stay below 2**53, which a float64 holds.
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Parts: TypeAlias = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=2.0**40)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
@@ -354,6 +355,11 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
     type: ClassVar = Type.SUMS
     reserve: Small = 0  # unused samples to hold back for this reader, over all clients
     elsewhere: Count = 0  # samples that it has drawn from other servers so far
+    part: Small = 0  # its clients are every `of`-th one in the order in which they came, beginning with this one
+    of: Parts = 1
+
+    def __post_init__(self) -> None:
+        _check_part(self.part, self.of)
 
 
 class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -375,9 +381,12 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     counts: Annotated[bytes, Meta(max_length=2**27)] = b""
     reserve: Small = 0
     elsewhere: Count = 0
+    part: Small = 0
+    of: Parts = 1
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)
+        _check_part(self.part, self.of)
 
 
 class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -509,6 +518,11 @@ ACCOUNT: Final = np.dtype(
     ]
 )
 _ACCOUNT_COUNTS: Final = [name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name != "home"]
+
+
+def _check_part(part: int, of: int) -> None:
+    if part >= of:
+        raise ValueError(f"part {part} of {of}: parts are counted from 0")
 
 
 def unpack_sums(packed: bytes) -> NDArray[np.void]:

@@ -179,7 +179,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "chunk": (wire.Chunk(topic="policy", version=9, size=5, sha256=digest), b"model"),
         "publish": (wire.Publish(topic="policy", size=5, sha256=digest), b"model"),
         "published": (wire.Published(topic="policy", received=5, version=9), b""),
-        "sums": (wire.Sums(reserve=1024), b""),
+        "sums": (wire.Sums(reserve=1024, part=1, of=3), b""),
         "summed": (wire.Summed(epoch=5, clients=sums), b""),
         "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
         "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),

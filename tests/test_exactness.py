@@ -344,6 +344,7 @@ def everybody(actors, turn, servers):
 @pytest.mark.parametrize(
     ("sampler", "turns"),
     [(Prioritized(1.0, beta=1.0), 150), (RankBased(0.5, beta=1.0), 100), (Prioritized(0.0, beta=1.0), 100)],
+    ids=["proportional", "rank", "uniform"],
 )
 def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, tap, sampler, turns):
     parameters = EXACT.replace(**sampler.fields())

@@ -76,6 +76,15 @@ def test_batches_come_from_every_server_behind_a_proxy(cluster):
     assert set(stats.servers) == set(NAMES)
 
 
+def test_arrays_of_a_batch_cross_dlpack_without_a_copy(cluster):
+    server = cluster.server()
+    fill(cluster.client(server))
+    reader = cluster.reader([server], ahead=1)
+    for batch in (server.get_batch(32), reader.get_batch(32, 10.0)):
+        for name in batch.keys() - {"ids"}:  # two words and a number: DLPack has no records
+            assert np.from_dlpack(batch[name]).ctypes.data == batch[name].ctypes.data
+
+
 def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
     """Clients of different size and weight; at beta 1 the weighted mean of a quantity is its mean over all entries."""
     parameters = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512, reuse_cache=True)

@@ -39,6 +39,17 @@ def test_tensors_share_the_memory_of_the_batch_and_have_its_names_and_nesting():
         _ = made.other
 
 
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 3, "multi_step": 2}, {"sequence_length": 4}])
+def test_arrays_cross_dlpack_without_a_copy(options):
+    batch = filled(**options).sample(16)
+    for name, array in batch.items():
+        made = torch.from_dlpack(array)
+        assert made.data_ptr() == array.ctypes.data and tuple(made.shape) == array.shape, name
+    made = torch.from_dlpack(batch.obs["image"])
+    made[0] = 77
+    assert (batch["obs.image"][0] == 77).all()
+
+
 def test_errors_of_a_learner_become_priorities():
     buffer = filled()
     made = memoire.torch.TorchBatch(buffer.sample(16))
