@@ -13,6 +13,7 @@ from .reader import Reader
 from .sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from .schema import Column, Schema
 from .server import Server
+from .table import Table
 from .version import VERSION
 from .writer import Writer
 
@@ -40,6 +41,7 @@ __all__ = [
     "ReplayMemoryServer",
     "Schema",
     "Server",
+    "Table",
     "Transition",
     "Uniform",
     "Writer",

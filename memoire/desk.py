@@ -28,9 +28,9 @@ from .limits import Limits
 from .logbook import Entry, Logbook
 from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
-from .pool import Pool
+from .pool import AnyPool
 from .runs import Past, Run, Runs
-from .schema import Schema
+from .table import OpenTable, Tables
 from .version import SOFTWARE
 
 DEFAULT_RUN = "default"
@@ -95,6 +95,7 @@ class Desk:
     """The state of one server, and the answers that follow from it.
 
     Args:
+        tables: What it keeps; each with schema, parameters and pool of its own.
         endpoints: Where clients connect to; read at each HELLO, since workers may be added.
         on_lines: Called with log lines that are new, in order.
         on_model: Called when a model is new.
@@ -107,13 +108,10 @@ class Desk:
     def __init__(
         self,
         *,
-        schema: Schema,
-        parameters: Parameters,
-        pool: Pool,
+        tables: Tables,
         run: str | None,
         name: str,
         limits: Limits,
-        max_step: int = 0,
         endpoints: Callable[[], wire.Endpoints] = wire.Endpoints,
         on_lines: Callable[[list[Entry]], None] = lambda lines: None,
         on_model: Callable[[Model], None] = lambda model: None,
@@ -124,20 +122,18 @@ class Desk:
     ) -> None:
         if run is not None:
             _check_name(run)
-        self.schema, self.pool, self.limits = schema, pool, limits
+        self.tables, self.limits = tables, limits
         self.name, self.home = name, wire.name_hash(name)
-        self.fingerprint = schema.fingerprint
-        self.max_step = max_step
         self.epoch = past.epoch if past else time.time_ns()
         self.journal = Journal() if past else None
         """What is to be saved; None where nothing is."""
         self._credit_limit = limits.credit
-        self.parameters, self.parameters_version = parameters, 1
-        self._given_parameters = parameters.to_wire()
         self.models = ModelStore(limits.model_bytes)
         self.leaving = False
         """Whether clients are sent elsewhere: this server is being drained."""
-        self._silent, self._shared_at = 0, 0.0  # clients that are silent for too long, and when they were counted
+        # Clients of each table that are silent for too long, and when they were counted.
+        self._silent: Counter[int] = Counter()
+        self._shared_at = 0.0
         self._shared_ledger: Ledger | None = None  # of which run
         self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
         self._told: set[bytes] = set()  # clients that have said that they know that the run is over
@@ -147,13 +143,13 @@ class Desk:
         self.feedback_lost = 0
         """Priorities whose client is not known here, or that waited too long for it."""
         self.feedback_given = 0
-        self.lock = threading.RLock()  # everything above and below, except the pool, which has its own
+        self.lock = threading.RLock()  # everything above and below, except the pools, which have their own
         self._granting = threading.Lock()  # one at a time of the requests that must not be granted twice
         self._waiting: dict[bytes, _Waiting] = {}
         self._unsaved: list[Model] = []  # published since a group was taken to be saved
         self._uploads: OrderedDict[tuple[bytes, str], Assembly] = OrderedDict()
         # The newest replies to each client's requests that would change something if they were granted twice.
-        self._given: OrderedDict[tuple[bytes, wire.Type], OrderedDict[int, Reply]] = OrderedDict()
+        self._given: OrderedDict[tuple[bytes, wire.Type, int], OrderedDict[int, Reply]] = OrderedDict()
         self._endpoints, self._on_lines, self._on_model, self._clock = endpoints, on_lines, on_model, clock
         self._on_news, self._on_change = on_news, on_change
         self.runs = Runs(self._go_on(past, run), clock(), past, epoch=self.epoch)
@@ -223,26 +219,22 @@ class Desk:
         run = self.runs.current
         for model in past.models(run.name):
             self.models.put(model)
-        given, saved = self._given_parameters, past.settings().get("parameters")
-        chosen = _Chosen(given, given, 1) if saved is None else msgspec.json.decode(saved, type=_Chosen)
-        if chosen.given == given:
-            self._take_parameters(Parameters.from_wire(chosen.now), chosen.version)
-        else:
-            self._take_parameters(self.parameters, chosen.version + 1)
-        self._save_parameters()
+        for table in self.tables:
+            given, saved = table.settings.parameters.to_wire(), past.settings().get(table.key)
+            chosen = _Chosen(given, given, 1) if saved is None else msgspec.json.decode(saved, type=_Chosen)
+            if chosen.given == given:
+                table.take_parameters(Parameters.from_wire(chosen.now), chosen.version)
+            else:
+                table.take_parameters(table.parameters, chosen.version + 1)
+            self._save_parameters(table)
         for facts in self.runs.facts():
             self.journal.run(facts)
 
-    def _take_parameters(self, parameters: Parameters, version: int) -> None:
-        parameters.check_for(self.schema)
-        if parameters != self.parameters:
-            self.pool.configure(parameters)
-        self.parameters, self.parameters_version = parameters, version
-
-    def _save_parameters(self) -> None:
+    def _save_parameters(self, table: OpenTable) -> None:
         if self.journal is not None:
-            chosen = _Chosen(self._given_parameters, self.parameters.to_wire(), self.parameters_version)
-            self.journal.setting("parameters", msgspec.json.encode(chosen).decode())
+            given = table.settings.parameters.to_wire()
+            chosen = _Chosen(given, table.parameters.to_wire(), table.parameters_version)
+            self.journal.setting(table.key, msgspec.json.encode(chosen).decode())
 
     def _touch(self, run: Run, account: Account) -> None:
         """The account is to be saved. Under the lock."""
@@ -294,7 +286,8 @@ class Desk:
             if self.journal is not None:
                 self.journal.run(former.facts)
                 self.journal.run(self.runs.current.facts)
-            self.pool.clear()
+            for table in self.tables:
+                table.pool.clear()
             self.models.renew()
             self._uploads.clear()
             self._waiting.clear()
@@ -360,7 +353,7 @@ class Desk:
         """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""
 
         def answer(header: wire.Header, body: Any, payload: Any) -> Reply:
-            key, number = (header.client, header.type), header.sequence
+            key, number = (header.client, header.type, header.table), header.sequence
             with self._granting:
                 given = self._given.setdefault(key, OrderedDict())
                 self._given.move_to_end(key)
@@ -380,24 +373,26 @@ class Desk:
     # ------------------------------------------------------------------------------------------------ clients
 
     def _hello(self, header: wire.Header, body: wire.Hello, _: Any) -> Reply:
-        since = 0
+        table, since = self.tables.named(body.table), 0
         with self.lock:
             is_saved = True
             if body.role == "actor":
-                since = self._meet(header.client, body)
+                since = self._meet(header.client, body, table)
                 is_saved = self._is_saved(self.runs.current, header.client)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
-                schema=self.schema.to_json(),
-                parameters=self.parameters.to_wire(),
-                parameters_version=self.parameters_version,
-                max_step=self.max_step,
+                schema=table.schema.to_json(),
+                parameters=table.parameters.to_wire(),
+                parameters_version=table.parameters_version,
+                max_step=table.max_step,
+                storage=table.storage,
+                table=table.number,
                 run_name=self.run_name,
                 home_name=self.name,
                 epoch=self.epoch,
                 servers=[self.name],
                 endpoints=self._endpoints(),
-                credit=self.credit(),
+                credit=self.credit(table),
                 models=self.models.versions(),
                 codecs=codecs,
                 limits=self._stated_limits(),
@@ -407,16 +402,17 @@ class Desk:
                 durable=self.is_durable,
                 leaving=[self.name] if self.leaving else [],
             )
-            names = {"run": self.run, "home": self.home, "fingerprint": self.fingerprint}
+            names = {"run": self.run, "home": self.home, "fingerprint": table.fingerprint, "table": table.number}
         return Reply(welcome, None, names, until_saved=not is_saved)
 
-    def _meet(self, client: bytes, body: wire.Hello) -> int:
+    def _meet(self, client: bytes, body: wire.Hello, table: OpenTable) -> int:
         """Open the client's account, and remember what it says of itself; since when it is open. Under the lock."""
         is_new = client not in self.ledger
-        account = self.ledger.account(client, self._clock())
+        account = self.ledger.account(client, self._clock(), table.number)
         self.facts[client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
-        if is_new or (account.label, account.host) != (body.label, body.host):
+        if is_new or (account.label, account.host, account.table) != (body.label, body.host, table.number):
             account.label, account.host = body.label, body.host
+            self.ledger.move(account, table.number)
             self._touch(self.runs.current, account)
         return account.since
 
@@ -424,12 +420,13 @@ class Desk:
         names = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
         return {name: getattr(self.limits, name) for name in names}
 
-    def credit(self) -> int:
-        """Bytes that each client may have on the way: its limit, or where that is less its share of what is held, or of
-        what all together may have on the way.
+    def credit(self, table: OpenTable) -> int:
+        """Bytes that each client of a table may have on the way: its limit, or where that is less its share of what the
+        table holds, or of what all together may have on the way.
         """
-        together = min(self.pool.byte_limit, self.limits.on_way_bytes)
-        return max(1, min(self._credit_limit, together // max(1, self._sharers())))
+        sharers = self._sharers()
+        together = self.limits.on_way_bytes // max(1, sum(sharers.values()))
+        return max(1, min(self._credit_limit, together, table.pool.byte_limit // max(1, sharers[table.number])))
 
     def grant(self, credit: int | None) -> None:
         """Let each client have at most this many bytes on the way from now on, or its share of what is held now."""
@@ -437,24 +434,26 @@ class Desk:
             self._credit_limit = self._credit_limit if credit is None else credit
             self._after(self._on_news)
 
-    def _sharers(self) -> int:
-        """Clients that may push: neither gone nor silent for too long, as counted once a second. Under the lock."""
+    def _sharers(self) -> Counter[int]:
+        """Clients of each table that may push: neither gone nor silent for too long, as counted once a second. Under
+        the lock.
+        """
         now, ledger = self._clock(), self.ledger
         if ledger is not self._shared_ledger or not self._shared_at <= now < self._shared_at + 1.0:
             self._shared_ledger, self._shared_at = ledger, now
             since = now - self.limits.client_timeout
-            active = sum(account.last_seen >= since and not account.report.leaving for account in ledger)
-            self._silent = len(ledger) - ledger.gone - active
-        return len(ledger) - ledger.gone - self._silent
+            silent = (each.table for each in ledger if each.last_seen < since and not each.report.leaving)
+            self._silent = Counter(silent)
+        return ledger.present - self._silent
 
     def _update(self, header: wire.Header, body: wire.Update, _: Any) -> Reply:
-        now = self._clock()
+        table, now = self.tables.numbered(header.table), self._clock()
         with self.lock:
             run = self.runs.find(header.run)
             if run is None:
                 raise self._wrong_run()
             before = sums_of(run.ledger.find(header.client))
-            account = run.ledger.report(header.client, header.sequence, body, now)
+            account = run.ledger.report(header.client, header.sequence, body, now, table.number)
             taken = run.logbook.take(header.client, body.lines, now)
             if taken or before != sums_of(account):
                 self._touch(run, account)
@@ -463,12 +462,14 @@ class Desk:
                     self.journal.lines(run.name, taken)
                 self._after(functools.partial(self._on_lines, taken))
             # Pieces are numbered anew at each start.
-            feedback = self._feedback_for(header.client, body.feedback_through if body.epoch == self.epoch else 0)
-            reply = Reply(self._updated(run, account, body), until_saved=not self._is_saved(run, header.client))
+            feedback = self._feedback_for(
+                table, header.client, body.feedback_through if body.epoch == self.epoch else 0
+            )
+            reply = Reply(self._updated(table, run, account, body), until_saved=not self._is_saved(run, header.client))
         if run is self.runs.current:
-            self.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
+            table.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
             if account.report.leaving:
-                self.pool.goodbye(header.client)
+                table.pool.goodbye(header.client)
         if feedback is None:
             return reply
         body_with = msgspec.structs.replace(reply.body, feedback_through=feedback[0])
@@ -485,10 +486,10 @@ class Desk:
                 for account in self.ledger
             )
 
-    def _updated(self, run: Run, account: Account, body: wire.Update) -> wire.Updated:
+    def _updated(self, table: OpenTable, run: Run, account: Account, body: wire.Update) -> wire.Updated:
         if self.finished and run is self.runs.current and (body.finished or body.leaving):
             self._told.add(account.client)
-        is_older = body.parameters_version != self.parameters_version
+        is_older = body.parameters_version != table.parameters_version
         return wire.Updated(
             epoch=self.epoch,
             durable=self.is_durable,
@@ -501,9 +502,9 @@ class Desk:
             rejected=dict(account.rejected),
             lost=account.lost_caches,
             lost_bytes=account.lost_bytes,
-            credit=self.credit(),
-            parameters_version=self.parameters_version,
-            parameters=self.parameters.to_wire() if is_older else None,
+            credit=self.credit(table),
+            parameters_version=table.parameters_version,
+            parameters=table.parameters.to_wire() if is_older else None,
             models=self.models.versions(),
             run_name=self.run_name,
             finished=self.finished,
@@ -521,12 +522,12 @@ class Desk:
         """
         client, size = header.client, header.payload_bytes
         try:
-            self._check_origin(header)
-            held = cache.check(payload, self.pool.layout, self.limits, checksum=header.payload_checksum)
+            table = self._table_of(header)
+            held = cache.check(payload, table.pool.layout, self.limits, checksum=header.payload_checksum)
             with self.lock:
                 self._check_run(header)  # another one may have begun meanwhile
-                self.pool.add(client, header.sequence, held)
-                account = self._arrived(self.runs.current, client, size, body)
+                table.caches.add(client, header.sequence, held)
+                account = self._arrived(self.runs.current, client, size, body, table.number)
                 if account is not None:
                     self.ledger.accepted(account, size, held.samples)
         except ProtocolError as error:
@@ -540,20 +541,21 @@ class Desk:
             raise
         return int(held.samples)
 
-    def _arrived(self, run: Run, client: bytes, size: int, body: wire.Cache) -> Account | None:
-        account = run.ledger.arrived(client, size, self._clock(), body.number, body.pushed_bytes, body.since)
+    def _arrived(self, run: Run, client: bytes, size: int, body: wire.Cache, table: int = 0) -> Account | None:
+        now = self._clock()
+        account = run.ledger.arrived(client, size, now, body.number, body.pushed_bytes, body.since, table)
         if account is not None:
             self._touch(run, account)
         return account
 
-    def _check_origin(self, header: wire.Header) -> None:
+    def _table_of(self, header: wire.Header) -> OpenTable:
+        """The table that something pushed is for, which fits it by all that its header says."""
         if header.client == wire.NO_CLIENT:
             raise ProtocolError("client", "a cache needs a client id")
         self._check_run(header)
-        if header.fingerprint != self.fingerprint:
-            raise ProtocolError(
-                "schema", f"made for schema {header.fingerprint:016x}, this server stores {self.fingerprint:016x}"
-            )
+        table = self.tables.numbered(header.table)
+        table.check_fingerprint(header.fingerprint)
+        return table
 
     def _check_run(self, header: wire.Header) -> None:
         if header.run not in (0, self.run):
@@ -637,21 +639,21 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ learners
 
-    def configure(self, changes: Mapping[str, Any]) -> Parameters:
-        """Change parameters for everyone; clients hear of it in the reply to their next UPDATE."""
+    def configure(self, table: OpenTable, changes: Mapping[str, Any]) -> Parameters:
+        """Change a table's parameters for everyone; its clients hear of it in the reply to their next UPDATE."""
         with self.lock:
-            parameters = self.parameters.replace(**changes)
-            parameters.check_for(self.schema)
-            if parameters != self.parameters:
-                self._take_parameters(parameters, self.parameters_version + 1)
-                self._save_parameters()
+            parameters = table.parameters.replace(**changes)
+            if parameters != table.parameters:
+                table.take_parameters(parameters, table.parameters_version + 1)
+                self._save_parameters(table)
                 self._after(self._on_news)
             return parameters
 
     def _control(self, header: wire.Header, body: wire.Control, _: Any) -> Reply:
+        table = self.tables.numbered(header.table)
         try:
             if body.parameters:
-                self.configure(body.parameters)
+                self.configure(table, body.parameters)
             if body.run:
                 self.begin_run(body.run)
         except (MemoireError, TypeError) as error:
@@ -660,7 +662,7 @@ class Desk:
             self.finish()
         if body.drain:
             self.drain()
-        taken = wire.Taken(parameters_version=self.parameters_version, finished=self.finished)
+        taken = wire.Taken(parameters_version=table.parameters_version, finished=self.finished)
         return Reply(taken, until_saved=True)
 
     def hand_on(self, ids: NDArray[Any], td_errors: Any) -> int:
@@ -699,7 +701,7 @@ class Desk:
             lost += oldest
         return lost
 
-    def _feedback_for(self, client: bytes, through: int) -> tuple[int, Any] | None:
+    def _feedback_for(self, table: OpenTable, client: bytes, through: int) -> tuple[int, Any] | None:
         """Number and container of what the client has not applied yet."""
         waiting = self._waiting.get(client)
         if waiting is None:
@@ -720,17 +722,17 @@ class Desk:
         ids = np.empty(len(numbers), ID)
         ids["client"] = np.frombuffer(client, "<u8")
         ids["number"] = numbers
-        return chosen[-1][0], cache.pack_feedback(self.schema, ids, errors, now=self._clock())
+        return chosen[-1][0], cache.pack_feedback(table.schema, ids, errors, now=self._clock())
 
     def _feedback(self, header: wire.Header, body: wire.Feedback, payload: Any) -> Reply:
-        samples = lost = 0
+        table, samples, lost = self.tables.numbered(header.table), 0, 0
         with self.lock:
-            for client, (numbers, errors) in cache.read_feedback(payload, self.schema, self.limits).items():
+            for client, (numbers, errors) in cache.read_feedback(payload, table.schema, self.limits).items():
                 samples += len(numbers)
                 lost += self._keep(client, numbers.astype(np.int64), errors.astype(np.float32))
             self.feedback_given += samples
             self.feedback_lost += lost
-        return Reply(wire.Taken(samples=samples - lost, lost=lost, parameters_version=self.parameters_version))
+        return Reply(wire.Taken(samples=samples - lost, lost=lost, parameters_version=table.parameters_version))
 
     # ----------------------------------------------------------------------------------------------- accounts
 
@@ -793,13 +795,21 @@ class Desk:
     # ------------------------------------------------------------------------------------------------ readers
 
     def _sums(self, header: wire.Header, body: wire.Sums, _: Any) -> Reply:
-        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        pool = self._drawn_from(header)
+        rows = pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         return Reply(wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished))
 
     def _draw(self, header: wire.Header, body: wire.Draw, _: Any) -> Reply:
-        payload = self.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
-        rows = self.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        pool = self._drawn_from(header)
+        payload = pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
+        rows = pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         return Reply(wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished), payload)
+
+    def _drawn_from(self, header: wire.Header) -> AnyPool:
+        table = self.tables.numbered(header.table)
+        if header.fingerprint:
+            table.check_fingerprint(header.fingerprint)
+        return table.pool
 
 
 def _check_name(run: str) -> None:

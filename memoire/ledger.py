@@ -10,7 +10,7 @@ lost, doubled or late without changing what is counted: the greater number wins.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +62,8 @@ class Account:
     """Of its log lines."""
     host: str = ""
     """Where it runs, as it says."""
+    table: int = 0
+    """Number of the table that it belongs to."""
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""
@@ -145,6 +147,8 @@ class Ledger:
         self.accepted_caches = 0
         self.gone = 0
         """Clients that said goodbye."""
+        self.present: Counter[int] = Counter()
+        """The others, of each table by its number."""
         self.strays = 0
         """Caches that came for accounts of a former life of this server."""
         self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
@@ -159,8 +163,8 @@ class Ledger:
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
 
-    def account(self, client: bytes, now: float) -> Account:
-        """The client's account, opened when it is new.
+    def account(self, client: bytes, now: float, table: int = 0) -> Account:
+        """The client's account, opened for a table when it is new.
 
         Raises:
             ProtocolError: (code "busy") the ledger is full.
@@ -169,7 +173,8 @@ class Ledger:
         if account is None:
             if len(self._accounts) >= self._most_clients:
                 raise ProtocolError("busy", f"this server already counts {self._most_clients} clients")
-            account = self._accounts[client] = Account(client, now, now, self.epoch)
+            account = self._accounts[client] = Account(client, now, now, self.epoch, table=table)
+            self.present[table] += 1
         account.last_seen = now
         return account
 
@@ -181,12 +186,20 @@ class Ledger:
         self.steps += account.report.steps
         self.accepted_caches += account.accepted_caches
         self.gone += account.report.leaving
+        self.present[account.table] += not account.report.leaving
+
+    def move(self, account: Account, table: int) -> None:
+        """The client belongs to this table from now on."""
+        if not account.report.leaving:
+            self.present[account.table] -= 1
+            self.present[table] += 1
+        account.table = table
 
     def find(self, client: bytes) -> Account | None:
         """The client's account, when it has one."""
         return self._accounts.get(client)
 
-    def report(self, client: bytes, sequence: int, update: Update, now: float) -> Account:
+    def report(self, client: bytes, sequence: int, update: Update, now: float, table: int = 0) -> Account:
         """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence.
 
         What it counts per home is not taken from before this account was opened: it is about a former one.
@@ -195,7 +208,7 @@ class Ledger:
             ProtocolError: a scalar or return is not finite, or the ledger is full; nothing was changed.
         """
         _check(update)
-        account = self.account(client, now)
+        account = self.account(client, now, table)
         old = account.report
         said = update if sequence > account.sequence else old
         mine = update if update.epoch >= account.since else old
@@ -206,6 +219,7 @@ class Ledger:
         self.episodes += account.report.episodes - old.episodes
         self.steps += account.report.steps - old.steps
         self.gone += account.report.leaving - old.leaving
+        self.present[account.table] -= account.report.leaving - old.leaving
         self._take_ended(account, update)
         return account
 
@@ -218,14 +232,21 @@ class Ledger:
                 self.ended.append((account.client, ended))
 
     def arrived(
-        self, client: bytes, byte_count: int, now: float, number: int = 0, pushed_bytes: int = 0, since: int = 0
+        self,
+        client: bytes,
+        byte_count: int,
+        now: float,
+        number: int = 0,
+        pushed_bytes: int = 0,
+        since: int = 0,
+        table: int = 0,
     ) -> Account | None:
         """A cache of this size came; `number` and `pushed_bytes` are what it says the client has pushed with it.
 
         None, and only `strays` counts it, when it was pushed to an account that this ledger has no more (`since` is
         not this one's): its client has given it up.
         """
-        account = self.account(client, now)
+        account = self.account(client, now, table)
         if since not in (0, account.since):
             self.strays += 1
             return None
@@ -283,6 +304,7 @@ class Ledger:
         assert self.steps == sum(account.report.steps for account in self)
         assert self.accepted_caches == sum(account.accepted_caches for account in self)
         assert self.gone == sum(account.report.leaving for account in self)
+        assert +self.present == Counter(account.table for account in self if not account.report.leaving)
         for client, account in self._accounts.items():
             assert account.client == client
             assert not account.report.lines and not account.report.ended

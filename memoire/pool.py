@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,68 @@ class PoolStats:
     """Draws that found too few samples."""
 
 
+class AnyPool(Protocol):
+    """Where a table's samples are, whatever the form in which they came: what servers ask of it. Thread-safe."""
+
+    byte_limit: int
+    """Bytes that it may hold."""
+
+    @property
+    def owner(self) -> bytes:
+        """The id under which ids name its entries: priorities for them are set here. b"" where clients own them."""
+
+    @property
+    def layout(self) -> cache.Layout:
+        """What a container that comes in must be like: for `cache.check`."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those that draws follow now."""
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters; returns how many caches or episodes had to go."""
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
+
+    def clear(self) -> int:
+        """Let everything go that is held; clients, readers and whoever waits stay. Returns how much went."""
+
+    def expire(self) -> int:
+        """Let silent clients and readers go now; returns how many clients left."""
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life without news."""
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended."""
+
+    def forget(self, client_id: bytes) -> int:
+        """Drop a client and what it alone holds; returns the samples lost."""
+
+    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
+        """A client's newest sums; returns whether they were newer than those known."""
+
+    def get(
+        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
+    ) -> Pooled:
+        """Draw a batch, all of it or nothing; its ids are of dtype `batch.ID`. Raises as `Pool.get`."""
+
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.void]:
+        """What a reader may draw: rows of `wire.CLIENT_SUMS`."""
+
+    def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
+        """The payload of a DRAWN message, for rows of `wire.CLIENT_COUNTS`; None where nothing was there."""
+
+    def stats(self) -> PoolStats:
+        """A frozen picture."""
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed) and let everything go."""
+
+
 class Pool:
     """Held caches of all clients of one table. Thread-safe; samples are copied without lock and GIL.
 
@@ -126,6 +188,11 @@ class Pool:
         self._take_parameters(parameters or Parameters())
 
     # What comes in
+
+    @property
+    def owner(self) -> bytes:
+        """Nobody: the clients own what they have pushed."""
+        return b""
 
     @property
     def layout(self) -> cache.Layout:

@@ -34,6 +34,7 @@ from .checks import mapping, seconds, whole
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
 from .forwarding import forward
+from .handle import TableHandle, TableStats
 from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
 from .limits import Limits
@@ -42,12 +43,13 @@ from .logfile import LogFile
 from .models import Model
 from .notices import Notices, notice_of
 from .parameters import Parameters
-from .pool import MOST_BATCH, Pool, Pooled
+from .pool import AnyPool, Pool
 from .runs import Keeper, Run
-from .sampling import Sampler, fields_of
+from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
+from .table import OpenTable, Table, Tables, shared_out
+from .worker import UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +119,8 @@ class ServerStats:
     totals: Totals
     refused: dict[str, int]
     """Messages that were refused, by code."""
+    tables: dict[str, TableStats]
+    """Each table's own figures, by name; those below are sums over them."""
     batches: int
     samples: int
     """Samples handed out in batches, here and to readers."""
@@ -136,6 +140,7 @@ class ServerStats:
     feedback_given: int
     feedback_lost: int
     parameters_version: int
+    """Of the first table."""
     descriptors: int
     """File descriptors that the process has open."""
     most_descriptors: int
@@ -152,7 +157,9 @@ class Server(Node):
         come in on
             the next port and notices go out on the one after it (or .push and .pub). Port 0 takes free ones. None opens
             none: workers are added afterwards.
-        schema: What an entry is; a mapping is made a `Schema`.
+        schema: What an entry is; a mapping is made a `Schema`. It makes one table; the arguments from `sampler` to
+            `frame_stack`, `cache_limit` and `max_step` are its settings.
+        tables: Several tables in its place, by name. Whoever names none gets the first.
         sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
         parameters: All settings at once; the other arguments change single ones.
         multi_step, discount, frame_stack: See `Parameters`.
@@ -187,8 +194,9 @@ class Server(Node):
     def __init__(
         self,
         endpoint: str | None,
-        schema: Schema | Mapping[str, Any],
+        schema: Schema | Mapping[str, Any] | None = None,
         *,
+        tables: Mapping[str, Table] | None = None,
         sampler: Sampler | None = None,
         parameters: Parameters | None = None,
         multi_step: int | None = None,
@@ -208,15 +216,21 @@ class Server(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
     ) -> None:
-        self.schema = schema if isinstance(schema, Schema) else Schema(mapping("schema", schema))
+        settings = _settings(
+            schema,
+            tables,
+            sampler=sampler,
+            parameters=parameters,
+            multi_step=multi_step,
+            discount=discount,
+            frame_stack=frame_stack,
+            capacity=cache_limit or None,
+            max_step=max_step or None,
+        )
         if endpoint is not None:
             sockets.beside(endpoint)  # before anything is made: an address that is none
         seed = None if seed is None else whole("seed", seed, -(2**63), 2**64)
-        chosen = _parameters(parameters, sampler, multi_step, discount, frame_stack)
-        chosen.check_for(self.schema)
         self._limits = limits or Limits()
-        if type(max_step) is not int or max_step < 0:
-            raise ParameterError("max_step", max_step, "a whole number of at least 0")
         if snapshot_caches and state_dir is None:
             raise ParameterError("snapshot_caches", snapshot_caches, "False without a state_dir to keep them in")
         self._snapshots = snapshot_caches
@@ -226,9 +240,7 @@ class Server(Node):
         self._started = time.monotonic()
         self._closing = threading.Event()
         self._close_lock = threading.Lock()
-        self._counting = threading.Condition()  # guards the three below
-        self._batches = 0
-        self._waited = 0.0
+        self._counting = threading.Condition()  # guards the one below
         self._loops = 0  # plain proxies that run in callers' threads
         self._logfile: LogFile | None = None
         self._log_due = 0.0
@@ -237,24 +249,21 @@ class Server(Node):
         self._has_news = False
         self._is_drained = threading.Event()  # no request is taken any more
         self._lost: Exception | None = None  # why nothing can be saved any more
-        self._pool = Pool(
-            self.schema,
-            chosen,
-            byte_limit=byte_limit or self._limits.held_bytes,
-            cache_limit=cache_limit,
-            client_timeout=self._limits.client_timeout,
-            seed=seed,
-        )
+        held_bytes = self._limits.held_bytes if byte_limit is None else whole("byte_limit", byte_limit, 1)
+        budgets = shared_out(settings, held_bytes)
+        self._tables = Tables(settings, functools.partial(self._make_pool, budgets, seed))
         self._store: Keeper | None = None
         if state_dir is not None:
             self._store = open_store(state_dir, name, self.name, self._limits, clock)
             self.name = self._store.name
         try:
-            self._desk = self._make_desk(chosen, run, max_step, clock)
+            self._desk = self._make_desk(run, clock)
         except BaseException:
             if self._store is not None:
                 self._store.close(0.0)
             raise
+        self._handles = {table.name: self._make_handle(table) for table in self._tables}
+        self._first = self._handles[self._tables.first.name]
         self._endpoints = wire.Endpoints()
         self._requests = Worker("memoire-requests", self._turn, self._next_time)
         self._request_sockets: set[Socket] = set()
@@ -275,15 +284,25 @@ class Server(Node):
             self._store.wake()
         close_at_exit(self)
 
-    def _make_desk(self, parameters: Parameters, run: str | None, max_step: int, clock: Callable[[], float]) -> Desk:
+    def _make_pool(self, budgets: Mapping[str, int], seed: int | None, name: str, settings: Table) -> AnyPool:
+        return Pool(
+            settings.schema,
+            settings.parameters,
+            byte_limit=budgets[name],
+            cache_limit=settings.capacity,
+            client_timeout=self._limits.client_timeout,
+            seed=None if seed is None else seed ^ wire.table_number(name),
+        )
+
+    def _make_handle(self, table: OpenTable) -> TableHandle:
+        return TableHandle(self._desk, table, self._check_open, self._is_over, lambda: self.endpoint or self.name)
+
+    def _make_desk(self, run: str | None, clock: Callable[[], float]) -> Desk:
         return Desk(
-            schema=self.schema,
-            parameters=parameters,
-            pool=self._pool,
+            tables=self._tables,
             run=run,
             name=self.name,
             limits=self._limits,
-            max_step=max_step,
             endpoints=lambda: self._endpoints,
             on_lines=self._write_lines,
             on_model=self._announce,
@@ -473,13 +492,14 @@ class Server(Node):
         if store is None:
             return
         counted = next((facts.name for facts in store.runs() if not facts.ended), None)
-        for saved in store.load_caches(self.schema.fingerprint):
+        table = self._tables.first
+        for saved in store.load_caches(table.fingerprint):
             if counted != self._desk.run_name:
                 continue
             try:
-                held = cache.check(saved.payload, self._pool.layout, self._limits)
+                held = cache.check(saved.payload, table.pool.layout, self._limits)
                 held.go_on_at(saved.used)
-                self._pool.add(saved.client, saved.sequence, held)
+                table.caches.add(saved.client, saved.sequence, held)
                 count += 1
             except (ProtocolError, ValueError) as error:
                 _log.warning("%s: a saved cache is not held again: %s", self.name, error)
@@ -488,11 +508,11 @@ class Server(Node):
 
     def _save_caches(self, deadline: float) -> None:
         """Save the held caches as long as there is time."""
-        held = self._pool.snapshot()
+        held = self._tables.first.caches.snapshot()
         if self._store is None or not held:
             return
         count = self._store.save_caches(
-            self.schema.fingerprint, itertools.takewhile(lambda _: time.monotonic() < deadline, held)
+            self._tables.first.fingerprint, itertools.takewhile(lambda _: time.monotonic() < deadline, held)
         )
         if count < len(held):
             _log.warning("%s: %d of %d held caches were saved in time", self.name, count, len(held))
@@ -520,7 +540,7 @@ class Server(Node):
         """The store can save nothing any more, ever: nothing is acknowledged from here on."""
         self._lost = error
         _log.critical("%s: %s", self.name, error)
-        self._pool.close()
+        self._close_pools()
 
     def _tell_news(self) -> None:
         self._has_news = True
@@ -584,6 +604,24 @@ class Server(Node):
 
     # ------------------------------------------------------------------------------------------------- batches
 
+    @property
+    def schema(self) -> Schema:
+        """What an entry is, in the first table."""
+        return self._first.schema
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables; those methods that name none mean the first."""
+        return self._tables.names
+
+    def table(self, name: str) -> TableHandle:
+        """One of the tables: batches, parameters and figures of its own.
+
+        Raises:
+            ParameterError: there is none of this name.
+        """
+        return self._handles[self._tables[name].name]
+
     def get_batch(
         self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
@@ -602,31 +640,7 @@ class Server(Node):
             NotEnoughSamples: fewer are held, also after `timeout`.
             Closed: the server was closed, also from another thread while waiting.
         """
-        self._check_open()
-        began = time.monotonic()
-        try:
-            size = whole("batch_size", batch_size, 1, MOST_BATCH)
-            batch = self._batch(self._pool.get(size, timeout=seconds(timeout, 0.0), out=out))
-        except Closed:
-            self._check_open()
-            raise Closed("this server") from None
-        finally:
-            waited = time.monotonic() - began
-            with self._counting:
-                self._waited += waited
-        with self._counting:
-            self._batches += 1
-        return batch if out is None else batch.copy_into(out)
-
-    def _batch(self, drawn: Pooled) -> Batch:
-        return Batch(
-            self.schema,
-            drawn.gathered,
-            drawn.importance,
-            self.update_priorities,
-            divisor=drawn.divisor,
-            left_out=drawn.left_out,
-        )
+        return self._first.get_batch(batch_size, timeout, out=out)
 
     def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
         """Batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
@@ -634,8 +648,7 @@ class Server(Node):
         Raises:
             MemoireTimeout: not enough samples came in that time.
         """
-        where, advice = self.endpoint or self.name, "Are actors running, and do they reach this server?"
-        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, where, advice)
+        return self._first.batches(batch_size, timeout)
 
     def _is_over(self) -> bool:
         return self._closing.is_set() or self.finished
@@ -668,8 +681,7 @@ class Server(Node):
         Raises:
             ParameterError: a value is out of its range; nothing was changed.
         """
-        self._check_open()
-        return self._desk.configure(changes)
+        return self._first.configure(**changes)
 
     def configure_limits(self, *, credit: int | None = None, held_bytes: int | None = None) -> None:
         """Change byte budgets while clients go on; they hear of it at once.
@@ -686,7 +698,8 @@ class Server(Node):
             if value is not None and (type(value) is not int or value < 1):
                 raise ParameterError(name, value, "a whole number of bytes, at least 1")
         if held_bytes is not None:
-            self._pool.limit(held_bytes)
+            for name, budget in shared_out(self._tables.settings, held_bytes).items():
+                self._tables[name].pool.limit(budget)
         self._desk.grant(credit)
 
     def finish(self) -> None:
@@ -748,7 +761,7 @@ class Server(Node):
     @property
     def parameters(self) -> Parameters:
         """Everything that shapes sampling, as it is now."""
-        return self._desk.parameters
+        return self._first.parameters
 
     @property
     def total_episodes(self) -> int:
@@ -870,9 +883,10 @@ class Server(Node):
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
-        desk, pool = self._desk, self._pool.stats()
+        desk, first = self._desk, self._tables.first
+        tables = {name: handle.stats() for name, handle in self._handles.items()}
         with desk.lock:
-            totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit()
+            totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit(first)
             refused = dict(desk.refused)
         return ServerStats(
             name=self.name,
@@ -884,21 +898,22 @@ class Server(Node):
             restored=0 if self._store is None else self._store.restored,
             totals=totals,
             refused=refused,
-            batches=self._batches,
-            samples=pool.drawn,
-            waited=self._waited,
-            held_caches=pool.caches,
-            held_bytes=pool.bytes,
-            byte_limit=self._pool.byte_limit,
+            tables=tables,
+            batches=sum(table.batches for table in tables.values()),
+            samples=sum(table.samples for table in tables.values()),
+            waited=sum(table.waited for table in tables.values()),
+            held_caches=sum(table.held_caches for table in tables.values()),
+            held_bytes=sum(table.held_bytes for table in tables.values()),
+            byte_limit=sum(table.byte_limit for table in tables.values()),
             credit=credit,
-            unused_samples=pool.unused,
-            overwritten_caches=pool.overwritten,
+            unused_samples=sum(table.unused_samples for table in tables.values()),
+            overwritten_caches=sum(table.overwritten_caches for table in tables.values()),
             models=models,
             model_bytes=desk.models.bytes,
             log_lines=desk.logbook.count,
             feedback_given=desk.feedback_given,
             feedback_lost=desk.feedback_lost,
-            parameters_version=desk.parameters_version,
+            parameters_version=first.parameters_version,
             descriptors=descriptors.used(),
             most_descriptors=descriptors.limit(),
             faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
@@ -933,7 +948,7 @@ class Server(Node):
         deadline = time.monotonic() + seconds(timeout, self._limits.close_timeout)
         self._closing.set()
         if not self._snapshots:
-            self._pool.close()
+            self._close_pools()
         with self._closer(deadline) as is_mine:
             if not is_mine:
                 return
@@ -944,7 +959,7 @@ class Server(Node):
                 if self._snapshots:
                     left = max(0.0, deadline - time.monotonic())
                     self._save_caches(deadline - 0.25 * left)  # the rest of the time is the store's
-                    self._pool.close()
+                    self._close_pools()
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
             if self._store is not None or self._desk.finished:
@@ -956,6 +971,10 @@ class Server(Node):
             if self._logfile is not None:
                 self._logfile.close()
             sockets.wait_unbound(self._bound, deadline - time.monotonic())
+
+    def _close_pools(self) -> None:
+        for table in self._tables:
+            table.pool.close()
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
@@ -1042,21 +1061,15 @@ def _client_stats(desk: Desk, account: Any) -> ClientStats:
     )
 
 
-def _parameters(
-    parameters: Parameters | None,
-    sampler: Sampler | None,
-    multi_step: int | None,
-    discount: float | Sequence[float] | None,
-    frame_stack: int | None,
-) -> Parameters:
-    if not isinstance(parameters, Parameters | None):
-        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
-    chosen = parameters or Parameters()
-    changes: dict[str, Any] = fields_of(sampler)
-    if multi_step is not None:
-        changes["multi_step"] = multi_step
-    if discount is not None:
-        changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
-    if frame_stack is not None:
-        changes["frame_stack"] = frame_stack
-    return chosen.replace(**changes) if changes else chosen
+def _settings(
+    schema: Schema | Mapping[str, Any] | None, tables: Mapping[str, Table] | None, **options: Any
+) -> Mapping[str, Table]:
+    """The tables of a server: those that it was given, or one made of a schema."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if tables is None:
+        if schema is None:
+            raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
+        return {wire.DEFAULT_TABLE: Table(schema, **given)}
+    for name, value in (given if schema is None else {"schema": schema, **given}).items():
+        raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
+    return mapping("tables", tables)

@@ -44,6 +44,7 @@ CODES: Final = {
     "topic": "topic frame and notice disagree",
     "unexpected": "a type of message that does not belong on this channel",
     "schema": "made for another schema",
+    "table": "a table that this node does not have",
     "run": "made for another run",
     "container": "a payload whose head, table or blocks are not as docs/wire.md says",
     "index": "an index, count or step outside of what it points into",
@@ -129,7 +130,7 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     type: ClassVar = Type.HELLO
     role: Annotated[str, Meta(max_length=16)] = "actor"  # actor, reader, publisher
-    table: Name = ""  # name of the table it wants
+    table: Name = ""  # name of the table it wants; "": the first
     label: Small = 0  # the 32-bit uuid of log lines
     software: Name = ""  # "memoire 0.1.0"
     host: Name = ""
@@ -607,6 +608,19 @@ _DEFAULTS: Final = Limits()
 def name_hash(name: str) -> int:
     """What headers say for a run or a home: the first 8 bytes of BLAKE2b of its name, never 0 (0: not assigned)."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+DEFAULT_TABLE: Final = "default"
+"""Name of the table of a server that has one and was told no name."""
+
+
+def table_number(name: str) -> int:
+    """What headers say for a table: 0 for `DEFAULT_TABLE`, else 4 bytes of BLAKE2b of its name, never 0. All servers of
+    a cluster agree on it, whatever the order of their tables.
+    """
+    if name == DEFAULT_TABLE:
+        return 0
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") or 1
 
 
 NEWS_FRAME: Final = b"\x00"

@@ -155,7 +155,8 @@ NEVER = {
     Reader: "closed finished parameters schema servers servers_at stats update_priorities",
     Server: """add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
-        runs search set_logfile stats total_caches total_episodes total_steps totals update_priorities""",
+        runs schema search set_logfile stats table tables total_caches total_episodes total_steps totals
+        update_priorities""",
     Proxy: "closed endpoint liveness pub_endpoint push_endpoint readiness servers set_servers stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",

@@ -13,6 +13,7 @@ from memoire.limits import Limits
 from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import Pool
+from memoire.table import Table, Tables
 from netkit import SCHEMA
 
 ME, YOU = b"m" * 16, b"y" * 16
@@ -38,10 +39,10 @@ def told():
 @pytest.fixture
 def desk(told):
     parameters = Parameters(cache_size=64)
+    settings = {"default": Table(SCHEMA, parameters=parameters)}
+    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
     return Desk(
-        schema=SCHEMA,
-        parameters=parameters,
-        pool=Pool(SCHEMA, parameters, seed=0),
+        tables=tables,
         run="run",
         name="home",
         limits=Limits(model_chunk=10, model_bytes=1000),
@@ -75,6 +76,7 @@ def test_hello_says_all_that_a_client_needs(desk):
         "run": wire.name_hash("run"),
         "home": wire.name_hash("home"),
         "fingerprint": SCHEMA.fingerprint,
+        "table": 0,
     }
 
 
@@ -91,7 +93,7 @@ def test_an_update_that_comes_again_changes_nothing(desk, told):
 def test_parameters_are_sent_to_those_that_have_others(desk):
     me = Asker(desk)
     assert me.ask(wire.Update(parameters_version=1)).body.parameters is None
-    desk.configure({"cache_size": 32})
+    desk.configure(desk.tables.first, {"cache_size": 32})
     assert me.ask(wire.Update(parameters_version=1)).body.parameters["cache_size"] == 32
     assert me.ask(wire.Update(parameters_version=2)).body.parameters is None
 
@@ -104,12 +106,12 @@ def test_a_draw_that_is_asked_for_again_takes_no_samples(desk):
     counts["client"], counts["count"] = rows["client"], 10
     first = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
     again = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64), again=True)
-    assert again.payload is first.payload and desk.pool.stats().drawn == 10
+    assert again.payload is first.payload and desk.tables.first.pool.stats().drawn == 10
     for _ in range(2):
         reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
     reader.number -= 3
     overtaken = reader.ask(wire.Draw(counts=counts.tobytes(), reserve=64))
-    assert overtaken.body.code == "missing" and desk.pool.stats().drawn == 30
+    assert overtaken.body.code == "missing" and desk.tables.first.pool.stats().drawn == 30
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"twenty-five bytes of model"])
@@ -203,7 +205,7 @@ def test_a_cache_from_elsewhere_is_refused_by_code(desk, changed, code):
     with pytest.raises(ProtocolError) as caught:
         arrive(desk, cache_of(), **changed)
     assert caught.value.code == code and desk.refused == {code: 1}
-    assert desk.ledger.accepted_caches == 0 and desk.pool.stats().caches == 0
+    assert desk.ledger.accepted_caches == 0 and desk.tables.first.pool.stats().caches == 0
 
 
 def test_a_cache_is_accounted_whether_it_is_taken_or_not(desk):
@@ -224,7 +226,7 @@ def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
     assert me.ask(wire.Control(parameters={"cache_size": 8})).body.parameters_version == 2
     for wrong in ({"cache_size": 0}, {"no such parameter": 1}):
         assert me.ask(wire.Control(parameters=wrong, finish=True)).body.code == "parameters"
-    assert not desk.finished and desk.parameters.cache_size == 8
+    assert not desk.finished and desk.tables.first.parameters.cache_size == 8
     assert me.ask(wire.Control(finish=True)).body.finished
     assert me.ask(wire.Update()).body.finished
 
@@ -245,30 +247,30 @@ def test_a_client_knows_that_the_run_is_over_when_it_says_so(desk):
 
 def test_credit_is_shared_by_those_who_are_there(desk):
     desk.grant(1000)
-    desk.pool.limit(5000)
+    desk.tables.first.pool.limit(5000)
     now = [1000.0]
     desk._clock = lambda: now[0]
     askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(10)]
     for asker in askers:
         asker.ask(wire.Hello())
-    assert desk.credit() == 500
+    assert desk.credit(desk.tables.first) == 500
     askers[0].ask(wire.Update(leaving=True))
     askers[1].ask(wire.Update(leaving=True))
-    assert desk.credit() == 5000 // 8  # at once
+    assert desk.credit(desk.tables.first) == 5000 // 8  # at once
     now[0] += 59.0
     for asker in askers[2:8]:
         asker.ask(wire.Update())
     now[0] += 2.0  # two have been silent for too long
-    assert desk.credit() == 5000 // 6
+    assert desk.credit(desk.tables.first) == 5000 // 6
     askers[9].ask(wire.Update())
     now[0] += 1.0
-    assert desk.credit() == 5000 // 7
+    assert desk.credit(desk.tables.first) == 5000 // 7
     assert desk.ledger.gone == 2
 
 
 def test_credit_is_shared_when_many_ask(desk):
     desk.grant(1000)
-    desk.pool.limit(5000)
+    desk.tables.first.pool.limit(5000)
     for number in range(10):
         credit = Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello()).body.credit
     assert credit == 500

@@ -16,9 +16,10 @@ LAYERS: dict[str, set[str]] = {
     "what decides": {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
+        "table",
     },
     "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
-    "ends of a wire": {"client", "server", "proxy", "reader"},
+    "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
     "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
 RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}

@@ -1,0 +1,148 @@
+"""One table of a server, as a learner in the server's process uses it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .batch import Batch
+from .checks import seconds, whole
+from .desk import Desk
+from .errors import Closed
+from .parameters import Parameters
+from .pool import MOST_BATCH
+from .schema import Schema
+from .table import OpenTable, Storage
+from .worker import batches_until_over
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """A table at one moment; for whoever watches."""
+
+    name: str
+    storage: Storage
+    clients: int
+    """Clients that belong to it and have not said goodbye."""
+    batches: int
+    """Handed out in this process."""
+    samples: int
+    """Handed out in batches, here and to readers."""
+    waited: float
+    """Seconds that get_batch waited for samples, in all."""
+    held_caches: int
+    held_bytes: int
+    byte_limit: int
+    unused_samples: int
+    overwritten_caches: int
+    parameters_version: int
+
+
+class TableHandle:
+    """One table of a `Server`: `server.table("demo")`. All methods may be called from any thread.
+
+    Args:
+        check_open: Raises where the server is closed.
+        is_over: Whether the run is finished, or the server closed.
+        where: What errors call the server.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        table: OpenTable,
+        check_open: Callable[[], None],
+        is_over: Callable[[], bool],
+        where: Callable[[], str],
+    ) -> None:
+        self._desk, self._table = desk, table
+        self._check_open, self._is_over, self._where = check_open, is_over, where
+        self._counting = threading.Lock()  # guards the two below
+        self._batches = 0
+        self._waited = 0.0
+
+    @property
+    def name(self) -> str:
+        """The table's."""
+        return self._table.name
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry of it is."""
+        return self._table.schema
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes its sampling, as it is now."""
+        return self._table.parameters
+
+    def get_batch(
+        self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
+    ) -> Batch:
+        """Draw a batch of this table's samples: see `Server.get_batch`."""
+        self._check_open()
+        began = time.monotonic()
+        try:
+            size = whole("batch_size", batch_size, 1, MOST_BATCH)
+            drawn = self._table.pool.get(size, timeout=seconds(timeout, 0.0), out=out)
+        except Closed:
+            self._check_open()
+            raise Closed("this server") from None
+        finally:
+            waited = time.monotonic() - began
+            with self._counting:
+                self._waited += waited
+        with self._counting:
+            self._batches += 1
+        batch = Batch(
+            self.schema,
+            drawn.gathered,
+            drawn.importance,
+            self.update_priorities,
+            divisor=drawn.divisor,
+            left_out=drawn.left_out,
+        )
+        return batch if out is None else batch.copy_into(out)
+
+    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+        """Batches of this table until the run is over: see `Server.batches`."""
+        advice = "Are actors running, and do they reach this server?"
+        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, self._where(), advice)
+
+    def update_priorities(self, ids: Any, td_errors: Any) -> int:
+        """Hand TD errors on to the owners of the samples: see `Server.update_priorities`."""
+        self._check_open()
+        return self._desk.hand_on(ids, td_errors)
+
+    def configure(self, **changes: Any) -> Parameters:
+        """Change this table's parameters here and at its clients: see `Server.configure`."""
+        self._check_open()
+        return self._desk.configure(self._table, changes)
+
+    def stats(self) -> TableStats:
+        """All figures at this moment."""
+        table, pool = self._table, self._table.pool.stats()
+        with self._desk.lock:
+            clients, version = self._desk.ledger.present[table.number], table.parameters_version
+        with self._counting:
+            batches, waited = self._batches, self._waited
+        return TableStats(
+            name=table.name,
+            storage=table.storage,
+            clients=clients,
+            batches=batches,
+            samples=pool.drawn,
+            waited=waited,
+            held_caches=pool.caches,
+            held_bytes=pool.bytes,
+            byte_limit=table.pool.byte_limit,
+            unused_samples=pool.unused,
+            overwritten_caches=pool.overwritten,
+            parameters_version=version,
+        )
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r} of {self._where()}>"

@@ -1,0 +1,241 @@
+"""Tables: named memories with schema, sampling and limits of their own, side by side in one server.
+
+    Server(..., tables={"online": Table(...), "demo": Table(...)})        what a person says
+    HELLO "demo" ──▶ Tables.named ──▶ OpenTable ──▶ WELCOME number 0x51c2...
+    CACHE, UPDATE, DRAW ... with that number in the header ──▶ Tables.numbered ──▶ OpenTable
+
+A table's number is made of its name, so that all servers of a cluster agree on it whatever the order of their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .checks import mapping, whole
+from .errors import ParameterError, ProtocolError, WrongType
+from .parameters import Parameters
+from .pool import AnyPool, Pool
+from .sampling import Sampler, fields_of
+from .schema import Schema
+from .wire import DEFAULT_TABLE, table_number
+
+Storage = Literal["caches", "episodes"]
+
+STORAGES = ("caches", "episodes")
+MOST_TABLES = 256
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Table:
+    """Settings of one table of a server.
+
+    Args:
+        schema: What an entry is; a mapping is made a `Schema`.
+        sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
+        parameters: All settings at once; the other arguments change single ones.
+        multi_step, discount, frame_stack: See `Parameters`.
+        storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
+            which the server draws.
+        capacity: Most caches, or entries of episodes, that are held; 0 is no limit but bytes.
+        byte_limit: Most bytes that are held; None is an equal share of what the server's other tables leave.
+        max_step: Entries that a client's memory has room for; 0 leaves it to the client.
+
+    Raises:
+        ParameterError: a setting is out of its range, or does not fit the schema.
+    """
+
+    schema: Schema
+    parameters: Parameters
+    storage: Storage
+    capacity: int
+    byte_limit: int | None
+    max_step: int
+
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, Any],
+        *,
+        sampler: Sampler | None = None,
+        parameters: Parameters | None = None,
+        multi_step: int | None = None,
+        discount: float | Sequence[float] | None = None,
+        frame_stack: int | None = None,
+        storage: Storage = "caches",
+        capacity: int = 0,
+        byte_limit: int | None = None,
+        max_step: int = 0,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "schema", schema if isinstance(schema, Schema) else Schema(mapping("schema", schema)))
+        put(self, "parameters", _parameters(parameters, sampler, multi_step, discount, frame_stack))
+        self.parameters.check_for(self.schema)
+        if storage not in STORAGES:
+            raise ParameterError("storage", storage, "one of " + ", ".join(map(repr, STORAGES)))
+        put(self, "storage", storage)
+        put(self, "capacity", whole("capacity", capacity, 0))
+        put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
+        put(self, "max_step", whole("max_step", max_step, 0))
+
+
+class OpenTable:
+    """A table that a server keeps. What changes belongs to the lock of the server's desk.
+
+    Args:
+        name: 1 to 256 printable characters.
+        settings: What its owner asked for.
+        pool: Where its samples are; it belongs to this table alone.
+    """
+
+    def __init__(self, name: str, settings: Table, pool: AnyPool) -> None:
+        self.name, self.settings, self.pool = name, settings, pool
+        self.number = table_number(name)
+        """What headers say for it."""
+        self.schema = settings.schema
+        self.fingerprint = settings.schema.fingerprint
+        self.storage = settings.storage
+        self.max_step = settings.max_step
+        self.parameters, self.parameters_version = settings.parameters, 1
+
+    @property
+    def key(self) -> str:
+        """Under which its chosen parameters are in a state folder."""
+        return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
+
+    @property
+    def caches(self) -> Pool:
+        """The held caches. Raises ProtocolError where whole episodes are kept."""
+        if not isinstance(self.pool, Pool):
+            raise ProtocolError("unexpected", f"table {self.name!r} of this server keeps episodes, not caches")
+        return self.pool
+
+    def take_parameters(self, parameters: Parameters, version: int) -> None:
+        """Follow these from now on.
+
+        Raises:
+            ParameterError: they do not fit the schema; nothing was changed.
+        """
+        parameters.check_for(self.schema)
+        if parameters != self.parameters:
+            self.pool.configure(parameters)
+        self.parameters, self.parameters_version = parameters, version
+
+    def check_fingerprint(self, fingerprint: int) -> None:
+        """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
+        if fingerprint != self.fingerprint:
+            stored = f"table {self.name!r} of this server stores {self.fingerprint:016x}"
+            raise ProtocolError("schema", f"made for schema {fingerprint:016x}, {stored}")
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}, number {self.number}, {self.storage}>"
+
+
+class Tables:
+    """The tables of one server, at least one, in the order in which they were given. Never changed.
+
+    Args:
+        settings: By name.
+        make_pool: Makes the pool of a table, by its name and settings.
+
+    Raises:
+        ParameterError: there is none, too many, or a name that is none.
+    """
+
+    def __init__(self, settings: Mapping[str, Table], make_pool: Callable[[str, Table], AnyPool]) -> None:
+        if not 1 <= len(settings) <= MOST_TABLES:
+            raise ParameterError("tables", len(settings), f"1 to {MOST_TABLES} tables")
+        self.settings = dict(settings)
+        self._tables: dict[str, OpenTable] = {}
+        self._numbers: dict[int, OpenTable] = {}
+        for name, each in settings.items():
+            _check_name(name)
+            if not isinstance(each, Table):
+                raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(each).__name__)
+            opened = OpenTable(name, each, make_pool(name, each))
+            if opened.number in self._numbers:
+                twin = self._numbers[opened.number].name
+                raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")
+            self._tables[name] = self._numbers[opened.number] = opened
+        self.first = next(iter(self._tables.values()))
+        """The table of whoever names none."""
+        self._numbers.setdefault(0, self.first)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._tables)
+
+    def __iter__(self) -> Iterator[OpenTable]:
+        return iter(self._tables.values())
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tables
+
+    def __getitem__(self, name: str) -> OpenTable:
+        """The table of this name. Raises ParameterError."""
+        try:
+            return self._tables[name]
+        except (KeyError, TypeError):
+            raise ParameterError("table", name, f"one of {self._list()}") from None
+
+    def named(self, name: str) -> OpenTable:
+        """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
+        if name == "":
+            return self.first
+        if name not in self._tables:
+            raise ProtocolError("table", f"this server has no table {name!r}, but {self._list()}")
+        return self._tables[name]
+
+    def numbered(self, number: int) -> OpenTable:
+        """What a header names. Raises ProtocolError (code "table")."""
+        try:
+            return self._numbers[number]
+        except KeyError:
+            raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
+
+    def _list(self) -> str:
+        return ", ".join(map(repr, self._tables))
+
+
+def shared_out(tables: Mapping[str, Table], held_bytes: int) -> dict[str, int]:
+    """Bytes that each table may hold: its own limit, or an equal share of what those of the others leave.
+
+    Raises:
+        ParameterError: they leave nothing.
+    """
+    own = {name: table.byte_limit for name, table in tables.items() if table.byte_limit is not None}
+    others = len(tables) - len(own)
+    share = (held_bytes - sum(own.values())) // max(1, others)
+    if others and share < 1:
+        expected = f"more than the {sum(own.values())} bytes that {', '.join(own) or 'nobody'} may hold already"
+        raise ParameterError("held_bytes", held_bytes, expected)
+    return {name: own.get(name, share) for name in tables}
+
+
+def _check_name(name: object) -> None:
+    if type(name) is not str or not 0 < len(name) <= 256 or not name.isprintable():
+        raise ParameterError("tables", name, "names of printable text of 1 to 256 characters")
+
+
+def _parameters(
+    parameters: Parameters | None,
+    sampler: Sampler | None,
+    multi_step: int | None,
+    discount: float | Sequence[float] | None,
+    frame_stack: int | None,
+) -> Parameters:
+    if not isinstance(parameters, Parameters | None):
+        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
+    chosen = parameters or Parameters()
+    changes: dict[str, Any] = fields_of(sampler)
+    if multi_step is not None:
+        changes["multi_step"] = multi_step
+    if discount is not None:
+        changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
+    if frame_stack is not None:
+        changes["frame_stack"] = frame_stack
+    return chosen.replace(**changes) if changes else chosen
