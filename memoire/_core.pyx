@@ -2629,6 +2629,8 @@ cdef enum:
     KIND_EPISODE = 2
     KIND_FEEDBACK = 3
     KIND_DRAWN = 4
+    KIND_SEQUENCES = 5
+    KIND_DRAWN_SEQUENCES = 6
 
 cdef enum:
     PART_PREV = 1
@@ -2638,6 +2640,9 @@ cdef enum:
     PART_NEXT_INDEX = 5
     PART_PREV_FRAMES = 8
     PART_NEXT_FRAMES = 9
+    PART_ENTRIES = 12
+    PART_ENTRY_INDEX = 13
+    PART_BURN_IN = 14
     PART_NUMBER = 16
     PART_WEIGHT = 17
     PART_REWARD_SUM = 18
@@ -2658,6 +2663,8 @@ cdef enum:
     PER_FRAME = 1
     PER_OWNER = 2
     SINGLE = 3
+    PER_ENTRY = 4
+    EXTENTS = 5
 
 cdef struct Block:
     uint16_t column
@@ -2668,7 +2675,9 @@ cdef struct Block:
 cdef struct Field:
     int block       # where its rows are
     int index       # block of the u32 indices into them, -1: row i is sample i's
-    size_t frames   # rows of one sample
+    size_t each     # indices of one sample
+    size_t frames   # rows of one sample: row j is the one at index j / stack + j % stack, so that stacks of a sequence overlap
+    size_t stack
     size_t size     # bytes of one row
 
 cdef struct Fault:
@@ -2686,6 +2695,8 @@ cdef enum:
     BAD_BLOCKS
     BAD_STACK
     BAD_STEPS
+    BAD_CUT
+    BAD_LENGTH
     BAD_TOTAL
     BAD_POSITIVE
     BAD_MINIMUM
@@ -2710,6 +2721,8 @@ _FAULTS = {
     BAD_BLOCKS: ("parameters", "{found} blocks, but the schema and parameters here ask for {expected}"),
     BAD_STACK: ("parameters", "frame_stack {found}, but it is {expected} here"),
     BAD_STEPS: ("container", "multi_step {found}, expected at least 1 (exactly 1 where there are no windows)"),
+    BAD_CUT: ("parameters", "kind {found}, but the parameters here ask for {expected} (1 and 4: transitions, 5 and 6: sequences)"),
+    BAD_LENGTH: ("parameters", "sequences of {found} entries, but sequence_length is {expected} here"),
     BAD_TOTAL: ("value", "the total weight must be finite and positive (0 where a container has none)"),
     BAD_POSITIVE: ("value", "{found} entries of positive weight, expected at least {expected}"),
     BAD_MINIMUM: ("value", "the smallest weight must be positive and at most the total weight (0 where a container has none)"),
@@ -2734,17 +2747,23 @@ cdef class Layout:
 
     Args:
         blocks: (column, part, extent, bytes of a row) in the order of the container.
-        fields: (block, index block or -1, rows of a sample, bytes of a row) for each array of a batch.
+        fields: (block, index block or -1, rows of a sample, of these side by side in the index, bytes of a row) for each array of a batch.
+        length: Entries of a sequence; 0: samples are transitions.
     """
 
     cdef Block* block
     cdef Field* field
     cdef int of_part[MOST_PARTS]  # block of each bookkeeping part, -1: not there
-    cdef readonly int kind, blocks, fields, frame_stack, reward_size
+    cdef readonly int kind, blocks, fields, frame_stack, reward_size, length
+    cdef bint is_cache, is_drawn  # has sums of its own; has chances and owners in their place
+    cdef int otherwise  # the kind where transitions are sequences, and the other way round; 0: there is none
 
-    def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields):
+    def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields, int length=0):
         cdef int i
-        self.kind, self.frame_stack, self.reward_size = kind, frame_stack, reward_size
+        self.kind, self.frame_stack, self.reward_size, self.length = kind, frame_stack, reward_size, length
+        self.is_cache = kind == KIND_CACHE or kind == KIND_SEQUENCES
+        self.is_drawn = kind == KIND_DRAWN or kind == KIND_DRAWN_SEQUENCES
+        self.otherwise = {1: 5, 5: 1, 4: 6, 6: 4}.get(kind, 0)
         self.blocks, self.fields = len(blocks), len(fields)
         self.block = <Block*>calloc(max(1, self.blocks), sizeof(Block))
         self.field = <Field*>calloc(max(1, self.fields), sizeof(Field))
@@ -2756,23 +2775,26 @@ cdef class Layout:
             self.block[i] = Block(column, part, extent, row_bytes)
             if column == BOOKKEEPING:
                 self.of_part[<int>part] = i
-        for i, (block, index, frames, size) in enumerate(fields):
+        for i, (block, index, frames, stack, size) in enumerate(fields):
             if not (0 <= block < self.blocks and -1 <= index < self.blocks):
                 raise IndexError("a field of a block that is not there")
-            self.field[i] = Field(block, index, frames, size)
+            each = self.block[<int>index].row_bytes // 4 if index >= 0 else 1
+            if frames < 1 or frames % stack or frames // stack + stack - 1 > each:
+                raise IndexError("a field with more rows than its index")
+            self.field[i] = Field(block, index, each, frames, stack, size)
 
     def __dealloc__(self):
         free(self.block)
         free(self.field)
 
 
-def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, dict packed):
+def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict packed):
     """A payload, uint8 [n] that begins with a cache line, with its block table and paddings; head and blocks are for the caller.
 
     packed: block -> (codec, bytes) of those that are stored compressed; these are written. Others are filled by `fill`.
     """
     cdef uint64_t rows, raw, stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, end = at
-    cdef uint64_t of_extent[4]
+    cdef uint64_t of_extent[EXTENTS]
     cdef cnp.ndarray payload
     cdef uint8_t* begin
     cdef uint8_t* row
@@ -2780,8 +2802,9 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
     cdef bytes data
     cdef int i, codec
     of_extent[PER_SAMPLE], of_extent[PER_FRAME], of_extent[PER_OWNER], of_extent[SINGLE] = samples, frames, owners, 1
-    if max(samples, frames, owners) > ZERO_FRAME:
-        raise ValueError(f"{max(samples, frames, owners)} rows are more than an index of 32 bits can tell apart")
+    of_extent[PER_ENTRY] = entries
+    if max(samples, frames, owners, entries) > ZERO_FRAME:
+        raise ValueError(f"{max(samples, frames, owners, entries)} rows are more than an index of 32 bits can tell apart")
     for i in range(layout.blocks):
         stored = of_extent[layout.block[i].extent] * layout.block[i].row_bytes
         at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
@@ -2862,21 +2885,26 @@ cdef inline int _fail(Fault* fault, int status, int block, uint64_t found, uint6
 cdef int _check_head(Layout layout, const uint8_t* source, uint64_t size, Fault* fault) noexcept nogil:
     cdef double total, minimum, made_at
     cdef uint64_t positives
-    cdef bint windows = layout.kind == KIND_CACHE or layout.kind == KIND_DRAWN
+    cdef uint32_t kind
     if size < HEAD_BYTES:
         return _fail(fault, BAD_SIZE, -1, size, HEAD_BYTES)
-    if _read32(source + 44) != <uint32_t>layout.kind:
-        return _fail(fault, BAD_KIND, -1, _read32(source + 44), layout.kind)
+    kind = _read32(source + 44)
+    if kind != <uint32_t>layout.kind:
+        if layout.otherwise and kind == <uint32_t>layout.otherwise:
+            return _fail(fault, BAD_CUT, -1, kind, layout.kind)
+        return _fail(fault, BAD_KIND, -1, kind, layout.kind)
     if _read64(source + 56):
         return _fail(fault, BAD_HEAD, -1, _read64(source + 56), 0)
     if _read32(source) < 1:
         return _fail(fault, BAD_ROWS, -1, 0, 1)
     if _read16(source + 4) != layout.frame_stack:
         return _fail(fault, BAD_STACK, -1, _read16(source + 4), layout.frame_stack)
-    if _read16(source + 6) < 1 or (not windows and _read16(source + 6) != 1):
+    if layout.length and _read16(source + 6) != layout.length:
+        return _fail(fault, BAD_LENGTH, -1, _read16(source + 6), layout.length)
+    if _read16(source + 6) < 1 or (not (layout.is_cache or layout.is_drawn) and _read16(source + 6) != 1):
         return _fail(fault, BAD_STEPS, -1, _read16(source + 6), 1)
     total, positives, minimum = _read_double(source + 8), _read64(source + 16), _read_double(source + 24)
-    if layout.kind == KIND_CACHE:
+    if layout.is_cache:
         if not (isfinite(total) and total > 0.0):
             return _fail(fault, BAD_TOTAL, -1, 0, 0)
         if positives < 1 or positives >> 53:
@@ -2898,7 +2926,7 @@ cdef int _check_head(Layout layout, const uint8_t* source, uint64_t size, Fault*
 cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
     """Every row of the block table against the layout and the bytes that are there."""
     cdef uint64_t at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, begin, stored, raw, rows, most
-    cdef uint64_t samples = _read32(source), frames = 0, unpacked = size
+    cdef uint64_t samples = _read32(source), frames = 0, entries = 0, unpacked = size
     cdef const uint8_t* row
     cdef const Block* block
     cdef int i, codec
@@ -2912,10 +2940,15 @@ cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint6
         if codec > 2 or (codec and not _is_frames(block.part)):
             return _fail(fault, BAD_CODEC, i, codec, 2 if _is_frames(block.part) else 0)
         if block.extent == PER_FRAME:
-            most = frames if frames else 2 * samples * layout.frame_stack
+            most = frames if frames else samples * <uint64_t>(layout.frame_stack + layout.length if layout.length else 2 * layout.frame_stack)
             if rows < 1 or rows > most or (frames and rows != frames):
                 return _fail(fault, BAD_ROWS, i, rows, most)
             frames = rows
+        elif block.extent == PER_ENTRY:
+            most = entries if entries else samples * <uint64_t>layout.length
+            if rows < 1 or rows > most or (entries and rows != entries):
+                return _fail(fault, BAD_ROWS, i, rows, most)
+            entries = rows
         elif block.extent == PER_OWNER:
             if rows < 1 or rows > samples:
                 return _fail(fault, BAD_ROWS, i, rows, samples)
@@ -2979,7 +3012,7 @@ cdef int _check_floats(const uint8_t* values, uint64_t count, double low, double
     return GOOD
 
 
-cdef int _check_part(Layout layout, const uint8_t* source, int i, uint32_t frames, uint32_t owners, Fault* fault) noexcept nogil:
+cdef int _check_part(Layout layout, const uint8_t* source, int i, const uint32_t* of_extent, Fault* fault) noexcept nogil:
     """What bookkeeping block `i` holds."""
     cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
     cdef const uint8_t* data = source + _read64(row + 8)
@@ -2987,9 +3020,13 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, uint32_t frame
     cdef int part = layout.block[i].part
     cdef double total = _read_double(source + 8)
     if part == PART_PREV_INDEX or part == PART_NEXT_INDEX:
-        return _check_words(data, samples * (each >> 2), frames, True, i, fault)
+        return _check_words(data, samples * (each >> 2), of_extent[PER_FRAME], True, i, fault)
+    if part == PART_ENTRY_INDEX:
+        return _check_words(data, samples * (each >> 2), of_extent[PER_ENTRY], True, i, fault)
     if part == PART_OWNER:
-        return _check_words(data, samples, owners, False, i, fault)
+        return _check_words(data, samples, of_extent[PER_OWNER], False, i, fault)
+    if part == PART_BURN_IN:
+        return _check_words(data, samples, layout.length, False, i, fault)
     if part == PART_STEPS:
         for j in range(samples):
             if not 1 <= _read32(data + 4 * j) <= <uint32_t>_read16(source + 6):
@@ -3000,7 +3037,7 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, uint32_t frame
                 return _fail(fault, BAD_VALUE, i, j, 0)
     # A weight is a summand of the total; summing in another order may round by a few units in the last place.
     if part == PART_WEIGHT:
-        return _check_doubles(data, samples, 0.0, total * (1.0 + 1e-9) if layout.kind == KIND_CACHE else INFINITY, i, fault)
+        return _check_doubles(data, samples, 0.0, total * (1.0 + 1e-9) if layout.is_cache else INFINITY, i, fault)
     if part == PART_CHANCE:
         return _check_doubles(data, samples, 0.0, 1.0 + 1e-9, i, fault)
     if part == PART_POPULATION:
@@ -3015,18 +3052,16 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, uint32_t frame
 
 
 cdef int _check_container(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
-    cdef uint32_t frames = 0, owners = 0
+    cdef uint32_t of_extent[EXTENTS]  # rows of the blocks of each
     cdef int i
     fault.status = GOOD
+    memset(of_extent, 0, sizeof(of_extent))
     if _check_head(layout, source, size, fault) or _check_table(layout, source, size, limit, fault):
         return fault.status
     for i in range(layout.blocks):
-        if layout.block[i].extent == PER_FRAME:
-            frames = _read32(source + HEAD_BYTES + ROW_BYTES * i + 4)
-        if layout.block[i].extent == PER_OWNER:
-            owners = _read32(source + HEAD_BYTES + ROW_BYTES * i + 4)
+        of_extent[layout.block[i].extent] = _read32(source + HEAD_BYTES + ROW_BYTES * i + 4)
     for i in range(layout.blocks):
-        if layout.block[i].column == BOOKKEEPING and _check_part(layout, source, i, frames, owners, fault):
+        if layout.block[i].column == BOOKKEEPING and _check_part(layout, source, i, of_extent, fault):
             return fault.status
     return GOOD
 
@@ -3519,21 +3554,23 @@ cdef class Picks:
             free(value)
         return divisor
 
-    def frames_of(self, prev_index, next_index):
-        """Number the distinct frames that the samples need, in order of first use, for a container of them.
+    def distinct(self, dict indices not None):
+        """Number the distinct rows that the samples' indices point to, in order of first use, for a container of them.
 
         Args:
-            prev_index, next_index: uint32 [B, frame_stack] that are filled with those numbers, or None.
+            indices: Bookkeeping part, of those that index the same rows -> uint32 [B, each] that is filled with those numbers.
 
         Returns:
             Frames: what `pack_frames` copies.
         """
-        cdef Frames frames = Frames(self, 2 * self.size * self.layout.frame_stack)
-        cdef size_t entries = self.size * self.layout.frame_stack
-        if prev_index is not None:
-            frames._number(self.layout.of_part[PART_PREV_INDEX], <uint32_t*>_target(prev_index, entries * 4))
-        if next_index is not None:
-            frames._number(self.layout.of_part[PART_NEXT_INDEX], <uint32_t*>_target(next_index, entries * 4))
+        cdef size_t total = sum([array.size for array in indices.values()])
+        cdef Frames frames = Frames(self, total)
+        cdef int block
+        for part, array in indices.items():
+            block = self.layout.of_part[inside(part, MOST_PARTS)]
+            if block < 0:
+                raise IndexError(part)
+            frames._number(block, <uint32_t*>_target(array, self.size * self.layout.block[block].row_bytes))
         return frames
 
     def pack_rows(self, int block, target):
@@ -3610,18 +3647,18 @@ cdef class Frames:
             at += 1
 
     cdef void _number(self, int index, uint32_t* target) noexcept:
-        cdef size_t stack = self.picks.layout.frame_stack, j
+        cdef size_t each = self.picks.layout.block[index].row_bytes >> 2, j
         cdef Py_ssize_t i
         cdef uint32_t frame
         cdef const Pick* pick = self.picks.pick
         with nogil:
             for i in range(self.picks.size):
-                for j in range(stack):
-                    frame = _read32(pick[i].view.block[index] + 4 * (<size_t>pick[i].sample * stack + j))
-                    target[i * stack + j] = frame if frame == ZERO_FRAME else self._find(pick[i].view, frame)
+                for j in range(each):
+                    frame = _read32(pick[i].view.block[index] + 4 * (<size_t>pick[i].sample * each + j))
+                    target[i * each + j] = frame if frame == ZERO_FRAME else self._find(pick[i].view, frame)
 
     def pack_frames(self, int block, target):
-        """Copy the frames of state block `block` into `target`, by number."""
+        """Copy the rows of block `block` into `target`, by number."""
         cdef size_t size = self.picks.layout.block[inside(block, self.picks.layout.blocks)].row_bytes
         cdef char* to = _target(target, self.size * size)
         cdef Py_ssize_t i
@@ -3660,8 +3697,9 @@ cdef void _gather_rows(const Field* field, const Pick* pick, Py_ssize_t size, ch
 
 
 cdef inline const char* _frame_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
-    """Frame `j` of a sample's stack; NULL for a frame of zeros."""
-    cdef uint32_t frame = _read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.frames + j))
+    """Row `j` of a sample; NULL for one of zeros."""
+    cdef size_t at = j if field.stack == field.frames else j // field.stack + j % field.stack
+    cdef uint32_t frame = _read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.each + at))
     if frame == ZERO_FRAME:
         return NULL
     return <const char*>pick.view.block[field.block] + <size_t>frame * field.size
@@ -3675,7 +3713,7 @@ cdef void _gather_frames(const Field* field, const Pick* pick, Py_ssize_t size, 
     for i in range(size):
         if i + INDICES_AHEAD < size:
             next_pick = &pick[i + INDICES_AHEAD]
-            prefetch(next_pick.view.block[field.index] + 4 * <size_t>next_pick.sample * frames)
+            prefetch(next_pick.view.block[field.index] + 4 * <size_t>next_pick.sample * field.each)
         for j in range(frames):
             if i + ROWS_AHEAD < size:
                 source = _frame_of(field, &pick[i + ROWS_AHEAD], j)
@@ -3774,7 +3812,7 @@ cdef double _importance(
     Layout layout, const Pick* pick, Py_ssize_t size, double population, double exponent, double rarest, double* value, float* importance
 ) noexcept nogil:
     """(N pi_c chance N_k / N_c) ** -exponent over the divisor, which is returned; see `_weigh`."""
-    cdef bint drawn = layout.kind == KIND_DRAWN
+    cdef bint drawn = layout.is_drawn
     cdef double chance, positives
     cdef Py_ssize_t i
     cdef const Pick* one
@@ -4103,7 +4141,7 @@ def assemble(
     cdef Py_ssize_t total = 0
     cdef uint64_t random = seed
     for cache in drawn:
-        if cache.layout is not layout or layout.kind != KIND_DRAWN:
+        if cache.layout is not layout or not layout.is_drawn:
             raise ValueError("a container of another layout")
         total += cache.view.samples
     picks = Picks(layout, total)

@@ -287,6 +287,12 @@ def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -
     return combined
 
 
+def sequence_mask(burn_in: NDArray[Any], steps: NDArray[Any], out: NDArray[np.bool_]) -> None:
+    """Fill the mask [B, T] of sequences of `steps` [B] entries, the first `burn_in` [B] of which only warm up."""
+    places = np.arange(out.shape[1])
+    np.logical_and(places >= burn_in[:, None], places < steps[:, None], out=out)
+
+
 def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:
     is_array = isinstance(given, np.ndarray)
     if array is not None and is_array and given.shape == array.shape and given.dtype == array.dtype:

@@ -3,6 +3,7 @@
 A container is a head, a table and 64-byte aligned blocks, one for each column. States are *unique frames and an
 index*: stacks that overlap and entries that were drawn twice cross the wire once. Which blocks there are follows from
 the schema and the parameters, so a `Layout` of them decides what is made here, what is accepted, and what a batch is.
+Sequences for recurrent networks have a layout of their own, in which entries are unique and indexed too.
 """
 
 import struct
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from . import _core
-from .batch import ID, Gathered
+from .batch import ID, Gathered, sequence_mask
 from .errors import ParameterError, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
@@ -43,6 +44,7 @@ class Kind(IntEnum):
     FEEDBACK = 3
     DRAWN = 4
     SEQUENCES = 5
+    DRAWN_SEQUENCES = 6
 
 
 class Part(IntEnum):
@@ -60,6 +62,7 @@ class Part(IntEnum):
     FRAMES_LENGTHS = 10
     ENTRIES = 12
     ENTRY_INDEX = 13
+    BURN_IN = 14
     NUMBER = 16
     WEIGHT = 17
     REWARD_SUM = 18
@@ -83,6 +86,7 @@ class Extent(IntEnum):
     PER_FRAME = 1
     PER_OWNER = 2
     SINGLE = 3
+    PER_ENTRY = 4
 
 
 class BlockForm(NamedTuple):
@@ -108,16 +112,23 @@ _BOOKKEEPING: Final = {
     Part.WEIGHT: Extent.PER_SAMPLE, Part.REWARD_SUM: Extent.PER_SAMPLE, Part.DISCOUNT: Extent.PER_SAMPLE,
     Part.STEPS: Extent.PER_SAMPLE, Part.AGE: Extent.PER_SAMPLE, Part.MODEL: Extent.PER_SAMPLE,
     Part.CHANCE: Extent.PER_SAMPLE, Part.POPULATION: Extent.PER_SAMPLE, Part.OWNER: Extent.PER_SAMPLE,
+    Part.ENTRY_INDEX: Extent.PER_SAMPLE, Part.BURN_IN: Extent.PER_SAMPLE,
     Part.OWNERS: Extent.PER_OWNER, Part.INIT_WEIGHT: Extent.PER_SAMPLE, Part.TD_ERROR: Extent.PER_SAMPLE,
 }  # fmt: skip
 _OF_WINDOWS: Final = {
     Part.NUMBER: "numbers", Part.WEIGHT: "weights", Part.REWARD_SUM: "reward", Part.DISCOUNT: "discount",
-    Part.STEPS: "steps", Part.AGE: "ages", Part.MODEL: "model_versions",
+    Part.STEPS: "steps", Part.AGE: "ages", Part.MODEL: "model_versions", Part.BURN_IN: "burn_in",
 }  # fmt: skip
 _WIDTHS: Final = {
     Part.NUMBER: 8, Part.WEIGHT: 8, Part.STEPS: 4, Part.AGE: 4, Part.MODEL: 8, Part.CHANCE: 8, Part.POPULATION: 8,
-    Part.OWNER: 4, Part.OWNERS: 16, Part.INIT_WEIGHT: 4, Part.TD_ERROR: 4,
+    Part.OWNER: 4, Part.OWNERS: 16, Part.INIT_WEIGHT: 4, Part.TD_ERROR: 4, Part.BURN_IN: 4,
 }  # fmt: skip
+
+
+_INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
+_OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
+_Field: TypeAlias = tuple[int, int, int, int, int]
+MOST_ROW_BYTES: Final = 1 << 27
 
 
 class Layout:
@@ -129,9 +140,13 @@ class Layout:
         schema: The columns.
         frame_stack: Frames of a sample's states.
         prev, next: Names of the columns of both sides.
-        kind: CACHE or DRAWN; EPISODE (every column but the return, and with `final` the final state); FEEDBACK.
+        kind: CACHE or DRAWN (SEQUENCES or DRAWN_SEQUENCES: `SequenceLayout`); EPISODE (every column but the return, and
+            with `final` the final state); FEEDBACK.
         final: Whether an episode has a final state.
     """
+
+    length: int = 0
+    """Entries of a sequence; 0 where samples are transitions."""
 
     def __init__(
         self,
@@ -151,15 +166,22 @@ class Layout:
         self._outputs, fields = self._fields()
         forms = list(enumerate(self.blocks))
         self.facts = [(i, _OF_WINDOWS[form.part]) for i, form in forms if form.part in _OF_WINDOWS]
-        """Blocks that hold what a memory says of each sample, with its name in `Windows`."""
+        """Blocks that hold what a memory says of each sample, with its name in `Windows` or `Sequences`."""
         self.columns = [(i, form.part, schema.names[form.column]) for i, form in forms if form.column != BOOKKEEPING]
         """Blocks that hold a column's values: (block, part, column)."""
-        self.core = _core.Layout(kind, frame_stack, prod(self.reward_shape), list(self.blocks), fields)
+        self.indices = tuple(part for part in _INDICES if (BOOKKEEPING, part) in self._place)
+        """Parts that are indices into the frames, or into the entries of sequences."""
+        rewards = max(1, self.length) * prod(self.reward_shape)
+        self.core = _core.Layout(kind, frame_stack, rewards, list(self.blocks), fields, self.length)
 
     def place(self, part: Part, name: str | None = None) -> int | None:
         """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
+
+    def bookkeeping(self, part: Part) -> int:
+        """Number of a block of bookkeeping that is there."""
+        return self._place[BOOKKEEPING, part]
 
     def allocate(self, samples: int) -> Gathered:
         """Arrays for a batch of `samples`."""
@@ -192,7 +214,7 @@ class Layout:
         for side, name, shape, dtype in self._outputs:
             array = (out.prev if side == "prev" else out.next).get(name)
             _check_out(f"out.{side}[{name!r}]", array, (samples, *shape), dtype)
-        per_reward = (samples, *self.reward_shape)
+        per_reward = (samples, *self._per_reward())
         _check_out("out.reward", out.reward, per_reward, np.float32)
         _check_out("out.discount", out.discount, per_reward, np.float32)
         _check_out("out.steps", out.steps, (samples,), np.int32)
@@ -201,13 +223,21 @@ class Layout:
         _check_out("out.age", out.age, (samples,), np.float32)
         _check_out("out.model_version", out.model_version, (samples,), np.int64)
 
+    def _per_reward(self) -> tuple[int, ...]:
+        """Shape of what a sample has of the reward and of the discount."""
+        return self.reward_shape
+
     def _bookkeeping(self) -> list[BlockForm]:
+        widths = _WIDTHS | self._widths()
+        return [BlockForm(BOOKKEEPING, part, _BOOKKEEPING[part], widths[part]) for part in sorted(self._parts())]
+
+    def _widths(self) -> dict[Part, int]:
+        """Bytes of a row of the bookkeeping that depends on schema and parameters."""
         per_reward = 4 * prod(self.reward_shape)
-        widths = _WIDTHS | {
+        return {
             Part.PREV_INDEX: 4 * self.frame_stack, Part.NEXT_INDEX: 4 * self.frame_stack,
             Part.REWARD_SUM: per_reward, Part.DISCOUNT: per_reward,
         }  # fmt: skip
-        return [BlockForm(BOOKKEEPING, part, _BOOKKEEPING[part], widths[part]) for part in sorted(self._parts())]
 
     def _parts(self) -> set[Part]:
         if self.kind is Kind.FEEDBACK:
@@ -222,7 +252,7 @@ class Layout:
         if not set(self.next).isdisjoint(self.schema.states):
             parts.add(Part.NEXT_INDEX)
         if self.kind is Kind.DRAWN:
-            parts |= {Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS}
+            parts |= _OF_DRAWN
         return parts
 
     def _columns(self, final: bool) -> list[BlockForm]:
@@ -247,9 +277,9 @@ class Layout:
         sides = ((Part.PREV, before), (Part.NEXT, after))
         return [(part, Extent.PER_SAMPLE) for part, is_there in sides if is_there]
 
-    def _fields(self) -> tuple[list[_Output], list[tuple[int, int, int, int]]]:
+    def _fields(self) -> tuple[list[_Output], list[_Field]]:
         outputs: list[_Output] = []
-        fields: list[tuple[int, int, int, int]] = []
+        fields: list[_Field] = []
         if self.kind not in (Kind.CACHE, Kind.DRAWN):
             return outputs, fields
         for side, names, index in (("prev", self.prev, Part.PREV_INDEX), ("next", self.next, Part.NEXT_INDEX)):
@@ -260,9 +290,9 @@ class Layout:
                 shape = (self.frame_stack, *column.shape) if is_state else column.shape
                 outputs.append(_Output(side, name, shape, column.dtype))
                 fields.append(
-                    (block, self._place[BOOKKEEPING, index], self.frame_stack, column.nbytes)
+                    (block, self._place[BOOKKEEPING, index], self.frame_stack, self.frame_stack, column.nbytes)
                     if is_state
-                    else (block, -1, 1, column.nbytes)
+                    else (block, -1, 1, 1, column.nbytes)
                 )
         return outputs, fields
 
@@ -271,6 +301,90 @@ class Layout:
         alone = (Part.PREV_FRAMES, Part.PREV) if side == "prev" else (Part.NEXT_FRAMES, Part.NEXT)
         candidates = (Part.FRAMES, alone[0]) if is_state else (alone[1],)
         return next(place for part in candidates if (place := self.place(part, name)) is not None)
+
+
+class SequenceLayout(Layout):
+    """The layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
+
+    States are `prev` ones with the state after the last entry; other columns are unique entries and an index. The
+    reward is always there, whether it is among `prev` or not.
+    """
+
+    def __init__(self, schema: Schema, frame_stack: int, prev: Iterable[str], kind: Kind, length: int) -> None:
+        self.length = length
+        super().__init__(schema, frame_stack, prev, (), kind)
+        if any(form.row_bytes > MOST_ROW_BYTES for form in self.blocks):
+            most = f"such that what belongs to a sequence takes at most {MOST_ROW_BYTES} bytes in each block"
+            raise ParameterError("sequence_length", length, most)
+
+    def allocate(self, samples: int) -> Gathered:
+        """Arrays for a batch of `samples` sequences."""
+        made = super().allocate(samples)
+        per_entry = (samples, self.length, *self.reward_shape)
+        made.reward, made.discount = np.zeros(per_entry, np.float32), np.empty(per_entry, np.float32)
+        made.mask = np.empty((samples, self.length), np.bool_)
+        return made
+
+    def gather(self, picks: "_core.Picks", out: Gathered) -> None:
+        """Fill the arrays of `out` with the picked sequences."""
+        assert out.mask is not None
+        burn_in = np.empty(picks.size, np.uint32)
+        rewards = [] if self.schema.reward is None else [out.reward]
+        picks.gather(
+            [*(out.prev[name] for _, name, _, _ in self._outputs), *rewards, burn_in],
+            None, out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
+        )  # fmt: skip
+        sequence_mask(burn_in, out.steps, out.mask)
+
+    def check_out(self, out: Gathered, samples: int) -> None:
+        """Raise ValueError unless every array is what `allocate` would make."""
+        super().check_out(out, samples)
+        _check_out("out.mask", out.mask, (samples, self.length), np.bool_)
+
+    def _per_reward(self) -> tuple[int, ...]:
+        return (self.length, *self.reward_shape)
+
+    def _widths(self) -> dict[Part, int]:
+        return {
+            Part.PREV_INDEX: 4 * (self.frame_stack + self.length), Part.ENTRY_INDEX: 4 * self.length,
+            Part.DISCOUNT: 4 * self.length * prod(self.reward_shape),
+        }  # fmt: skip
+
+    def _parts(self) -> set[Part]:
+        parts = super()._parts() - {Part.REWARD_SUM} | {Part.BURN_IN}
+        if any(self._sides(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
+            parts.add(Part.ENTRY_INDEX)
+        return parts | _OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
+
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+        if column.role == "state" or not (name in self.prev or column.role == "reward"):
+            return super()._sides(name, column, final)
+        return _ENTRIES
+
+    def _fields(self) -> tuple[list[_Output], list[_Field]]:
+        outputs: list[_Output] = []
+        fields: list[_Field] = []
+        for name in self.prev:
+            column = self.schema[name]
+            if column.role == "state":
+                frames = self.length + 1
+                outputs.append(_Output("prev", name, (frames, self.frame_stack, *column.shape), column.dtype))
+                places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
+                fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
+            elif column.role != "reward":
+                outputs.append(_Output("prev", name, (self.length, *column.shape), column.dtype))
+                fields.append(self._entries(name, column))
+        if self.schema.reward is not None:
+            fields.append(self._entries(self.schema.reward, self.schema[self.schema.reward]))
+        fields.append((self.bookkeeping(Part.BURN_IN), -1, 1, 1, 4))
+        return outputs, fields
+
+    def _entries(self, name: str, column: Column) -> _Field:
+        block = self._place[self.schema.names.index(name), Part.ENTRIES]
+        return block, self.bookkeeping(Part.ENTRY_INDEX), self.length, self.length, column.nbytes
+
+
+_ENTRIES: Final = [(Part.ENTRIES, Extent.PER_ENTRY)]
 
 
 def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
@@ -286,13 +400,22 @@ def _layout(
     return Layout(schema, stack, prev, next, kind, final)
 
 
+@lru_cache(maxsize=64)
+def _sequence_layout(schema: Schema, stack: int, prev: tuple[str, ...], kind: Kind, length: int) -> SequenceLayout:
+    return SequenceLayout(schema, stack, prev, kind, length)
+
+
 def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, final: bool = False) -> Layout:
-    """The layout of containers under `parameters`; the same object for equal arguments."""
+    """The layout of containers under `parameters`; the same object for equal arguments.
+
+    kind: CACHE and DRAWN are of sequences where the parameters ask for them (`sequence_length`).
+    """
     if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
         return _layout(schema, 1, (), (), kind, final)
-    if parameters.sequence_length:
-        raise ParameterError("sequence_length", parameters.sequence_length, "0 in a cluster: a Buffer draws sequences")
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
+    if parameters.sequence_length:
+        whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES
+        return _sequence_layout(schema, parameters.frame_stack, prev, whose, parameters.sequence_length)
     next = schema.states if parameters.next is None else tuple(parameters.next)
     return _layout(schema, parameters.frame_stack, prev, next, kind, False)
 
@@ -314,7 +437,7 @@ class Container:
 
     Args:
         layout, head: What it holds.
-        samples, frames, owners: Rows of blocks of each extent.
+        samples, frames, owners, entries: Rows of blocks of each extent.
         packed: Compressed blocks: number -> (codec, bytes).
     """
 
@@ -326,9 +449,10 @@ class Container:
         frames: int = 0,
         owners: int = 0,
         packed: dict[int, tuple[int, bytes]] | None = None,
+        entries: int = 0,
     ) -> None:
         self.layout = layout
-        self.payload: Payload = _core.container(layout.core, samples, frames, owners, packed or {})
+        self.payload: Payload = _core.container(layout.core, samples, frames, owners, entries, packed or {})
         HEAD.pack_into(
             self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
             head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
@@ -388,38 +512,61 @@ def build(
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters)
         codec = _codec(parameters.compression if compression is None else compression)
-        prev_block, next_block = layout.place(Part.PREV_INDEX), layout.place(Part.NEXT_INDEX)
-        windows = memory.draw_windows(parameters.cache_size if samples is None else samples)
-        sources, prev_index, next_index = memory.unique_frames(
-            None if prev_block is None else windows.prev_codes,
-            None if next_block is None else windows.next_codes,
-            ordered=codec != 0,
+        cut = (_cut_sequences if layout.length else _cut_transitions)(
+            memory, layout, parameters.cache_size if samples is None else samples, codec != 0
         )
         head = Head(
-            parameters.multi_step,
-            windows.total_weight,
-            windows.num_positive,
-            windows.min_weight,
+            parameters.sequence_length or parameters.multi_step,
+            cut.drawn.total_weight,
+            cut.drawn.num_positive,
+            cut.drawn.min_weight,
             parameters_version,
             now,
         )
-        frames = len(sources)
-        if not frames and not (prev_block is None and next_block is None):
-            # Nothing but frames of zeros: an index still needs a row to point past.
-            sources, frames = np.full(1, -1, np.int64), 1
-        packed = _pack_frames(memory, layout, sources, codec) if codec else {}
-        made = Container(layout, head, len(windows.numbers), frames, packed=packed)
-        facts = {block: getattr(windows, name) for block, name in layout.facts}
-        if prev_block is not None:
-            facts[prev_block] = prev_index
-        if next_block is not None:
-            facts[next_block] = next_index
-        made.fill_blocks(facts)
-        rows = {Part.PREV: windows.rows, Part.NEXT: windows.next_rows}
+        packed = _pack_frames(memory, layout, cut.frames, codec) if codec else {}
+        rows, entries = cut.rows, len(cut.rows.get(Part.ENTRIES, ()))
+        made = Container(layout, head, len(cut.drawn.numbers), len(cut.frames), packed=packed, entries=entries)
+        facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
+        made.fill_blocks(facts | {layout.bookkeeping(part): cut.indices[part] for part in layout.indices})
         for block, part, name in layout.columns:
             if block not in packed:
-                memory.copy_frames(name, rows.get(part, sources), made.view(block))
+                memory.copy_frames(name, rows.get(part, cut.frames), made.view(block))
     return made.payload
+
+
+class _Cut(NamedTuple):
+    """Drawn samples taken apart: what is unique, and where each sample has its own."""
+
+    drawn: Any
+    """What the memory says of each sample: `Windows` or `Sequences`."""
+    frames: NDArray[np.int64]
+    """Codes of the unique frames."""
+    indices: dict[Part, NDArray[np.uint32]]
+    """Into the frames, or the entries."""
+    rows: dict[Part, NDArray[np.int64]]
+    """Codes of the rows of blocks that do not hold frames."""
+
+
+def _cut_transitions(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    drawn = memory.draw_windows(samples)
+    wanted = [
+        codes if part in layout.indices else None
+        for part, codes in ((Part.PREV_INDEX, drawn.prev_codes), (Part.NEXT_INDEX, drawn.next_codes))
+    ]
+    frames, prev, next = memory.unique_frames(*wanted, ordered=ordered)
+    if not len(frames) and layout.indices:
+        # Nothing but frames of zeros: an index still needs a row to point past.
+        frames = np.full(1, -1, np.int64)
+    rows = {Part.PREV: drawn.rows, Part.NEXT: drawn.next_rows}
+    return _Cut(drawn, frames, {Part.PREV_INDEX: prev, Part.NEXT_INDEX: next}, rows)
+
+
+def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    drawn = memory.draw_sequences(samples)
+    has_frames, has_entries = Part.PREV_INDEX in layout.indices, Part.ENTRY_INDEX in layout.indices
+    frames, states, _ = memory.unique_frames(drawn.state_codes if has_frames else None, None, ordered=ordered)
+    entries, places, _ = memory.unique_frames(drawn.codes if has_entries else None, None, ordered=False)
+    return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, {Part.ENTRIES: entries})
 
 
 def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:
@@ -465,35 +612,34 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
         layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
     """
     samples = picks.size
-    indices = {part: _index(layout, part, samples) for part in (Part.PREV_INDEX, Part.NEXT_INDEX)}
-    frames = picks.frames_of(indices[Part.PREV_INDEX], indices[Part.NEXT_INDEX])
+    indices = {
+        part: np.empty((samples, layout.blocks[layout.bookkeeping(part)].row_bytes // 4), np.uint32)
+        for part in layout.indices
+    }
+    frames = picks.distinct({part: index for part, index in indices.items() if part is not Part.ENTRY_INDEX})
+    entries = picks.distinct({part: index for part, index in indices.items() if part is Part.ENTRY_INDEX})
     owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
     owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
-    made = Container(drawn, Head(picks.multi_step, made_at=now), samples, max(1, frames.size), len(owners) // 16)
+    head = Head(picks.multi_step, made_at=now)
+    made = Container(drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=entries.size)
     for part, values in (
         *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
         (Part.CHANCE, chance), (Part.POPULATION, population),
     ):  # fmt: skip
-        if values is not None:
-            made.fill(part, values)
-    own = {Part.PREV_INDEX, Part.NEXT_INDEX, Part.OWNER, Part.OWNERS, Part.CHANCE, Part.POPULATION}
+        made.fill(part, values)
     for i, form in enumerate(drawn.blocks):
-        if form.part not in own:
+        if form.part not in _OF_DRAWN and form.part not in layout.indices:
             source = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
             assert source is not None
-            _fill_drawn(made.view(i), picks, frames, source, form)
+            _fill_drawn(made.view(i), picks, entries if form.extent is Extent.PER_ENTRY else frames, source, form)
     return made.payload
 
 
-def _index(layout: Layout, part: Part, samples: int) -> NDArray[np.uint32] | None:
-    return None if layout.place(part) is None else np.empty((samples, layout.frame_stack), np.uint32)
-
-
-def _fill_drawn(target: Payload, picks: Any, frames: Any, source: int, form: BlockForm) -> None:
+def _fill_drawn(target: Payload, picks: Any, distinct: Any, source: int, form: BlockForm) -> None:
     if form.extent is Extent.PER_SAMPLE:
         picks.pack_rows(source, target)
-    elif frames.size:
-        frames.pack_frames(source, target)
+    elif distinct.size:
+        distinct.pack_frames(source, target)
     else:
         target[:] = 0
 

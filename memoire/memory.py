@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
-from .batch import Gathered, place
+from .batch import Gathered, place, sequence_mask
 from .errors import (
     EmptyEpisodeError,
     EmptyMemory,
@@ -84,6 +84,36 @@ class Windows(NamedTuple):
     """[n] seconds since the entries were added, never negative."""
     model_versions: Int64s
     """[n] of the models that made them."""
+    total_weight: float
+    num_positive: int
+    min_weight: float
+
+
+class Sequences(NamedTuple):
+    """Drawn sequences as places instead of copies, and the sums they were drawn from, all of one moment.
+
+    Shapes: n sequences of T entries, K frame_stack. Frame codes are as in `Windows`; behind an episode's end they are
+    zeros (-1).
+    """
+
+    numbers: Int64s
+    """[n] the numbers of the first entries."""
+    state_codes: Int64s
+    """[n, K + T] frames: K - 1 before the first entry, the entries' own, and the state after the last."""
+    codes: Int64s
+    """[n, T] rows of the entries."""
+    weights: Float64s
+    """[n] what sampling was proportional to."""
+    discount: NDArray[np.float32]
+    """[n, T, *R] gamma of each entry; 0 at a terminal one and behind the end."""
+    steps: NDArray[np.int32]
+    """[n] entries that are there."""
+    burn_in: NDArray[np.uint32]
+    """[n] entries at the begin that only warm up: 0 where an episode begins."""
+    ages: NDArray[np.float32]
+    """[n] seconds since the first entries were added, never negative."""
+    model_versions: Int64s
+    """[n] of the models that made the first entries."""
     total_weight: float
     num_positive: int
     min_weight: float
@@ -484,24 +514,29 @@ class Memory(_core.EntryStore):
 
     def _filled_sequences(self, numbers: Int64s, made: Gathered) -> Gathered:
         """The sequences that begin with these entries. Raises StaleEntry."""
-        parameters, size = self._parameters, len(numbers)
-        length, stack = parameters.sequence_length, parameters.frame_stack
-        frames, codes = np.empty((size, stack + length), np.int64), np.empty((size, length), np.int64)
-        positions = np.empty(size, np.int64)
-        self._refuse_stale(numbers, self._sequences(numbers, frames, codes, made.steps, made.discount, positions))
+        frames, codes, burn_in = self._cut(numbers, made.steps, made.discount)
+        stack = self._parameters.frame_stack
         stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
         for name, out in made.prev.items():
             self._copy_column(self._index[name], stacks if name in self.schema.states else codes, out)
         if self.schema.reward is not None:
             self._copy_column(self._index[self.schema.reward], codes, made.reward)
-        weights = np.empty(size, np.float64)
+        weights = np.empty(len(numbers), np.float64)
         self._facts(codes[:, 0].copy(), made.age, made.model_version, weights)
         made.ids, made.weight[:] = numbers, weights
-        steps = np.arange(length)
         assert made.mask is not None
-        first = np.where(positions > 0, parameters.burn_in, 0)
-        np.logical_and(steps >= first[:, None], steps < made.steps[:, None], out=made.mask)
+        sequence_mask(burn_in, made.steps, made.mask)
         return made
+
+    def _cut(
+        self, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
+    ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
+        """`state_codes`, `codes` and `burn_in` of the `Sequences` that begin with these entries; fills the others."""
+        length, stack = self._parameters.sequence_length, self._parameters.frame_stack
+        frames = np.empty((len(numbers), stack + length), np.int64)
+        codes, positions = np.empty((len(numbers), length), np.int64), np.empty(len(numbers), np.int64)
+        self._refuse_stale(numbers, self._sequences(numbers, frames, codes, steps, discount, positions))
+        return frames, codes, np.where(positions > 0, self._parameters.burn_in, 0).astype(np.uint32)
 
     def _filled(self, numbers: Int64s, made: Gathered) -> Gathered:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
@@ -562,6 +597,19 @@ class Memory(_core.EntryStore):
             self._facts(rows, ages, versions, weights)
             told = (*returns, steps, ages, versions)
             return Windows(numbers, rows, prev, next_, next_rows, weights, *told, *self.sums())
+
+    def draw_sequences(self, count: int) -> Sequences:
+        """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
+        with self.held():
+            numbers = self.draw(count)
+            steps = np.empty(count, np.int32)
+            discount = np.empty((count, self._parameters.sequence_length, *self._reward_shape), np.float32)
+            frames, codes, burn_in = self._cut(numbers, steps, discount)
+            ages, versions = np.empty(count, np.float32), np.empty(count, np.int64)
+            weights = np.empty(count, np.float64)
+            self._facts(codes[:, 0].copy(), ages, versions, weights)
+            told = (weights, discount, steps, burn_in, ages, versions)
+            return Sequences(numbers, frames, codes, *told, *self.sums())
 
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool

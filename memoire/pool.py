@@ -526,6 +526,8 @@ def _pooled(
     picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, beta: float, gathered: Gathered
 ) -> Pooled:
     layout.gather(picks, gathered)
+    if gathered.mask is not None:
+        gathered.max_share = parameters.sequence_max_share
     importance = np.empty(picks.size, np.float32)
     divisor = picks.importance(beta, parameters.normalize == "global", importance)
     return Pooled(gathered, importance, divisor, picks.left_out)

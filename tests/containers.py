@@ -11,8 +11,12 @@ from memoire.cache import Container, Extent, Head, Kind, Layout, Part
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
     Part.DISCOUNT: "<f4", Part.STEPS: "<u4", Part.AGE: "<f4", Part.MODEL: "<i8", Part.CHANCE: "<f8",
+    Part.ENTRY_INDEX: "<u4", Part.BURN_IN: "<u4",
     Part.POPULATION: "<f8", Part.OWNER: "<u4", Part.OWNERS: "u1", Part.INIT_WEIGHT: "<f4", Part.TD_ERROR: "<f4",
 }  # fmt: skip
+
+
+ENTRIES = 4
 
 
 @dataclass
@@ -33,8 +37,9 @@ class Made:
 
 def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames: int, owners: int, steps: int) -> Any:
     part = form.part
-    if part in (Part.PREV_INDEX, Part.NEXT_INDEX):
-        index = rng.integers(0, frames, (samples, layout.frame_stack)).astype("<u4")
+    if part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX):
+        most = ENTRIES if part is Part.ENTRY_INDEX else frames
+        index = rng.integers(0, most, (samples, form.row_bytes // 4)).astype("<u4")
         index[rng.random(index.shape) < 0.1] = cache.ZERO_FRAME
         return index
     if part is Part.NUMBER:
@@ -45,6 +50,8 @@ def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames
         return rng.random(samples) * 0.5 + 1e-3
     if part is Part.STEPS:
         return rng.integers(1, steps + 1, samples).astype("<u4")
+    if part is Part.BURN_IN:
+        return rng.integers(0, layout.length, samples).astype("<u4")
     if part is Part.MODEL:
         return rng.integers(0, 100, samples).astype("<i8")
     if part is Part.OWNER:
@@ -78,10 +85,14 @@ def make(
     """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
     frames = min(frames, 2 * samples * layout.frame_stack)
     rng = np.random.default_rng(seed)
-    windows = layout.kind in (Kind.CACHE, Kind.DRAWN)
+    steps = layout.length or (3 if layout.kind in (Kind.CACHE, Kind.DRAWN) else 1)
     if head is None:
-        head = Head(3, 1000.0 + seed, 500, 0.25, 7, 1e9) if layout.kind is Kind.CACHE else Head(3 if windows else 1)
-    counts = {Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1}
+        has_sums = layout.kind in (Kind.CACHE, Kind.SEQUENCES)
+        head = Head(steps, 1000.0 + seed, 500, 0.25, 7, 1e9) if has_sums else Head(steps)
+    counts = {
+        Extent.PER_SAMPLE: samples, Extent.PER_FRAME: frames, Extent.PER_OWNER: owners, Extent.SINGLE: 1,
+        Extent.PER_ENTRY: ENTRIES,
+    }  # fmt: skip
     blocks, packed = {}, {}
     for i, form in enumerate(layout.blocks):
         rows = counts[form.extent]
@@ -93,7 +104,7 @@ def make(
         if codec and form.extent is Extent.PER_FRAME and form.row_bytes:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             packed[i] = (codec, cache._COMPRESS[codec](raw))
-    made = Container(layout, head, samples, frames, owners, packed)
+    made = Container(layout, head, samples, frames, owners, packed, ENTRIES)
     for i, form in enumerate(layout.blocks):
         if i not in packed:
             name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]

@@ -101,6 +101,7 @@ def containers() -> dict[str, bytes]:
     sequences = [
         own(Part.PREV_INDEX, "<u4", [[0, 1, 2, 3], [1, 2, 3, Z]]),
         own(Part.ENTRY_INDEX, "<u4", [[0, 1, 2], [1, 2, Z]]),
+        own(Part.BURN_IN, "<u4", [0, 1]),
         own(Part.NUMBER, "<i8", [40, 41]),
         own(Part.WEIGHT, "<f8", [2.0, 0.5]),
         own(Part.DISCOUNT, "<f4", [[0.5, 0.5, 0.0], [0.5, 0.0, 0.0]]),
@@ -111,6 +112,12 @@ def containers() -> dict[str, bytes]:
         block(1, Part.ENTRIES, "<i4", [-1, 5, 6]),
         block(2, Part.ENTRIES, "<f4", [1.0, -0.25, 0.5]),
     ]
+    drawn_sequences = [
+        own(Part.CHANCE, "<f8", [0.25, 0.0625]),
+        own(Part.POPULATION, "<f8", [6, 6]),
+        own(Part.OWNER, "<u4", [0, 0]),
+        block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT)]),
+    ]
     return {
         "cache": container(Kind.CACHE, 3, 2, 2, WINDOWS + COLUMNS, (8.0, 6, 0.5)),
         "drawn": container(Kind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
@@ -118,6 +125,7 @@ def containers() -> dict[str, bytes]:
         "feedback": container(Kind.FEEDBACK, 3, 1, 1, feedback),
         "ragged": container(Kind.CACHE, 3, 1, 2, ragged, (8.0, 6, 0.5)),
         "sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences, (8.0, 6, 0.5)),
+        "drawn_sequences": container(Kind.DRAWN_SEQUENCES, 2, 1, 3, sequences[:9] + drawn_sequences + sequences[9:]),
     }
 
 

@@ -33,13 +33,17 @@ SCHEMA = Schema(
 )
 STACKED = Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero")
 ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
+SEQUENCES = Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, burn_in=2, start="zero")
 KINDS = (Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK)
-GOLDEN = {"cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK}
+GOLDEN = {
+    "cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK,
+    "sequences": Kind.CACHE, "drawn_sequences": Kind.DRAWN,
+}  # fmt: skip
 VECTORS = Path(__file__).with_name("vectors")
 
 
 def golden(name: str) -> tuple[bytes, cache.Layout]:
-    parameters = Parameters(frame_stack=2, multi_step=2)
+    parameters = Parameters(sequence_length=3) if "sequences" in name else Parameters(frame_stack=2, multi_step=2)
     data = (VECTORS / f"{name}.payload").read_bytes()
     return data, cache.layout_of(make_vectors.SCHEMA, parameters, GOLDEN[name], final=True)
 
@@ -72,19 +76,29 @@ def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None
         for name in one:
             assert one[name].dtype == other[name].dtype
             np.testing.assert_array_equal(one[name], other[name])
-    for name in ("reward", "discount", "steps", "weight", "model_version") + (("ids",) if ids else ()):
+    for name in ("reward", "discount", "steps", "weight", "model_version", "mask", "max_share") + (
+        ("ids",) if ids else ()
+    ):
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
 
 
 @pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
-@pytest.mark.parametrize("parameters", [Parameters(), STACKED, ONE_SIDED, STACKED.replace(prev=(), next=())])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        Parameters(), STACKED, ONE_SIDED, STACKED.replace(prev=(), next=()),
+        SEQUENCES, SEQUENCES.replace(frame_stack=1, prev=("state.speed", "done")), SEQUENCES.replace(prev=()),
+    ],
+)  # fmt: skip
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
     memory = filled(parameters.replace(compression=compression))
     payload = cache.build(memory, 100, now=123.5, parameters_version=9)
     held = cache.check(payload, cache.layout_of(SCHEMA, parameters), checksum=_core.checksum(payload))
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
-    assert (held.made_at, held.parameters_version, held.multi_step) == (123.5, 9, parameters.multi_step)
+    assert (held.made_at, held.parameters_version, held.multi_step) == (
+        123.5, 9, parameters.sequence_length or parameters.multi_step,
+    )  # fmt: skip
     assert payload.ctypes.data % cache.ALIGNMENT == 0
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, held)
@@ -158,7 +172,7 @@ def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -
     ]
 
 
-@pytest.mark.parametrize("name", ["ragged", "sequences", *GOLDEN])
+@pytest.mark.parametrize("name", ["ragged", *GOLDEN])
 def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
     data = (VECTORS / f"{name}.payload").read_bytes()
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
@@ -185,7 +199,7 @@ def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED])
+@pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
 def test_containers_of_every_kind_hold_what_was_put_in(kind: Kind, parameters: Parameters) -> None:
     layout = cache.layout_of(SCHEMA, parameters, kind, final=True)
     made = containers.make(layout, 9, seed=4)
@@ -392,15 +406,12 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     at %= len(data)
     room = bytearray(data)
     room[at : at + len(patch)] = patch[: len(data) - at]
-    if refused(room, layout) == "" and layout.kind is Kind.CACHE:
-        picks = _pool_of(room, layout).get(3)  # whatever is accepted can be gathered
+    if refused(room, layout) == "" and layout.kind in (Kind.CACHE, Kind.SEQUENCES):
+        parameters = Parameters(sequence_length=3) if layout.length else Parameters(frame_stack=2, multi_step=2)
+        pool = Pool(make_vectors.SCHEMA, parameters, seed=0)
+        pool.add(make_vectors.CLIENT, 1, cache.check(room, pool.layout))
+        picks = pool.get(2)  # whatever is accepted can be gathered
         assert np.isfinite(picks.importance).all()
-
-
-def _pool_of(payload: Any, layout: cache.Layout) -> Pool:
-    pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
-    pool.add(make_vectors.CLIENT, 1, cache.check(payload, pool.layout))
-    return pool
 
 
 @given(st.binary(max_size=2000))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import Buffer, Parameters, Prioritized, Schema, Server, Uniform
+from memoire import Buffer, Parameters, Prioritized, Schema, Uniform
 from memoire.errors import ParameterError
 from memoire.memory import Memory
 from memoire.schema import Column
@@ -180,8 +180,3 @@ def test_the_advantage_is_the_generalized_advantage_estimate():
 def test_settings_that_no_sequence_can_have_are_refused(wrong):
     with pytest.raises(ParameterError):
         Parameters(**{"sequence_length": 4} | wrong)
-
-
-def test_a_cluster_says_that_it_draws_transitions():
-    with pytest.raises(ParameterError, match="a Buffer draws sequences"):
-        Server(None, SCHEMA, parameters=Parameters(sequence_length=4))

@@ -1,0 +1,238 @@
+"""Sequences through a cluster: the same as a `Buffer` cuts, drawn at the server or from far away, weighed and corrected."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import containers
+from memoire import cache
+from memoire.batch import Batch
+from memoire.cache import Kind, Part
+from memoire.errors import ParameterError, ProtocolError
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool, finish, plan
+from memoire.schema import Column, Schema
+from netkit import Cluster, until
+from test_sequences import SCHEMA, record
+
+CUT = Parameters(sequence_length=4, sequence_overlap=1, burn_in=2, frame_stack=2, start="zero", discount_factor=0.5)
+CLIENT = b"c" * 16
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def pool_of(memory, samples, caches=1):
+    pool = Pool(memory.schema, memory.parameters, seed=1)
+    for number in range(caches):
+        pool.add(CLIENT, number, cache.check(cache.build(memory, samples, now=0.0), pool.layout))
+    return pool
+
+
+def far_away(pool, samples):
+    """A batch as a reader puts it together."""
+    chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
+    layout = cache.layout_of(pool.schema, pool.parameters, Kind.DRAWN)
+    payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0)
+    return finish(chosen, [cache.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
+
+
+def same(gathered, expected):
+    assert list(gathered.prev) == list(expected.prev)
+    assert not gathered.next
+    for name, array in expected.prev.items():
+        assert gathered.prev[name].dtype == array.dtype
+        np.testing.assert_array_equal(gathered.prev[name], array)
+    for name in ("reward", "discount", "steps", "weight", "mask", "max_share", "model_version"):
+        np.testing.assert_array_equal(getattr(gathered, name), getattr(expected, name))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_sequences_that_crossed_the_wire_are_those_of_the_memory(data):
+    draw = data.draw
+    m = draw(st.integers(1, 6))
+    parameters = Parameters(
+        sequence_length=m, sequence_overlap=draw(st.integers(0, m - 1)), burn_in=draw(st.integers(0, m - 1)),
+        start=draw(st.sampled_from(["skip", "repeat", "zero"])), frame_stack=draw(st.integers(1, 3)),
+        prev=draw(st.sampled_from([None, ("obs",), ("hidden",), ("reward",), ()])), sequence_max_share=0.25,
+        compression=draw(st.sampled_from(["none", "zlib"])), reuse_cache=draw(st.booleans()),
+    )  # fmt: skip
+    memory = Memory(SCHEMA, 64, parameters, seed=1)
+    begin = 0
+    for _ in range(draw(st.integers(1, 3))):
+        length, ending = draw(st.integers(1, 15)), draw(st.sampled_from(["terminated", "truncated", "unknown"]))
+        record(memory, length, begin, ending)
+        begin += length
+    if not memory.num_positive:
+        return
+    pool = pool_of(memory, 40)
+    near = pool.get(20)
+    same(near.gathered, memory.gather(near.gathered.ids["number"]))
+    far, _ = far_away(pool, 20)
+    same(far.gathered, memory.gather(far.gathered.ids["number"]))
+    assert (far.gathered.ids["client"].tobytes(), len(far.gathered.ids)) == (CLIENT * 20, 20)
+
+
+def test_overlapping_sequences_cross_the_wire_once():
+    memory = Memory(SCHEMA, 200, CUT.replace(sequence_length=40, sequence_overlap=39), seed=1)
+    record(memory, 100, 0, "terminated")
+    pool = pool_of(memory, 300)
+    payload = far_away(pool, 200)[1]
+    for made in (cache.build(memory, 300, now=0.0), payload):
+        rows = {row.part: row.rows for row in cache.table(made) if row.part in (Part.PREV_FRAMES, Part.ENTRIES)}
+        assert rows == {Part.PREV_FRAMES: 101, Part.ENTRIES: 100}
+
+
+def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
+    parameters = Parameters(sequence_length=5, sequence_overlap=2, burn_in=2, sequence_max_share=0.5, cache_size=64)
+    server = cluster.server(schema=SCHEMA, parameters=parameters)
+    client, reader = cluster.client(server), cluster.reader([server])
+    record(client.memory, 23, 0, "terminated")
+    client.on_entries(23)
+    for _ in range(4):
+        assert client.push_cache(10.0)
+    for turn, batch in enumerate((server.get_batch(64, timeout=10.0), reader.get_batch(64, 10.0)), 1):
+        assert batch.obs.shape == (64, 6, 1) and batch.hidden.shape == (64, 5, 2) and batch.mask.shape == (64, 5)
+        numbers = batch.ids["number"]
+        errors = np.where(batch.mask, numbers[:, None] % 7 + np.arange(5.0), np.nan)
+        with pytest.raises(ParameterError, match="as the mask has"):
+            batch.update_priorities(errors[:, :3])
+        batch.update_priorities(errors)
+        until(lambda turn=turn: server.stats().feedback_given == 64 * turn)
+        client.update(10.0)
+        for i, number in enumerate(numbers):
+            own = errors[i][batch.mask[i]]
+            assert client.memory.weights([number])[0] == pytest.approx(
+                (0.5 * own.max() + 0.5 * own.mean() + 1e-6) ** 0.6, rel=1e-5
+            )
+    assert client.stats().applied == 128
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_weighted_mean_over_sequences_of_unequal_actors_is_the_uniform_one(reuse):
+    parameters = CUT.replace(importance_exponent=1.0, priority_exponent=0.8, start="skip", reuse_cache=reuse)
+    memories = [Memory(SCHEMA, 500, parameters, seed=seed) for seed in range(3)]
+    pool = Pool(SCHEMA, parameters, seed=1)
+    for client, memory in enumerate(memories):
+        for episode in range(1 + 2 * client):
+            record(memory, 20 + 7 * client, 50 * client + 9 * episode, "terminated")
+        rng = np.random.default_rng(client)
+        starts = np.flatnonzero([memory.weights([number])[0] > 0 for number in range(memory.num_entries)])
+        memory.update_priorities(starts, rng.exponential(1.0 + client, len(starts)))
+        for number in range(20):
+            pool.add(bytes([client]) * 16, number, cache.check(cache.build(memory, 300, now=0.0), pool.layout))
+    firsts = []
+    for memory in memories:
+        starts = [number for number in range(memory.num_entries) if memory.weights([number])[0] > 0]
+        firsts.append(memory.gather(np.array(starts)).prev["hidden"][:, 0, 0])
+    truth = np.concatenate(firsts).mean()
+    for drawn in ([pool.get(200) for _ in range(12)], [far_away(pool, 200)[0] for _ in range(12)]):
+        means = [
+            (one.importance.astype(float) * one.divisor * one.gathered.prev["hidden"][:, 0, 0]).mean() for one in drawn
+        ]
+        assert abs(np.mean(means) - truth) < 4.0 * np.std(means) / np.sqrt(len(means))
+        assert np.std(means) < truth / 4
+
+
+def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cluster):
+    gamma, lam = 0.9, 0.7
+    for cut in ({"sequence_length": 6, "sequence_overlap": 2}, {}):
+        parameters = Parameters(discount_factor=gamma, mix_lambda=lam, cache_size=64, **cut)
+        server = cluster.server(schema=SCHEMA, parameters=parameters)
+        client, reader = cluster.client(server), cluster.reader([server])
+        numbers = record(client.memory, 21, 5, "terminated")
+        client.on_entries(21)
+        for _ in range(2):
+            assert client.push_cache(10.0)
+        t = np.arange(5, 27)
+        reward, value = t[:-1] / 8.0, np.where(t < 26, t % 3, 0).astype(float)
+        delta = reward + gamma * value[1:] - value[:-1]
+        truth = np.array([sum((gamma * lam) ** (j - i) * delta[j] for j in range(i, 21)) for i in range(21)])
+        for batch in (server.get_batch(40, timeout=10.0), reader.get_batch(40, 10.0)):
+            first = batch.ids["number"] - numbers[0]
+            if not cut:
+                np.testing.assert_allclose(batch.advantage, truth[first], rtol=1e-4, atol=1e-5)
+                continue
+            for i, begin in enumerate(first):
+                steps = batch.steps[i]
+                np.testing.assert_allclose(
+                    batch.advantage[i, :steps], truth[begin : begin + steps], rtol=1e-4, atol=1e-5
+                )
+                assert not batch.advantage[i, steps:].any()
+
+
+SMALL = Schema({"obs": Column(np.float32, (2,), "state"), "reward": Column(np.float32, (), "reward")})
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        (Part.ENTRY_INDEX, containers.ENTRIES, "index"),
+        (Part.PREV_INDEX, 5, "index"),
+        (Part.BURN_IN, 4, "index"),
+        (Part.STEPS, 5, "index"),
+        (Part.STEPS, 0, "index"),
+        (Part.DISCOUNT, np.nan, "value"),
+        (Part.WEIGHT, 0.0, "value"),
+    ],
+)
+def test_values_that_no_sequence_has_are_refused(part, value, code):
+    layout = cache.layout_of(SMALL, CUT)
+    values = np.array(containers.make(layout, 6).block(part))
+    values.reshape(-1)[-1] = value
+    with pytest.raises(ProtocolError) as problem:
+        containers.make(layout, 6, replace={part: values}).held()
+    assert problem.value.code == code
+
+
+def test_sequences_of_another_length_and_transitions_say_that_parameters_differ():
+    made = containers.make(cache.layout_of(SMALL, CUT), 6).payload
+    for other, text in (
+        (CUT.replace(sequence_length=5), "sequences of 4 entries, but sequence_length is 5 here"),
+        (Parameters(frame_stack=2), "kind 5, but the parameters here ask for 1"),
+    ):
+        with pytest.raises(ProtocolError, match=text) as problem:
+            cache.check(made, cache.layout_of(SMALL, other))
+        assert problem.value.code == "parameters"
+
+
+def test_a_sequence_too_long_for_a_block_is_refused_when_it_is_set():
+    wide = Schema({"obs": (np.float32, (1,)), "reward": Column(np.float32, (1 << 12,), "reward")})
+    with pytest.raises(ParameterError, match="sequence_length must be such that"):
+        Pool(wide, Parameters(sequence_length=60_000))
+
+
+def test_arrays_of_the_caller_are_filled_with_sequences():
+    memory = Memory(SCHEMA, 64, CUT, seed=1)
+    record(memory, 30, 0, "terminated")
+    pool = pool_of(memory, 60)
+    first = pool.get(20)
+    batch = Batch(SCHEMA, first.gathered, first.importance, lambda ids, errors: None)
+    again = pool.get(20, out={"obs": batch.obs, "mask": batch.mask, "reward": batch.reward})
+    for one, other in ((again.gathered.prev["obs"], batch.obs), (again.gathered.mask, batch.mask)):
+        assert np.shares_memory(one, other)
+    same(again.gathered, memory.gather(again.gathered.ids["number"]))
+    assert pool.get(20, out=again.gathered).gathered is again.gathered
+    again.gathered.mask = None
+    with pytest.raises(ParameterError, match=r"out.mask must be bool\[20, 4\], got 'missing'"):
+        pool.get(20, out=again.gathered)
+
+
+def test_a_cluster_goes_over_from_transitions_to_sequences_while_it_runs(cluster):
+    server = cluster.server(schema=SCHEMA, parameters=Parameters(cache_size=32))
+    client = cluster.client(server)
+    record(client.memory, 40, 0, "truncated")
+    client.on_entries(40)
+    assert client.push_cache(10.0)
+    assert server.get_batch(8, timeout=10.0).obs.shape == (8, 1)
+    server.configure(sequence_length=8, sequence_overlap=4)
+    client.update(10.0)
+    assert client.push_cache(10.0)
+    assert server.get_batch(8, timeout=10.0).obs.shape == (8, 9, 1)
