@@ -110,7 +110,7 @@ class EntryStore:
     def _add_many(
         self,
         lanes: NDArray[np.int64],
-        arrays: list[NDArray[Any]],
+        arrays: list[Any],
         init_w: NDArray[np.float32],
         numbers: NDArray[np.int64],
         model_version: int,
@@ -118,7 +118,7 @@ class EntryStore:
     def _extend(
         self,
         lane: int,
-        arrays: list[NDArray[Any]],
+        arrays: list[Any],
         init_w: NDArray[np.float32],
         numbers: NDArray[np.int64],
         model_version: int,
@@ -152,6 +152,14 @@ class EntryStore:
         discount: NDArray[np.float32] | None,
     ) -> int: ...
     def _copy_column(self, index: int, codes: NDArray[np.int64], out: NDArray[Any]) -> int: ...
+    def _copy_ragged(
+        self, index: int, codes: NDArray[np.int64], lengths: NDArray[np.int32], out: NDArray[Any] | None, longest: int
+    ) -> int: ...
+    def _heaps(self) -> list[tuple[int, int, int, int, int]]: ...
+    @property
+    def ragged_bytes(self) -> int: ...
+    @property
+    def ragged_room(self) -> int: ...
     def _facts(
         self,
         rows: NDArray[np.int64],

@@ -89,7 +89,7 @@ cimport cython
 from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
 from libc.math cimport INFINITY, exp, expm1, fabs, isfinite, log, log1p, pow, sqrt
 from libc.stdint cimport int8_t, int32_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 import threading
@@ -711,6 +711,141 @@ cdef class PriorityTree:
         return found
 
 
+# Heap: the values of a ragged column, each in one piece. A row holds a pointer to its value; NULL is one without elements.
+#
+#     oldest segment            segment                newest segment
+#     | 7: xxx | -: yyyyy |     | 9: z | 3: xxxxx |    | 12: xx |   room   |      7: whose it is; -: nobody's any more
+#
+# A value is put behind the newest. Where segments take more than one and a half times what values need (and a few), the oldest ones are
+# gone through: values that are somebody's are put behind the newest, too, and the segment is given back. Episodes leave oldest
+# first, so there is seldom anything to be moved. Large values have a segment each, which goes when they go.
+
+cdef enum:
+    NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
+
+cdef enum:
+    SEGMENT_BYTES = 1 << 18
+    ALONE_BYTES = 1 << 15  # larger values have a segment each; so a full segment has no more than this unused
+    SPARE_SEGMENTS = 4
+    MOST_VALUE_BYTES = 1 << 26  # as `schema` allows for an entry
+
+cdef struct Value:  # in front of a value's elements
+    int64_t owner  # frame code of the row or final state that it is the value of; NOTHING: nobody's
+    int64_t length  # elements, 1 or more
+
+cdef struct Segment:  # in front of its values
+    Segment* older
+    Segment* newer
+    int64_t used  # bytes
+    int64_t spare
+
+cdef struct Heap:
+    Segment* oldest
+    Segment* newest
+    Segment* alone  # one of those with a single large value; they are linked, too
+    int64_t element  # bytes of one
+    int64_t held  # bytes of all segments
+    int64_t live  # bytes of values that are somebody's
+
+
+cdef inline int64_t heap_bytes(const Heap* heap, int64_t length) noexcept nogil:
+    """What a value takes."""
+    return sizeof(Value) + ((length * heap.element + 7) & ~<int64_t>7)
+
+
+cdef Segment* heap_segment(Heap* heap, int64_t size) noexcept nogil:
+    """A new segment with room for `size` bytes, in no list; NULL where memory is short."""
+    cdef Segment* segment = <Segment*>malloc(sizeof(Segment) + size)
+    if segment != NULL:
+        segment.older = segment.newer = NULL
+        segment.used = 0
+        heap.held += sizeof(Segment) + size
+    return segment
+
+
+cdef Value* heap_room(Heap* heap, int64_t size) noexcept nogil:
+    """Where a value of `size` bytes goes; NULL where memory is short."""
+    cdef Segment* segment = heap.newest
+    cdef Value* value
+    if size > ALONE_BYTES:
+        segment = heap_segment(heap, size)
+        if segment == NULL:
+            return NULL
+        segment.newer = heap.alone
+        if heap.alone != NULL:
+            heap.alone.older = segment
+        heap.alone = segment
+        return <Value*>(segment + 1)
+    if segment == NULL or segment.used + size > SEGMENT_BYTES:
+        segment = heap_segment(heap, SEGMENT_BYTES)
+        if segment == NULL:
+            return NULL
+        segment.older = heap.newest
+        if heap.newest != NULL:
+            heap.newest.newer = segment
+        else:
+            heap.oldest = segment
+        heap.newest = segment
+    value = <Value*>(<char*>(segment + 1) + segment.used)
+    segment.used += size
+    return value
+
+
+cdef bint heap_put(Heap* heap, const char* source, int64_t length, Value** place) noexcept nogil:
+    """Store a value, nobody's yet, and point `place` at it. False where memory is short."""
+    cdef int64_t size = heap_bytes(heap, length)
+    place[0] = NULL
+    if length == 0:
+        return True
+    place[0] = heap_room(heap, size)
+    if place[0] == NULL:
+        return False
+    place[0].owner, place[0].length = NOTHING, length
+    memcpy(<char*>(place[0] + 1), source, length * heap.element)
+    heap.live += size
+    return True
+
+
+cdef void heap_drop(Heap* heap, Value** place) noexcept nogil:
+    """Let the value go that `place` points at, if any."""
+    cdef Value* value = place[0]
+    cdef Segment* segment
+    cdef int64_t size
+    if value == NULL:
+        return
+    place[0] = NULL
+    size = heap_bytes(heap, value.length)
+    heap.live -= size
+    value.owner = NOTHING
+    if size > ALONE_BYTES:
+        segment = <Segment*>value - 1
+        if segment.older != NULL:
+            segment.older.newer = segment.newer
+        else:
+            heap.alone = segment.newer
+        if segment.newer != NULL:
+            segment.newer.older = segment.older
+        heap.held -= <int64_t>sizeof(Segment) + size
+        free(segment)
+
+
+cdef inline bint heap_is_loose(const Heap* heap) noexcept nogil:
+    """Whether much more is held than needed. Without this, one value that stays could hold a segment for ever."""
+    return heap.held - heap.live > heap.live // 2 + SPARE_SEGMENTS * <int64_t>SEGMENT_BYTES and heap.oldest != heap.newest
+
+
+cdef void heap_free(Heap* heap) noexcept nogil:
+    cdef Segment* segment
+    while heap.oldest != NULL:
+        segment = heap.oldest
+        heap.oldest = segment.newer
+        free(segment)
+    while heap.alone != NULL:
+        segment = heap.alone
+        heap.alone = segment.newer
+        free(segment)
+
+
 # Entry store: where entries, episodes and pages are.
 #
 # Rows are grouped in pages of a power of two (the last one is short). A lane writes into the page it holds, then takes the
@@ -783,11 +918,14 @@ cdef struct Page:
 cdef struct Column:
     char* data
     char* finals  # rows of final states; NULL for other columns
-    int64_t size  # bytes of a row
+    int64_t size  # bytes of a row; of a ragged column those of a pointer to its value
     int type_num
     int dimensions
     int role
-    int64_t shape[8]
+    bint is_ragged
+    int64_t shape[8]  # -1: a ragged column's free axis
+    Heap heap  # of a ragged column
+    Value* made  # its value for the entry that is being added
 
 
 cdef enum:
@@ -804,6 +942,7 @@ cdef enum:  # what `_add_exact` and its like answer instead of an entry number
     NOT_FINITE = -4
     BAD_WEIGHT = -5
     REPEATED = -6
+    NO_MEMORY = -7
 
 cdef enum:
     SKIP = 0
@@ -814,9 +953,6 @@ cdef enum:  # how chances follow from weights
     PROPORTIONAL = 0
     BY_RANK = 1
     GREEDY = 2
-
-cdef enum:
-    NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
 
 cdef struct Copy:  # one column of a batch to be filled
     Column* column
@@ -866,6 +1002,8 @@ cdef class EntryStore:
     cdef Page* pages
     cdef Column* columns
     cdef const char** sources  # where the next entry's values are, one for each column
+    cdef const int64_t** lengths  # and how many elements they have, in ragged columns
+    cdef int64_t* single_lengths  # room for the lengths of one entry
     cdef Copy* copies  # the batch being gathered, for whoever holds the lock
     cdef double* numbers  # room for a plain number of each column
     cdef float* bootstraps  # [episode slots, dimensions]
@@ -882,7 +1020,7 @@ cdef class EntryStore:
     cdef int32_t free_episode, oldest, newest, first_page, last_page
     cdef int column_count, entry_columns, reward_column, value_column, return_column, start, prioritization
     cdef int busy, has_lock_waiters
-    cdef bint is_live, is_stratified, is_ordered
+    cdef bint is_live, is_stratified, is_ordered, has_ragged
     cdef double alpha  # of the parameters: of priorities, or of ranks
     cdef double exponent  # of priorities
     cdef double lambda_, max_priority_, fixed_now, max_share
@@ -901,8 +1039,13 @@ cdef class EntryStore:
         self.reward_column = self.value_column = self.return_column = -1
 
     def __dealloc__(self):
+        cdef int c
+        for c in range(self.column_count if self.columns != NULL else 0):
+            heap_free(&self.columns[c].heap)
         free(self.columns)
         free(self.sources)
+        free(self.lengths)
+        free(self.single_lengths)
         free(self.copies)
         free(self.numbers)
         free(self.gamma)
@@ -910,7 +1053,8 @@ cdef class EntryStore:
         free(self.work)
 
     def _setup(self, list columns, int64_t capacity, int64_t page_rows, int64_t dimensions, bint live, list seeds):
-        """Once, before anything else. columns: (data uint8 [capacity, bytes], dtype, shape, role); seeds: four 64-bit numbers."""
+        """Once, before anything else. columns: (data uint8 [capacity, bytes], dtype, shape, role), of a ragged column with zeros for 8
+        bytes each and a shape that begins with None; seeds: four 64-bit numbers."""
         cdef int c
         cdef int64_t page, i
         cdef Column* column
@@ -923,12 +1067,16 @@ cdef class EntryStore:
         self.column_count = len(columns)
         self.columns = <Column*>calloc(self.column_count, sizeof(Column))
         self.sources = <const char**>calloc(self.column_count, sizeof(char*))
+        self.lengths = <const int64_t**>calloc(self.column_count, sizeof(int64_t*))
+        self.single_lengths = <int64_t*>calloc(self.column_count, sizeof(int64_t))
         self.copies = <Copy*>calloc(2 * self.column_count, sizeof(Copy))
         self.numbers = <double*>calloc(self.column_count, sizeof(double))
         self.gamma = <double*>calloc(dimensions + 1, sizeof(double))
         self.coeff = <double*>calloc(dimensions + 1, sizeof(double))
         self.work = <double*>calloc(4 * dimensions + 1, sizeof(double))
         if not (self.columns and self.sources and self.copies and self.numbers and self.gamma and self.coeff and self.work):
+            raise MemoryError()
+        if not (self.lengths and self.single_lengths):
             raise MemoryError()
         self.data_arrays = []
         self.final_arrays = []
@@ -938,8 +1086,13 @@ cdef class EntryStore:
             column.size = data.shape[1]
             column.type_num = dtype.num
             column.dimensions = len(shape)
+            column.is_ragged = column.dimensions > 0 and shape[0] is None
+            self.has_ragged = self.has_ragged or column.is_ragged
+            column.heap.element = dtype.itemsize
             for i in range(column.dimensions):
-                column.shape[i] = shape[i]
+                column.shape[i] = -1 if i == 0 and column.is_ragged else shape[i]
+                if column.shape[i] >= 0:
+                    column.heap.element *= column.shape[i]
             column.role = ("plain", "state", "reward", "value", "return").index(role)
             if column.role == REWARD:
                 self.reward_column = c
@@ -1113,17 +1266,25 @@ cdef class EntryStore:
 
     cdef int64_t _place(self, int32_t index, double init_w, int64_t model_version, double now) noexcept nogil:
         """Add the entry whose values lie at `sources` to a lane's open episode. Returns its row, or below 0."""
-        cdef int64_t row = self._reserve(index)
+        cdef int64_t row
         cdef Episode* episode
         cdef Meta* meta
         cdef Column* column
         cdef int c, given = 0
+        if self.has_ragged and not self._make_values():
+            return NO_MEMORY
+        row = self._reserve(index)
         if row < 0:
+            if self.has_ragged:
+                self._drop_made()
             return row
         for c in range(self.column_count):
             column = &self.columns[c]
             if c == self.return_column:
                 memset(column.data + row * column.size, 0, column.size)
+            elif column.is_ragged:
+                self._own_value(column, row, column.made)
+                given += 1
             else:
                 copy_row(column.data + row * column.size, self.sources[given], column.size)
                 given += 1
@@ -1143,6 +1304,76 @@ cdef class EntryStore:
         if self.is_live and episode.length > self.multi_step:
             self._ripen(index)
         return row
+
+    # Values of ragged columns
+
+    cdef bint _make_values(self) noexcept nogil:
+        """Store the next entry's values of ragged columns, nobody's yet. False where memory is short: then none is stored."""
+        cdef Column* column
+        cdef int c, given = 0
+        for c in range(self.column_count):
+            column = &self.columns[c]
+            column.made = NULL
+        for c in range(self.column_count):
+            column = &self.columns[c]
+            if column.is_ragged and not heap_put(&column.heap, self.sources[given], self.lengths[given][0], &column.made):
+                self._drop_made()
+                return False
+            given += c != self.return_column
+        return True
+
+    cdef void _drop_made(self) noexcept nogil:
+        cdef int c
+        for c in range(self.column_count):
+            if self.columns[c].is_ragged:
+                heap_drop(&self.columns[c].heap, &self.columns[c].made)
+
+    cdef inline Value** _value(self, const Column* column, int64_t code) noexcept nogil:
+        """Where the pointer to the value of a frame code is, which is not NOTHING."""
+        if code >= 0:
+            return <Value**>column.data + inside(code, self.capacity_)
+        return <Value**>column.finals + inside(-(code + 2), self.final_rows)
+
+    cdef void _own_value(self, Column* column, int64_t code, Value* value) noexcept nogil:
+        """Give a stored value to its row or final state, and tidy the heap up if need be."""
+        cdef int segments = 0
+        self._value(column, code)[0] = value
+        if value != NULL:
+            value.owner = code
+        # A few at a time, so that no entry waits for long; each frees more than it fills once all have been gone through.
+        while segments < 4 and heap_is_loose(&column.heap) and self._clean_segment(column):
+            segments += 1
+
+    cdef bint _clean_segment(self, Column* column) noexcept nogil:
+        """Move what is somebody's out of the oldest segment and give it back. False where memory is short."""
+        cdef Heap* heap = &column.heap
+        cdef Segment* segment = heap.oldest
+        cdef Value* value
+        cdef Value* moved
+        cdef int64_t at = 0, size, owner
+        while at < segment.used:
+            value = <Value*>(<char*>(segment + 1) + at)
+            size = heap_bytes(heap, value.length)
+            owner = value.owner
+            if owner != NOTHING:
+                if not heap_put(heap, <const char*>(value + 1), value.length, &moved):
+                    return False
+                heap_drop(heap, self._value(column, owner))
+                moved.owner = owner
+                self._value(column, owner)[0] = moved
+            at += size
+        heap.oldest = segment.newer
+        heap.oldest.older = NULL
+        heap.held -= <int64_t>sizeof(Segment) + SEGMENT_BYTES
+        free(segment)
+        return True
+
+    cdef void _drop_values(self, int64_t code) noexcept nogil:
+        """Let the values of a row or final state go."""
+        cdef int c
+        for c in range(self.column_count):
+            if self.columns[c].is_ragged and (code >= 0 or self.columns[c].role == STATE):
+                heap_drop(&self.columns[c].heap, self._value(&self.columns[c], code))
 
     cdef void _ripen(self, int32_t index) noexcept nogil:
         """Live: the window of one more entry of the open episode is complete; let it be drawn."""
@@ -1258,6 +1489,8 @@ cdef class EntryStore:
         else:
             self.newest = episode.older
         if episode.final >= 0:
+            if self.has_ragged:
+                self._drop_values(-(episode.final + 2))
             self.free_finals[self.free_final_count] = episode.final
             self.free_final_count += 1
         episode.state = FREE
@@ -1270,6 +1503,8 @@ cdef class EntryStore:
         while left > 0:
             self.meta[row].episode = -1
             self._put(row, 0.0)
+            if self.has_ragged:
+                self._drop_values(row)
             left -= 1
             if left > 0:
                 row = self._after(row)
@@ -1415,7 +1650,17 @@ cdef class EntryStore:
             memcpy(self.final_values + episode.final * self.dimensions, cnp.PyArray_DATA(boot), 4 * self.dimensions)
             for c in range(self.column_count):
                 column = &self.columns[c]
-                if column.role == STATE:
+                if column.role == STATE and column.is_ragged:
+                    array = final_states[at]
+                    assert _is_exact(column, array, 0)
+                    if not heap_put(&column.heap, <const char*>cnp.PyArray_DATA(array), cnp.PyArray_DIM(array, 0), &column.made):
+                        self._drop_values(-(episode.final + 2))
+                        self.free_final_count += 1  # where it stands it still is in the list
+                        episode.final = -1
+                        raise MemoryError()
+                    self._own_value(column, -(episode.final + 2), column.made)
+                    at += 1
+                elif column.role == STATE:
                     array = final_states[at]
                     assert cnp.PyArray_NBYTES(array) == column.size
                     memcpy(column.finals + episode.final * column.size, cnp.PyArray_DATA(array), column.size)
@@ -1651,6 +1896,10 @@ cdef class EntryStore:
             if not _is_exact(column, <cnp.ndarray>value, 0):
                 return False
             self.sources[given] = <const char*>cnp.PyArray_DATA(<cnp.ndarray>value)
+            if column.is_ragged:
+                self.single_lengths[given] = cnp.PyArray_DIM(<cnp.ndarray>value, 0)
+                self.lengths[given] = &self.single_lengths[given]
+                return _is_storable(column, self.single_lengths[given])
             return True
         self.sources[given] = <const char*>&self.numbers[given]
         return column.dimensions == 0 and _number(column.type_num, value, &self.numbers[given])
@@ -1676,7 +1925,10 @@ cdef class EntryStore:
                 now = self._now()
                 for i in range(count):
                     row = self._place(<int32_t>lane[i], weight[i], model_version, now)
-                    number[i] = self.meta[inside(row, self.capacity_)].number
+                    if row < 0:
+                        status = row
+                        break
+                    number[i] = self.meta[row].number
                     self._next_sources()
             return status, -1
         finally:
@@ -1703,18 +1955,37 @@ cdef class EntryStore:
                 now = self._now()
                 for i in range(count):
                     row = self._place(<int32_t>lane, weight[i], model_version, now)
-                    number[i] = self.meta[inside(row, self.capacity_)].number
+                    if row < 0:
+                        status = row
+                        break
+                    number[i] = self.meta[row].number
                     self._next_sources()
             return status
         finally:
             self._release()
 
     cdef _find_sources(self, list arrays, int64_t count):
-        """Point `sources` at exact arrays of `count` values each."""
+        """Point `sources` at exact arrays of `count` values each; of ragged columns they are `ragged.Ragged`."""
         cdef int c, given = 0
-        cdef cnp.ndarray array
+        cdef int64_t i, left
+        cdef cnp.ndarray array, lengths
         for c in range(self.column_count):
-            if c != self.return_column:
+            if self.columns[c].is_ragged:
+                array, lengths = arrays[given].values, arrays[given].lengths
+                if not (_is_exact(&self.columns[c], array, 0) and cnp.PyArray_TYPE(lengths) == cnp.NPY_INT64 and
+                        cnp.PyArray_SIZE(lengths) == count and cnp.PyArray_ISCARRAY_RO(lengths)):
+                    raise AssertionError("ragged columns must be exact here")
+                self.sources[given] = <const char*>cnp.PyArray_DATA(array)
+                self.lengths[given] = <const int64_t*>cnp.PyArray_DATA(lengths)
+                left = cnp.PyArray_DIM(array, 0)
+                for i in range(count):
+                    if not _is_storable(&self.columns[c], self.lengths[given][i]) or self.lengths[given][i] > left:
+                        raise AssertionError("lengths must be those of the values")
+                    left -= self.lengths[given][i]
+                if left:
+                    raise AssertionError("lengths must be those of the values")
+                given += 1
+            elif c != self.return_column:
                 array = arrays[given]
                 if not (_is_exact(&self.columns[c], array, 1) and cnp.PyArray_DIM(array, 0) == count):
                     raise AssertionError("columns must be exact arrays here")
@@ -1734,7 +2005,11 @@ cdef class EntryStore:
     cdef void _next_sources(self) noexcept nogil:
         cdef int c, given = 0
         for c in range(self.column_count):
-            if c != self.return_column:
+            if self.columns[c].is_ragged:
+                self.sources[given] += self.lengths[given][0] * self.columns[c].heap.element
+                self.lengths[given] += 1
+                given += 1
+            elif c != self.return_column:
                 self.sources[given] += self.columns[c].size
                 given += 1
 
@@ -2146,6 +2421,7 @@ cdef class EntryStore:
         assert len(prev) <= self.column_count and len(next) <= self.column_count
         for index, out in prev + next:
             column = &self.columns[inside(index, self.column_count)]
+            assert not column.is_ragged
             assert cnp.PyArray_NBYTES(out) == count * column.size * (self.frame_stack if column.role == STATE else 1)
             self.copies[job].column = column
             self.copies[job].out = <char*>cnp.PyArray_DATA(out)
@@ -2244,6 +2520,93 @@ cdef class EntryStore:
         finally:
             self._release()
 
+    def _copy_ragged(self, int index, cnp.ndarray codes, cnp.ndarray lengths, cnp.ndarray out, int64_t longest):
+        """Values of a ragged column by frame code: codes int64 [n] -> how many elements each has, int32 [n]; with `out` their elements,
+        too: [n, longest, ...] with zeros behind each, or with longest below 0 one value after the other. Position of the first
+        impossible code, or -1. Raises ValueError where `out` is of another size."""
+        cdef int64_t count = cnp.PyArray_SIZE(codes), bad, i, size, room = 0, left = 0
+        cdef int64_t* code = <int64_t*>cnp.PyArray_DATA(codes)
+        cdef int32_t* length = <int32_t*>_data(lengths, count)
+        cdef Column* column = &self.columns[inside(index, self.column_count)]
+        cdef int64_t element = column.heap.element
+        cdef char* place = NULL
+        cdef bint is_padded = longest >= 0
+        cdef const Value* value
+        if not column.is_ragged:
+            raise ValueError("a column of fixed shape has no lengths")
+        if out is not None and not cnp.PyArray_ISCARRAY(out):
+            raise ValueError("out must be writable and contiguous")
+        self._hold()
+        try:
+            bad = _first_outside(code, count, -1 - self.final_rows, self.capacity_)
+            if bad >= 0:
+                return bad
+            if out is not None:
+                place, left = <char*>cnp.PyArray_DATA(out), cnp.PyArray_NBYTES(out)
+                room = longest * element if is_padded else 0
+                if is_padded and left != count * room:
+                    raise ValueError("out is not of the size that these values have")
+            with nogil:
+                for i in range(count):
+                    value = NULL
+                    if code[i] >= 0 or (code[i] != NOTHING and column.role == STATE):
+                        value = self._value(column, code[i])[0]
+                    length[i] = <int32_t>value.length if value != NULL else 0
+                    if place == NULL:
+                        continue
+                    size = length[i] * element
+                    if size > (room if is_padded else left):
+                        bad = i
+                        break
+                    if value != NULL:
+                        memcpy(place, value + 1, size)
+                    if is_padded:
+                        memset(place + size, 0, room - size)
+                        size = room
+                    place += size
+                    left -= size
+            if bad >= 0 or (out is not None and left):
+                raise ValueError("out is not of the size that these values have")
+            return -1
+        finally:
+            self._release()
+
+    def _heaps(self):
+        """Of each ragged column: (column, bytes of its values, bytes held for them, values that are somebody's, pointers that do not
+        point back at their owner), for checks and accounts."""
+        cdef int c
+        cdef int64_t code, values, wrong
+        cdef Column* column
+        cdef const Value* value
+        cdef list found = []
+        self._hold()
+        try:
+            for c in range(self.column_count):
+                column = &self.columns[c]
+                if not column.is_ragged:
+                    continue
+                values = wrong = 0
+                for code in range(-(self.final_rows + 1) if column.finals != NULL else 0, self.capacity_):
+                    value = self._value(column, code)[0] if code != NOTHING else NULL
+                    values += value != NULL
+                    wrong += value != NULL and (value.owner != code or value.length < 1)
+                found.append((c, column.heap.live, column.heap.held, values, wrong))
+            return found
+        finally:
+            self._release()
+
+    @property
+    def ragged_bytes(self):
+        """Bytes that the values of ragged columns take, each with 16 that say whose it is, in pieces of 8."""
+        cdef int c
+        return sum([self.columns[c].heap.live for c in range(self.column_count)])
+
+    @property
+    def ragged_room(self):
+        """Bytes held for the values of ragged columns: at most about one and a half times `ragged_bytes` and one MiB for each."""
+        cdef int c
+        return sum([self.columns[c].heap.held for c in range(self.column_count)])
+
     def _facts(self, cnp.ndarray rows, cnp.ndarray ages, cnp.ndarray versions, cnp.ndarray weights):
         """Ages in seconds float32, model versions int64, weights float64, of rows; None for what is not wanted. Position of the first row
         outside, or -1."""
@@ -2306,9 +2669,14 @@ cdef bint _is_exact(const Column* column, cnp.ndarray array, int axes):
     if not (cnp.PyArray_IS_C_CONTIGUOUS(array) and cnp.PyArray_ISNOTSWAPPED(array)):
         return False
     for i in range(column.dimensions):
-        if cnp.PyArray_DIM(array, axes + i) != column.shape[i]:
+        if cnp.PyArray_DIM(array, axes + i) != column.shape[i] and column.shape[i] >= 0:
             return False
     return True
+
+
+cdef inline bint _is_storable(const Column* column, int64_t length) noexcept nogil:
+    """Whether a ragged column's value may have so many elements."""
+    return 0 <= length <= MOST_VALUE_BYTES and length * column.heap.element <= MOST_VALUE_BYTES
 
 
 cdef bint _number(int type_num, object value, double* place):

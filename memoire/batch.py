@@ -5,7 +5,7 @@ is the modern door's side: a mapping from names to arrays whose targets need no 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class Gathered:
     empty, and ids, weight, age and model_version are those of the first entry."""
     max_share: float = 1.0
     """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
+    prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    """How many elements the values of each ragged column of prev have: [B, K] for a state [B, K, L, *F], [B] for others
+    [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; behind each are zeros."""
+    next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    """The same for next."""
 
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
         """A state column without its stack axis, where that is 1."""
@@ -88,6 +93,10 @@ def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -
         ParameterError: an array of `out` is called like none of a batch, or has another shape or dtype; nothing was
             changed.
     """
+    for name in out:
+        if name.removeprefix("next_").removesuffix("_length") in schema.ragged:
+            expected = "left out: a ragged column is as wide as its longest value in the batch, so it is made new"
+            raise ParameterError(f"out[{name!r}]", _form(out[name]), expected)
     found = {name: _place_of(schema, gathered, name) for name in out}
     for name, (side, key) in found.items():
         array = gathered.weight if key == "importance" else side.get(key)
@@ -127,6 +136,10 @@ class Batch(Mapping[str, NDArray[Any]]):
         age             float32 [B]: seconds since the entry was added
         model_version   int64 [B]: the model that acted
 
+    A ragged column is [B, L, *F], L the longest value that the batch has of it on either side, with zeros behind the
+    others; `obs_length` and `next_obs_length` int32 [B] say how many elements are real (with a frame stack or with
+    sequences they have all axes that stand in front of L).
+
     With sequences (`sequence_length` T above 0) all columns have a time axis after B: obs [B, T + 1, *F], the last one
     being the state after the last entry, action and the like [B, T, *F], reward and discount [B, T, *R] of each entry
     (gamma, or 0 where the episode terminated), and there is no next_obs but
@@ -161,12 +174,11 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.gathered = gathered
         self.divisor = divisor
         self.left_out = left_out
-        states = frozenset(schema.states)
-        arrays = self._arrays = _side("", schema, gathered, gathered.prev, states)
+        arrays = self._arrays = _side("", schema, gathered, gathered.prev, gathered.prev_lengths)
         if schema.reward is not None:
             arrays["reward"] = gathered.reward
         arrays["discount"] = gathered.discount
-        arrays.update(_side("next_", schema, gathered, gathered.next, states))
+        arrays.update(_side("next_", schema, gathered, gathered.next, gathered.next_lengths))
         if gathered.mask is not None:
             arrays["mask"] = gathered.mask
         arrays["importance"] = importance
@@ -254,14 +266,19 @@ class Batch(Mapping[str, NDArray[Any]]):
 
 
 def _side(
-    prefix: str, schema: Schema, gathered: Gathered, columns: Mapping[str, NDArray[Any]], states: frozenset[str]
+    prefix: str,
+    schema: Schema,
+    gathered: Gathered,
+    columns: Mapping[str, NDArray[Any]],
+    lengths: Mapping[str, NDArray[np.int32]],
 ) -> dict[str, NDArray[Any]]:
     """One side of the windows under its names: without the one-step reward, and without a stack axis of 1."""
-    return {
-        prefix + name: gathered.unstacked(array) if name in states else array
-        for name, array in columns.items()
-        if name != schema.reward
-    }
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in schema.names:
+        for array, key in ((columns.get(name), name), (lengths.get(name), f"{name}_length")):
+            if array is not None and name != schema.reward:
+                arrays[prefix + key] = gathered.unstacked(array) if name in schema.states else array
+    return arrays
 
 
 def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -> NDArray[np.float64]:

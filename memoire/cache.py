@@ -412,6 +412,9 @@ def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *
     """
     if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
         return _layout(schema, 1, (), (), kind, final)
+    if schema.ragged:
+        expected = "columns of fixed shape in a cluster: a Buffer stores ragged ones"
+        raise ParameterError("schema", ", ".join(schema.ragged), expected)
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     if parameters.sequence_length:
         whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES

@@ -891,6 +891,10 @@ def seven_fields(buffers: Sequence[Any]) -> Schema:
     """The schema of seven templates in the page's order. Raises SchemaError: names the buffer and what it was."""
     named = {f"{field}_buf": buffer for field, buffer in zip(FIELDS, buffers, strict=True)}
     found = Schema({"state": named.pop("state_buf"), **named})  # roles go by name: none of these but state has one
+    if found.ragged:
+        raise SchemaError(
+            f"{found.ragged[0]} must be of fixed shape in this class. Use memoire.Buffer for ragged columns."
+        )
     reward_shape = _array(found, "reward_buf").shape
     for name, shape in (("reward_buf", reward_shape), ("value_buf", reward_shape), ("qvest_buf", reward_shape)):
         column = _array(found, name)

@@ -28,10 +28,12 @@ from .errors import DataError, MemoireError, ParameterError
 from .limits import MiB
 from .memory import Memory
 from .parameters import Parameters
-from .schema import Schema
+from .ragged import Ragged
+from .schema import Column, Schema
 
 FORM: Final = 1
 _STRETCH: Final = 4 * MiB
+_MOST_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
 _ABOUT: Final = "about"
 _EPISODES: Final = "episodes"
 _FACTS: Final = {
@@ -58,8 +60,8 @@ _EPISODE: Final = np.dtype(
 class Episode:
     """An episode as a memory holds it; arrays are copies. T entries, F a column's shape, R the reward's."""
 
-    columns: dict[str, NDArray[Any]]
-    """Each column [T, *F], the return column too."""
+    columns: dict[str, Any]
+    """Each column [T, *F], the return column too; a ragged one as `Ragged`."""
     init_w: NDArray[np.float32]
     """[T] factors of the weights."""
     priority: NDArray[np.float32]
@@ -142,16 +144,18 @@ class _Inside:
 
     def __init__(self, memory: Memory) -> None:
         self.schema = memory.schema
+        self._memory = memory
         self._inside = memory._inside()
         self._capacity, self._shape = memory.capacity, memory._reward_shape
         self._columns = {
             name: self._typed(name, data, memory.capacity)
             for name, data in zip(memory.schema.names, self._inside["columns"], strict=True)
+            if name not in memory.schema.ragged
         }
         self._finals = {
             name: self._typed(name, data, self._inside["final_rows"])
             for name, data in zip(memory.schema.names, self._inside["finals"], strict=True)
-            if data is not None
+            if data is not None and name not in memory.schema.ragged
         }
         table = self._inside["episodes"]
         opened = np.flatnonzero((table["state"] == 1) & (table["length"] > 0))
@@ -189,13 +193,28 @@ class _Inside:
         return meta[_FACTS[name][0]]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows."""
+        """A column of all rows; not a ragged one."""
         return self._columns[name]
 
+    def values(self, name: str, rows: slice) -> Ragged:
+        """A ragged column of some rows."""
+        return self._memory.ragged(name, np.arange(rows.start, rows.stop))
+
+    def lengths(self, name: str, rows: slice) -> NDArray[np.int64]:
+        """How many elements a ragged column has in some rows."""
+        return self._memory.lengths(name, np.arange(rows.start, rows.stop)).astype("<i8")
+
     def final(self, name: str, row: int) -> NDArray[Any]:
-        """A final state of a column."""
-        state: NDArray[Any] = self._finals[name][row]
+        """A final state of a column, [*F]."""
+        if name in self.schema.ragged:
+            return self._memory.ragged(name, np.array([-(row + 2)])).values
+        state: NDArray[Any] = self._finals[name][row].copy()
         return state
+
+    def _of_episode(self, name: str, slot: int) -> Any:
+        if name not in self.schema.ragged:
+            return self.rows(slot, self._columns[name])
+        return self._memory.ragged(name, np.concatenate([np.r_[part] for part in self.stretches(slot)]))
 
     def about(self, slot: int) -> dict[str, Any]:
         """What is known of an episode as a whole."""
@@ -226,9 +245,9 @@ class _Inside:
         facts: dict[str, Any] = {name: self.rows(slot, self.fact(name)) for name in _FACTS}
         facts["learned"] = facts["learned"].astype(np.bool_)
         return Episode(
-            columns={name: self.rows(slot, self._columns[name]) for name in self.schema.names},
+            columns={name: self._of_episode(name, slot) for name in self.schema.names},
             **facts,
-            final_state=None if final < 0 else {name: self.final(name, final).copy() for name in self.schema.states},
+            final_state=None if final < 0 else {name: self.final(name, final) for name in self.schema.states},
             bootstrap_value=None if about["is_open"] else self.bootstrap(slot),
             **about,
         )
@@ -241,8 +260,9 @@ def save(memory: Memory, path: str | Path) -> int:
     """Write every episode of a memory to an .npz file; returns how many.
 
     The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
-    one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. Other threads wait
-    meanwhile. Open episodes are written as far as they have come.
+    one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. A ragged column has
+    its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
+    episodes are written as far as they have come.
     """
     path = Path(path)
     made = path.with_name(path.name + ".new")
@@ -277,12 +297,30 @@ def _write(archive: zipfile.ZipFile, inside: _Inside, memory: Memory) -> None:
         parts = (inside.fact(name)[part] for slot in inside.slots for part in inside.stretches(slot))
         _write_array(archive, name, np.dtype(dtype), (entries,), parts)
     for name, column in schema.items():
-        parts = (inside.column(name)[part] for slot in inside.slots for part in inside.stretches(slot))
-        _write_array(archive, name, column.dtype, (entries, *column.shape), parts)
+        stretches = [part for slot in inside.slots for part in inside.stretches(slot)]
+        if column.is_ragged:
+            lengths = [inside.lengths(name, part) for part in stretches]
+            _write_ragged(archive, name, column, lengths, (inside.values(name, part).values for part in stretches))
+        else:
+            parts = (inside.column(name)[part] for part in stretches)
+            _write_array(archive, name, column.dtype, (entries, *column.shape), parts)
+    ends = [facts["final"] for facts in table if facts["final"] >= 0]
     for name in schema.states:
         column = schema[name]
-        states = (inside.final(name, facts["final"])[None] for facts in table if facts["final"] >= 0)
-        _write_array(archive, f"final.{name}", column.dtype, (finals, *column.shape), states)
+        if column.is_ragged:
+            lengths = [np.array([len(inside.final(name, row))], "<i8") for row in ends]
+            _write_ragged(archive, f"final.{name}", column, lengths, (inside.final(name, row) for row in ends))
+        else:
+            states = (inside.final(name, row)[None] for row in ends)
+            _write_array(archive, f"final.{name}", column.dtype, (finals, *column.shape), states)
+
+
+def _write_ragged(
+    archive: zipfile.ZipFile, name: str, column: Column, lengths: list[NDArray[np.int64]], parts: Any
+) -> None:
+    rows, total = sum(map(len, lengths)), sum(int(part.sum()) for part in lengths)
+    _write_array(archive, f"{name}_length", np.dtype("<i8"), (rows,), lengths)
+    _write_array(archive, name, column.dtype, (total, *column.element), parts)
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], parts: Any) -> None:
@@ -410,31 +448,59 @@ class _Opened:
             reward = schema[schema.reward].shape if schema.reward is not None else ()
             forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
             forms = {name: (np.dtype(dtype), ()) for name, (_, dtype) in _FACTS.items()}
-            forms |= {name: (column.dtype, column.shape) for name, column in schema.items()}
+            forms |= {name: (c.dtype, c.shape) for name, c in schema.items() if not c.is_ragged}
             streams = {name: self._stream(name, dtype, (entries, *shape)) for name, (dtype, shape) in forms.items()}
             finals = int((self._table["final"] >= 0).sum())
             states = {f"final.{name}": schema[name] for name in schema.states}
-            streams |= {name: self._stream(name, c.dtype, (finals, *c.shape)) for name, c in states.items()}
+            fixed = {name: column for name, column in states.items() if not column.is_ragged}
+            streams |= {name: self._stream(name, c.dtype, (finals, *c.shape)) for name, c in fixed.items()}
+            ragged = [(name, schema[name], entries) for name in schema.ragged]
+            ragged += [(name, column, finals) for name, column in states.items() if column.is_ragged]
+            for name, column, rows_ in ragged:
+                streams |= self._ragged_streams(name, column, rows_)
             boots = self._stream("bootstrap_value", np.dtype("<f4"), (len(self._table), *reward))
             for facts in self._table:
                 length = int(facts["length"])
-                rows = {name: self._rows(streams[name], name, length, *form) for name, form in forms.items()}
+                rows: dict[str, Any] = {
+                    name: self._rows(streams[name], name, length, *form) for name, form in forms.items()
+                }
+                rows |= {name: self._values(streams, name, schema[name], length) for name in schema.ragged}
                 boot = self._rows(boots, "bootstrap_value", 1, np.dtype("<f4"), reward)[0]
                 final = None
                 if facts["final"] >= 0:
-                    final = {
-                        name: self._rows(streams[f"final.{name}"], name, 1, schema[name].dtype, schema[name].shape)[0]
-                        for name in schema.states
-                    }
+                    final = {name: self._final(streams, name, schema[name]) for name in schema.states}
                 yield self._episode(facts, rows, final, boot)
             for name, file in streams.items():
                 if file.read(1):  # reading to the end also compares the checksum
                     raise self._wrong(f"has more of {name!r} than its episodes need")
 
+    def _ragged_streams(self, name: str, column: Column, rows: int) -> dict[str, IO[bytes]]:
+        lengths = self._stream(f"{name}_length", np.dtype("<i8"), (rows,))
+        values, found = self._begin(name, column.dtype)
+        if found[1:] != column.element:
+            raise self._wrong(f"has {name!r} in shape {list(found)}, expected [any, *{list(column.element)}]")
+        return {f"{name}_length": lengths, name: values}
+
+    def _values(self, streams: Mapping[str, IO[bytes]], name: str, column: Column, count: int) -> Ragged:
+        """The next values of a ragged column."""
+        key = f"{name}_length"
+        lengths = self._rows(streams[key], key, count, np.dtype("<i8"), ())
+        if (lengths < 0).any() or (lengths > _MOST_ELEMENTS).any():
+            raise self._wrong(f"has a length of {name!r} that cannot be")
+        return Ragged(self._rows(streams[name], name, int(lengths.sum()), column.dtype, column.element), lengths)
+
+    def _final(self, streams: Mapping[str, IO[bytes]], name: str, column: Column) -> NDArray[Any]:
+        """The next final state of a column."""
+        key = f"final.{name}"
+        if column.is_ragged:
+            return self._values(streams, key, column, 1).values
+        state: NDArray[Any] = self._rows(streams[key], key, 1, column.dtype, column.shape)[0]
+        return state
+
     def _episode(
         self,
         facts: np.void,
-        rows: Mapping[str, NDArray[Any]],
+        rows: Mapping[str, Any],
         final: dict[str, NDArray[Any]] | None,
         boot: NDArray[np.float32],
     ) -> Episode:

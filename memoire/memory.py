@@ -31,16 +31,18 @@ from .errors import (
     WrongType,
 )
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
+from .ragged import Ragged
 from .schema import Column, Schema, exact
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
 
+_POINTER_BYTES = 8  # what a row has of a ragged column
 MOST_LANES = 1 << 20
 MOST_ROWS = (1 << 31) - 256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED = -1, -2, -3, -4, -5, -6
+NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED, NO_MEMORY = -1, -2, -3, -4, -5, -6, -7
 
 
 class Sample(NamedTuple):
@@ -234,6 +236,7 @@ class Memory(_core.EntryStore):
             "min_weight": least,
             "max_priority": self.max_priority,
             "entry_bytes": self.schema.entry_bytes,
+            "ragged_bytes": self.ragged_bytes,
             "live": self.live,
             **self._parameters.to_wire(),
         }
@@ -307,8 +310,7 @@ class Memory(_core.EntryStore):
         """
         if len(values) == 0:
             raise ParameterError("values", values, f"one for each of the columns {', '.join(self.schema.entry_names)}")
-        shape = np.shape(values[0])
-        count = shape[0] if shape else 0
+        count = _count_of(values[0])
         arrays = self._exact_columns(values, (count,))
         numbers = np.empty(count, np.int64)
         status = self._extend(lane, arrays, _init_weights(init_w, count), numbers, model_version)
@@ -408,8 +410,11 @@ class Memory(_core.EntryStore):
             self.schema.names if new.prev is None else new.prev,
             self.schema.states if new.next is None else new.next,
         )
-        self._sides = tuple([self._row(name, new.frame_stack) for name in side] for side in names)
+        ragged = self.schema.ragged
+        self._sides = tuple([self._row(name, new.frame_stack) for name in side if name not in ragged] for side in names)
         """For both sides of a batch, under the lock: each column's name, and the shape and dtype of its rows."""
+        self._ragged_sides = tuple([name for name in side if name in ragged] for side in names)
+        """The columns of both sides whose arrays are made only when lengths are known."""
 
     # Drawing
 
@@ -448,6 +453,59 @@ class Memory(_core.EntryStore):
         wanted = _numbers(numbers)
         with self.held():
             return self._filled(wanted, self._allocate(len(wanted)))
+
+    def ragged(self, name: str, codes: Int64s) -> Ragged:
+        """Values of a ragged column by frame code, as `copy_frames` takes them, in the order of the codes.
+
+        Raises NoSuchRow for a code that cannot be.
+        """
+        where = np.ascontiguousarray(codes, np.int64).reshape(-1)
+        column = self.schema[name]
+        with self.held():
+            lengths = self.lengths(name, where)
+            made = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
+            self._copy_ragged(self._index[name], where, lengths, made, -1)
+        return Ragged(made, lengths)
+
+    def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
+        """How many elements a ragged column's values have, by frame code and in the shape of the codes."""
+        lengths = np.empty(codes.shape, np.int32)
+        bad = self._copy_ragged(self._index[name], codes, lengths, None, -1)
+        if bad >= 0:
+            raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
+        return lengths
+
+    def _fill_ragged(self, made: Gathered, codes: Sequence[Mapping[str, Int64s]]) -> Gathered:
+        """Add the ragged columns of both sides, which have a value for each of these frame codes.
+
+        Both sides are as wide as the longest value among them, and at least 1.
+        """
+        found = [{name: self.lengths(name, where) for name, where in side.items()} for side in codes]
+        sides = ((made.prev, made.prev_lengths), (made.next, made.next_lengths))
+        for (columns, lengths_of), side, lengths in zip(sides, codes, found, strict=True):
+            for name, where in side.items():
+                column = self.schema[name]
+                longest = max(int(each[name].max(initial=1)) for each in found if name in each)
+                out = np.empty((*where.shape, longest, *column.element), column.dtype)
+                self._copy_ragged(self._index[name], where, lengths[name], out, longest)
+                columns[name], lengths_of[name] = out, lengths[name]
+        return made
+
+    def _fill_ragged_windows(self, numbers: Int64s, made: Gathered) -> Gathered:
+        """The ragged columns of both ends of these entries' windows."""
+        rows, stack = numbers % self.capacity, self._parameters.frame_stack
+        prev_codes, next_codes = np.empty((len(rows), stack), np.int64), np.empty((len(rows), stack), np.int64)
+        next_rows = np.empty(len(rows), np.int64)
+        self._windows(rows, prev_codes, next_codes, next_rows, None, None, None)
+        states = self.schema.states
+        ends = ((prev_codes, rows), (next_codes, next_rows))
+        return self._fill_ragged(
+            made,
+            [
+                {name: frames if name in states else newest for name in side}
+                for side, (frames, newest) in zip(self._ragged_sides, ends, strict=True)
+            ],
+        )
 
     def sample(self, count: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
         """Draw and gather as one moment: nothing leaves in between.
@@ -524,6 +582,10 @@ class Memory(_core.EntryStore):
         weights = np.empty(len(numbers), np.float64)
         self._facts(codes[:, 0].copy(), made.age, made.model_version, weights)
         made.ids, made.weight[:] = numbers, weights
+        if self.schema.ragged:
+            stacks = stacks.reshape(size, length + 1, stack)
+            own = {name: stacks if name in self.schema.states else codes for name in self._ragged_sides[0]}
+            self._fill_ragged(made, [own, {}])
         assert made.mask is not None
         sequence_mask(burn_in, made.steps, made.mask)
         return made
@@ -556,7 +618,7 @@ class Memory(_core.EntryStore):
             made.model_version,
         )
         self._refuse_stale(numbers, bad)
-        return made
+        return self._fill_ragged_windows(numbers, made) if self.schema.ragged else made
 
     def update_priorities(self, numbers: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
         """Give entries the priority |td error| + 1e-6, and weights by it; of duplicates the last counts.
@@ -679,6 +741,9 @@ class Memory(_core.EntryStore):
                 assert (self._ranked() == rows[np.lexsort((rows, -weights[rows]))]).all()
                 exponent = self._parameters.priority_exponent if self._parameters.prioritization == "rank" else 0.0
                 weights = np.arange(1, positive + 1, dtype=np.float64) ** -exponent
+            for _, live, room, _, wrong in self._heaps():
+                assert not wrong
+                assert 0 <= live <= room <= 2 * live + (8 << 20)
             assert math.isclose(total, math.fsum(weights), rel_tol=1e-12)
             assert math.isclose(least, weights[weights > 0.0].min(initial=math.inf), rel_tol=1e-12)
 
@@ -703,6 +768,8 @@ class Memory(_core.EntryStore):
             raise EpisodeClosedError("add an entry", lane)
         if status == TOO_LONG:
             raise EpisodeTooLong(lane, self._open_length(lane), self.capacity)
+        if status == NO_MEMORY:
+            raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
             numbers = np.asarray(value)
             if name in (self.schema.reward, self.schema.value) and not np.isfinite(numbers).all():
@@ -820,9 +887,10 @@ def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
 
 def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
     """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
-    room = np.zeros(capacity * column.nbytes + 64, np.uint8)
+    size = _POINTER_BYTES if column.is_ragged else column.nbytes
+    room = np.zeros(capacity * size + 64, np.uint8)
     skip = -room.ctypes.data % 64
-    data = room[skip : skip + capacity * column.nbytes].reshape(capacity, column.nbytes)
+    data = room[skip : skip + capacity * size].reshape(capacity, size)
     return data, column.dtype, column.shape, column.role
 
 
@@ -836,6 +904,14 @@ def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
         if root in nested:
             found.update(zip(schema.leaves(root), schema.flatten(root, nested[root]), strict=True))
     return found
+
+
+def _count_of(values: Any) -> int:
+    """The length of a first axis."""
+    try:
+        return len(values)
+    except TypeError:
+        return 0
 
 
 def _numbers(numbers: ArrayLike) -> Int64s:

@@ -68,7 +68,7 @@ def _add(memory: Memory, episode: Any, lane: int, where: str) -> None:
             continue
         value = _of(episode, root, where)
         for leaf, array in zip(known.leaves(root), known.flatten(root, value), strict=True):
-            rows = np.asarray(array)
+            rows = array if known[leaf].is_ragged else np.asarray(array)
             is_state = known[leaf].role == "state"
             if length == 0 or len(rows) < length + is_state:
                 raise DataError(where, f"has {len(rows)} values of {leaf!r} and {length} rewards")
@@ -123,7 +123,10 @@ def _buffer(known: Schema, number: int, episode: dataset.Episode) -> EpisodeBuff
     length = len(episode)
     columns = dict(episode.columns)
     for name, state in (episode.final_state or {}).items():
-        columns[name] = np.concatenate([columns[name], state[None]])
+        if known[name].is_ragged:
+            columns[name] = [*columns[name], state]
+        else:
+            columns[name] = np.concatenate([columns[name], state[None]])
     ends = np.zeros(length, np.bool_)
     ends[-1] = True
     nothing = np.zeros(length, np.bool_)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .errors import EntryError, SchemaError
 from .limits import MiB
+from .ragged import Ragged
 
 ROLES = ("state", "reward", "value", "return", "plain")
 _ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
@@ -35,17 +36,19 @@ class Column:
     Args:
         dtype: Anything `np.dtype` takes: booleans, integers and floats of up to 8 bytes, or a structured dtype of
             them, which the schema takes apart. Stored little-endian.
-        shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed.
+        shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed. The first
+            axis may be None: a *ragged* column, whose values are of any length along it. They are stored and sent
+            without padding, and handed out padded with zeros, with their lengths. Not for reward, value and return.
         role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's
             estimate, in the shape of the reward), "return" (computed by the memory when an episode closes, never
             given), or "plain".
     """
 
     dtype: np.dtype[Any]
-    shape: tuple[int, ...] = ()
+    shape: tuple[Any, ...] = ()
     role: str = "plain"
 
-    def __init__(self, dtype: Any, shape: int | Sequence[int] = (), role: str = "plain") -> None:
+    def __init__(self, dtype: Any, shape: int | Sequence[int | None] = (), role: str = "plain") -> None:
         try:
             plain = np.dtype(dtype)
         except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:
@@ -61,9 +64,19 @@ class Column:
         object.__setattr__(self, "role", role)
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether the first axis is free."""
+        return self.shape[:1] == (None,)
+
+    @property
+    def element(self) -> tuple[int, ...]:
+        """The shape without a free axis: of what a ragged column has any number of."""
+        return self.shape[1:] if self.is_ragged else self.shape
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of one value."""
-        return self.dtype.itemsize * prod(self.shape)
+        """Bytes of one value, of a ragged column those of one element."""
+        return self.dtype.itemsize * prod(self.element)
 
     def __str__(self) -> str:
         return _text(self.dtype, self.shape)
@@ -98,8 +111,10 @@ class Schema(Mapping[str, Column]):
     value: str | None
     qvest: str | None
     """The columns of these roles ("return" for `qvest`), or None."""
+    ragged: tuple[str, ...]
+    """The columns whose first axis is free."""
     entry_bytes: int
-    """Bytes of one entry: the sum over all columns."""
+    """Bytes of one entry: the sum over all columns, with one element of each ragged one."""
     fingerprint: int
     """64 bits, equal for equal schemas in every process and version: blake2b of `to_json()`."""
 
@@ -237,6 +252,7 @@ class Schema(Mapping[str, Column]):
         self.names = tuple(leaves)
         self.entry_names = tuple(name for name in leaves if name != qvest)
         self.states = tuple(name for name, column in leaves.items() if column.role == "state")
+        self.ragged = tuple(name for name, column in leaves.items() if column.is_ragged)
         self.roots = tuple(self._trees)
         self.reward, self.value, self.qvest = reward, value, qvest
         self.entry_bytes = sum(column.nbytes for column in leaves.values())
@@ -255,32 +271,73 @@ class Schema(Mapping[str, Column]):
             raise SchemaError(f"{root!r} is not in the schema, which has {', '.join(self.roots)}.")
 
 
-def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> NDArray[Any]:
+def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> Any:
     """`value` as a C-contiguous array [*axes, *F] of exactly the column's dtype; itself where it is one already.
 
-    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are. Raises
-    EntryError.
+    Numbers become others of their kind, or of a wider kind, if they fit; shapes must be right as they are. Of a ragged
+    column `axes` is () for one value, an array [its length, *F], or (n,) for several, which come back as `Ragged`: they
+    may be one, a sequence of n arrays, or an array [n, L, *F]. Raises EntryError.
     """
-    shape = axes + column.shape
+    if column.is_ragged:
+        return _exact_values(name, column, value, *axes) if axes else _exact_value(name, column, value)
+    return _exact(name, column.dtype, axes + column.shape, axes + column.shape, value)
+
+
+def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[Any, ...], value: Any) -> NDArray[Any]:
+    """`value` in this dtype and shape; errors speak of the shape `told`."""
     if (
         type(value) is np.ndarray
-        and value.dtype.num == column.dtype.num
+        and value.dtype.num == dtype.num
         and value.shape == shape
         and value.flags.c_contiguous
         and value.dtype.isnative
     ):
         return value
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        received = f"a {type(value).__name__} that is no array: {error}"
-        raise EntryError(name, _text(column.dtype, shape), received) from error
-    made = _cast(array, column.dtype) if array.shape == shape else None
+    array = _array(name, _text(dtype, told), value)
+    made = _cast(array, dtype) if array.shape == shape else None
     if made is None:
         received = repr(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
-        beyond = array.shape == shape and array.dtype.kind in ("f" if column.dtype.kind == "f" else "iu")
-        raise EntryError(name, _text(column.dtype, shape), received + " with values beyond it" * beyond)
+        beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+        raise EntryError(name, _text(dtype, told), received + " with values beyond it" * beyond)
     return made
+
+
+def _array(name: str, expected: str, value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise EntryError(name, expected, f"a {type(value).__name__} that is no array: {error}") from error
+
+
+def _exact_value(name: str, column: Column, value: Any) -> NDArray[Any]:
+    """One value of a ragged column: [its length, *F]. Text is UTF-8 where that is what the column can hold."""
+    if isinstance(value, str | bytes) and column.dtype == np.uint8 and not column.element:
+        value = np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
+    array = value if type(value) is np.ndarray else _array(name, str(column), value)
+    if array.shape == (0,):  # an empty list says nothing of what it has none of
+        return np.empty((0, *column.element), column.dtype)
+    length = array.shape[0] if array.ndim else 0
+    if array.ndim and max(length, length * column.nbytes) > _ENTRY_BYTES:
+        raise EntryError(name, f"{column} of at most {_ENTRY_BYTES} bytes and elements", f"{length} elements")
+    if array.shape != (length, *column.element):
+        raise EntryError(name, str(column), repr(value)[:80] if array.ndim == 0 else _text(array.dtype, array.shape))
+    return _exact(name, column.dtype, array.shape, column.shape, array)
+
+
+def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
+    """Values of a ragged column."""
+    if not isinstance(values, Ragged):
+        if not isinstance(values, list | tuple):
+            values = _array(name, f"{count} times {column}", values)
+            if values.ndim == 0:
+                raise EntryError(name, f"{count} times {column}", repr(values.item())[:80])
+        values = Ragged.of([_exact_value(name, column, value) for value in values], column.dtype, column.element)
+    made = _exact(name, column.dtype, (len(values.values), *column.element), column.shape, values.values)
+    if len(values) != count:
+        raise EntryError(name, f"{count} times {column}", f"{len(values)} values")
+    if (bad := values.lengths[values.lengths * max(1, column.nbytes) > _ENTRY_BYTES]).size:
+        raise EntryError(name, f"{column} of at most {_ENTRY_BYTES} bytes and elements", f"{bad[0]} elements")
+    return values if made is values.values else Ragged(made, values.lengths)
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -301,22 +358,25 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     return made if made.dtype.num == dtype.num else made.view(dtype)
 
 
-def _text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return f"{dtype}{list(shape)}" if shape else f"{dtype}"
+def _text(dtype: np.dtype[Any], shape: tuple[Any, ...]) -> str:
+    axes = ", ".join("any" if axis is None else str(axis) for axis in shape)
+    return f"{dtype}[{axes}]" if shape else f"{dtype}"
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _shape(shape: Any) -> tuple[Any, ...]:
     axes = (shape,) if isinstance(shape, int | np.integer) else shape
     if not _is_shape(axes):
         raise SchemaError(
-            f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image."
+            f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image. The first "
+            f"may be None: any length."
         )
-    return tuple(int(axis) for axis in axes)
+    return tuple(None if axis is None else int(axis) for axis in axes)
 
 
 def _is_shape(axes: Any) -> bool:
     return isinstance(axes, tuple | list) and all(
-        isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis >= 0 for axis in axes
+        (axis is None and i == 0) or (isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis >= 0)
+        for i, axis in enumerate(axes)
     )
 
 
@@ -397,15 +457,42 @@ def _columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> A
         return {key: _columns_of_space(f"{name}.{key}", part, role, keep_float64) for key, part in parts.items()}
     if isinstance(parts, tuple | list):
         return tuple(_columns_of_space(f"{name}.{i}", part, role, keep_float64) for i, part in enumerate(parts))
+    if "Graph" in kinds:
+        return _columns_of_graph(name, space, role, keep_float64)
+    if "Sequence" in kinds:
+        return _columns_of_sequence(name, space, role, keep_float64)
+    if "Text" in kinds:
+        return _column(name, lambda: Column(np.uint8, (None,), role))
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
     if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
         raise SchemaError(
             f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
-            f"MultiBinary, Dict and Tuple can be stored; wrap the environment to give one of these."
+            f"MultiBinary, Sequence, Graph, Text, Dict and Tuple can be stored; wrap the environment to give these."
         )
     if dtype == np.float64 and not keep_float64:
         dtype = np.float32
     return _column(name, lambda: Column(dtype, shape, role))
+
+
+def _columns_of_sequence(name: str, space: Any, role: str, keep_float64: bool) -> Any:
+    """A ragged column for a Sequence of arrays of one shape."""
+    inner = _columns_of_space(name, space.feature_space, role, keep_float64)
+    if not isinstance(inner, Column) or inner.is_ragged:
+        raise SchemaError(
+            f"column {name!r}: the space {space} is a sequence of something that has no fixed shape. Sequences of Box, "
+            f"Discrete, MultiDiscrete and MultiBinary can be stored; wrap the environment to give such."
+        )
+    return Column(inner.dtype, (None, *inner.shape), role)
+
+
+def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> dict[str, Any]:
+    """Ragged columns nodes, and edges and edge_links where the space has them: the fields of a GraphInstance."""
+    parts = {"nodes": space.node_space} | ({} if space.edge_space is None else {"edges": space.edge_space})
+    found = {part: _columns_of_space(f"{name}.{part}", inner, role, keep_float64) for part, inner in parts.items()}
+    columns = {part: Column(inner.dtype, (None, *inner.shape), role) for part, inner in found.items()}
+    if space.edge_space is not None:
+        columns["edge_links"] = Column(np.int32, (None, 2), role)
+    return columns
 
 
 def _check_column(name: str, column: Column) -> None:
@@ -448,6 +535,12 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         raise SchemaError(
             f"column {value or qvest!r} needs a {missing} column beside it: returns are made of rewards and values."
         )
+    for ragged in (name for name, column in leaves.items() if column.is_ragged):
+        if f"{ragged}_length" in leaves:
+            raise SchemaError(
+                f"column '{ragged}_length': a batch has the lengths of the ragged column {ragged!r} under this name. "
+                f"Choose another."
+            )
     for name in (reward, value, qvest):
         if name is None:
             continue
@@ -455,6 +548,10 @@ def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | 
         if "." in name:
             raise SchemaError(
                 f"column {name!r} has role {column.role!r}, so it cannot be nested. Declare it by itself."
+            )
+        if column.is_ragged:
+            raise SchemaError(
+                f"column {name!r} has role {column.role!r}, so it cannot be ragged. Give it a fixed shape."
             )
         if column.dtype != np.float32:
             raise SchemaError(
@@ -508,7 +605,9 @@ def _collect(tree: Any, value: Any, found: list[Any]) -> None:
     keys: Any = tree if isinstance(tree, dict) else range(len(tree))
     for key in keys:
         try:
-            part = value[key]
+            # A graph is a named tuple, with None where it has no edges.
+            is_named = isinstance(value, tuple) and isinstance(key, str) and hasattr(value, key)
+            part = value[key] if not is_named else () if getattr(value, key) is None else getattr(value, key)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             kind = f"a {type(value).__name__}"
             raise SchemaError(

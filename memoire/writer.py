@@ -470,6 +470,10 @@ class Writer:
             column = self._schema[name]
             shape = self._lead + column.shape
             a, b = (_convert(name, column, value, shape, self._lead) for value in (one, two))
+            if column.is_ragged:
+                pairs = zip(a, b, strict=True) if self._lead else ((a, b),)
+                found |= [not np.array_equal(*pair, equal_nan=column.dtype.kind == "f") for pair in pairs]
+                continue
             unequal = (a != b) & ((a == a) | (b == b))  # two NaN are no difference
             found |= unequal.reshape(self.num_envs, -1).any(axis=1)
         return found
@@ -613,8 +617,9 @@ def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[st
     raise EntryError(name, f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}", f"{name}=...")
 
 
-def _convert(name: str, column: Column, value: Any, shape: tuple[int, ...], lead: tuple[int, ...]) -> NDArray[Any]:
-    """`value` as an exact array of `shape` = lead + column.shape, which it may have up to axes of length 1.
+def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:
+    """`value` as an exact array of `shape` = lead + column.shape, which it may have up to axes of length 1; several
+    values of a ragged column become `Ragged`.
 
     Shapes that differ in more than that, and values that do not fit, are refused by `exact`.
     """

@@ -1,0 +1,513 @@
+"""Ragged columns in one process: values of any length, stored without padding and handed out padded."""
+
+import os
+import resource
+import zipfile
+from itertools import pairwise
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import memoire
+from memoire import dataset
+from memoire.errors import DataError, EntryError, ParameterError, SchemaError
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.ragged import Ragged
+from memoire.schema import Column, Schema, exact
+
+WIDTH = 7  # of the twin: no value is longer
+POINTS = Column(np.float32, (None, 3), "state")
+
+
+def points(rng, low: int = 0, high: int = WIDTH) -> np.ndarray:
+    return rng.normal(size=(rng.integers(low, high + 1), 3)).astype(np.float32)
+
+
+# Several values as one object
+
+
+def test_ragged_values_are_views_and_slices_and_choices_of_them_ragged_again() -> None:
+    rng = np.random.default_rng(0)
+    given = [points(rng) for _ in range(9)]
+    ragged = Ragged.of(given, np.float32, (3,))
+    assert len(ragged) == 9
+    for array, value in zip(given, ragged, strict=True):
+        np.testing.assert_array_equal(array, value)
+        assert not value.size or np.shares_memory(value, ragged.values)
+    for index in (slice(2, 5), slice(None), slice(7, 3), slice(-2, None)):
+        for array, value in zip(given[index], ragged[index], strict=True):
+            np.testing.assert_array_equal(array, value)
+    mask = rng.random(9) < 0.5
+    for array, value in zip([given[i] for i in np.flatnonzero(mask)], ragged[mask], strict=True):
+        np.testing.assert_array_equal(array, value)
+    np.testing.assert_array_equal(ragged[-1], given[-1])
+    assert repr(ragged) == "Ragged(9 values of float32[any, 3])"
+
+
+def test_padding_puts_zeros_behind_each_value() -> None:
+    ragged = Ragged(np.arange(1, 5), [1, 0, 3])
+    np.testing.assert_array_equal(ragged.padded(), [[1, 0, 0], [0, 0, 0], [2, 3, 4]])
+    assert Ragged(np.empty((0, 2)), [0, 0]).padded().shape == (2, 1, 2)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [5, -1], [[4]], [3, 2]])
+def test_lengths_that_are_not_those_of_the_values_are_refused(lengths) -> None:
+    with pytest.raises(ParameterError, match="that add up to"):
+        Ragged(np.zeros((4, 2)), lengths)
+
+
+# Schemas
+
+
+def test_a_schema_with_a_free_axis_goes_through_json_and_keeps_its_fingerprint() -> None:
+    schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32, "tokens": (np.int64, (None,))})
+    again = Schema.from_json(schema.to_json())
+    assert '["obs","<f4",[null,3],"state"]' in schema.to_json()
+    assert again == schema and again.fingerprint == schema.fingerprint and again.ragged == ("obs", "tokens")
+    assert str(schema["obs"]) == "float32[any, 3]"
+    assert Schema({"obs": Column(np.float32, (3, 3), "state")}).fingerprint != schema.fingerprint
+    assert (schema["obs"].is_ragged, schema["obs"].element, schema["obs"].nbytes) == (True, (3,), 12)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"obs": POINTS, "reward": Column(np.float32, (None,), "reward")}, "role 'reward', so it cannot be ragged"),
+        ({"obs": (np.float32, (3, None))}, "no shape|declared as"),
+        ({"obs": POINTS, "obs_length": np.int32}, "the lengths of the ragged column 'obs'"),
+        ({"obs": Column(np.float32, (None, *[1] * 8), "state")}, "has 9 axes"),
+    ],
+)
+def test_a_free_axis_where_it_cannot_be_is_refused_by_name(columns, problem) -> None:
+    with pytest.raises(SchemaError, match=problem):
+        Schema(columns)
+
+
+def test_a_free_axis_in_front_of_a_structure_is_one_of_each_of_its_fields() -> None:
+    structure = np.dtype([("at", np.float32, (2,)), ("kind", np.uint8)])
+    schema = Schema({"obs": Column(structure, (None,), "state")})
+    assert {name: str(column) for name, column in schema.items()} == {
+        "obs.at": "float32[any, 2]",
+        "obs.kind": "uint8[any]",
+    }
+
+
+def test_sequence_graph_and_text_spaces_are_ragged_columns() -> None:
+    spaces = gym.spaces
+    node = spaces.Box(-1, 1, (2,), np.float64)
+    observation = spaces.Dict(
+        {
+            "set": spaces.Sequence(spaces.Box(-1, 1, (3,), np.float32)),
+            "stacked": spaces.Sequence(spaces.Discrete(4), stack=True),
+            "graph": spaces.Graph(node, spaces.Discrete(5)),
+            "words": spaces.Text(12),
+        }
+    )
+    schema = Schema({"obs": observation, "action": np.int32})
+    shapes = {name: (column.dtype.str, column.shape) for name, column in schema.items() if name != "action"}
+    assert shapes == {
+        "obs.graph.nodes": ("<f8", (None, 2)),
+        "obs.graph.edges": ("<i8", (None,)),
+        "obs.graph.edge_links": ("<i4", (None, 2)),
+        "obs.set": ("<f4", (None, 3)),
+        "obs.stacked": ("<i8", (None,)),
+        "obs.words": ("|u1", (None,)),
+    }
+    memory = Memory(schema, 60)
+    observation.seed(1)
+    given = [observation.sample() for _ in range(50)]
+    given[3]["graph"] = given[3]["graph"]._replace(edges=None, edge_links=None)
+    memory.open()
+    for each in given:
+        memory.add(0, (*schema.flatten("obs", each), 1))
+    memory.close(final_state={"obs": given[0]}, terminated=False)
+    (episode,) = dataset.episodes(memory)
+    for t, each in enumerate(given):
+        assert bytes(episode.columns["obs.words"][t]).decode() == each["words"]
+        np.testing.assert_array_equal(episode.columns["obs.set"][t], np.reshape(each["set"], (-1, 3)))
+        np.testing.assert_array_equal(episode.columns["obs.graph.nodes"][t], each["graph"].nodes)
+        edges = () if each["graph"].edges is None else each["graph"].edges
+        np.testing.assert_array_equal(episode.columns["obs.graph.edges"][t], edges)
+
+
+def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
+    nested = gym.spaces.Sequence(gym.spaces.Sequence(gym.spaces.Discrete(3)))
+    with pytest.raises(SchemaError, match="'obs': the space .* is a sequence of something that has no fixed shape"):
+        Schema({"obs": nested})
+
+
+# What is taken, and what is not
+
+
+def test_values_are_converted_as_those_of_fixed_shape_are() -> None:
+    assert exact("obs", POINTS, []).shape == (0, 3)
+    assert exact("obs", POINTS, [[1, 2, 3]]).dtype == np.float32
+    several = exact("obs", POINTS, [[], [[1, 2, 3]], np.zeros((2, 3))], (3,))
+    assert several.lengths.tolist() == [0, 1, 2] and several.values.dtype == np.float32
+    assert exact("obs", POINTS, np.zeros((4, 2, 3)), (4,)).lengths.tolist() == [2] * 4
+    assert exact("obs", POINTS, several, (3,)) is several
+
+
+@pytest.mark.parametrize(
+    ("value", "axes", "problem"),
+    [
+        (np.zeros((4, 2)), (), r"float32\[any, 3\], but got float64\[4, 2\]"),
+        (1.5, (), r"got 1\.5"),
+        ([["a", "b", "c"]], (), r"float32\[any, 3\], but got <U1\[1, 3\]"),
+        ([[1e60, 0, 0]], (), "beyond it"),
+        (np.zeros(3), (), r"got float64\[3\]"),
+        (np.zeros((3, 3)), (3,), r"got float64\[3\]"),
+        ([np.zeros((1, 3))], (2,), "got 1 values"),
+        (7, (2,), r"2 times float32\[any, 3\], but got 7"),
+        (Ragged(np.zeros((2, 4)), [2]), (1,), r"float32\[any, 3\], but got float64\[2, 4\]"),
+    ],
+)
+def test_what_does_not_fit_a_ragged_column_is_refused_with_both_forms(value, axes, problem) -> None:
+    with pytest.raises(EntryError, match=problem):
+        exact("obs", POINTS, value, axes)
+
+
+def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:
+    large = np.broadcast_to(np.zeros(3, np.float32), ((64 << 20) // 12 + 1, 3))
+    memory = Memory(Schema({"obs": POINTS}), 4)
+    memory.open()
+    with pytest.raises(EntryError, match="of at most 67108864 bytes"):
+        memory.add(0, (large,))
+    empty = Memory(Schema({"obs": Column(np.uint8, (None, 0), "state")}), 4)
+    empty.open()
+    with pytest.raises(EntryError, match="elements"):
+        empty.add(0, (np.zeros(((64 << 20) + 1, 0), np.uint8),))
+    empty.add(0, (np.zeros((5, 0), np.uint8),))
+    memory.check_invariants()
+
+
+def test_a_refused_entry_leaves_nothing_in_the_heap() -> None:
+    memory = Memory(Schema({"obs": POINTS, "reward": np.float32}), 2)
+    memory.open()
+    memory.add(0, (np.ones((2, 3), np.float32), 0.0))
+    before = memory.ragged_bytes
+    with pytest.raises(EntryError):
+        memory.add(0, (np.ones((2, 3), np.float32), np.nan))
+    memory.add(0, (np.ones((0, 3), np.float32), 0.0))
+    with pytest.raises(memoire.MemoireError, match="2"):  # longer than the memory
+        memory.add(0, (np.ones((2, 3), np.float32), 0.0))
+    assert memory.ragged_bytes == before
+    memory.check_invariants()
+
+
+def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
+    buffer = filled(30)
+    for name in ("obs", "next_obs", "obs_length"):
+        with pytest.raises(ParameterError, match="a ragged column is as wide as its longest value"):
+            buffer.sample(2, out={name: np.zeros((2, 3, 3), np.float32)})
+    reward = np.empty(2, np.float32)
+    assert buffer.sample(2, out={"reward": reward})["reward"] is reward
+
+
+# The same samples as columns of fixed shape give
+
+
+def twin_schema() -> Schema:
+    fixed = {"points": Column(np.float32, (WIDTH, 3), "state"), "count": Column(np.int32, (), "state")}
+    words = {"ids": (np.int32, (WIDTH,)), "count": np.int32}
+    return Schema({"obs": fixed, "action": np.int32, "reward": np.float32, "words": words})
+
+
+def ragged_schema() -> Schema:
+    return Schema({"obs": POINTS, "action": np.int32, "reward": np.float32, "words": Column(np.int32, (None,))})
+
+
+class Twins:
+    """The same entries in a memory of ragged columns, and padded in one of fixed shapes, from the same random numbers."""
+
+    def __init__(self, seed: int, capacity: int = 60, lanes: int = 3, **parameters) -> None:
+        self.rng = np.random.default_rng(seed)
+        chosen = Parameters().replace(**parameters)
+        live = bool(self.rng.integers(2))
+        self.ragged = Memory(ragged_schema(), capacity, chosen, live=live, seed=seed)
+        self.fixed = Memory(twin_schema(), capacity, chosen, live=live, seed=seed)
+        self.lanes = lanes
+        for lane in range(lanes):
+            self.both("open", lane)
+        for memory in (self.ragged, self.fixed):
+            memory._set_clock(1e9)
+
+    def both(self, method: str, *args, **kwargs) -> None:
+        for memory in (self.ragged, self.fixed):
+            getattr(memory, method)(*args, **kwargs)
+
+    def entries(self, count: int):
+        rng = self.rng
+        obs = [points(rng) for _ in range(count)]
+        words = [rng.integers(0, 99, rng.integers(0, WIDTH + 1)).astype(np.int32) for _ in range(count)]
+        action, reward = rng.integers(0, 9, count).astype(np.int32), rng.normal(size=count).astype(np.float32)
+        padded = [np.stack([self.pad(value) for value in values]) for values in (obs, words)]
+        counts = [np.array([len(value) for value in values], np.int32) for values in (obs, words)]
+        return (obs, action, reward, words), (padded[0], counts[0], action, reward, padded[1], counts[1])
+
+    @staticmethod
+    def pad(value: np.ndarray) -> np.ndarray:
+        return np.concatenate([value, np.zeros((WIDTH - len(value), *value.shape[1:]), value.dtype)])
+
+    def step(self) -> None:
+        rng, lane = self.rng, int(self.rng.integers(self.lanes))
+        kind = rng.random()
+        if kind < 0.4:
+            one, other = self.entries(1)
+            self.ragged.add(lane, tuple(column[0] for column in one))
+            self.fixed.add(lane, tuple(column[0] for column in other))
+        elif kind < 0.55:
+            one, other = self.entries(int(rng.integers(1, 6)))
+            self.ragged.extend(lane, one)
+            self.fixed.extend(lane, other)
+        elif kind < 0.7:
+            one, other = self.entries(self.lanes)
+            self.ragged.add_many(np.arange(self.lanes), one)
+            self.fixed.add_many(np.arange(self.lanes), other)
+        elif kind < 0.73:
+            self.both("open", lane)
+        elif self.ragged.open_length(lane) > 0:
+            self.close(lane)
+        if max(self.ragged.open_length(lane) for lane in range(self.lanes)) > 15:
+            self.close(max(range(self.lanes), key=self.ragged.open_length))
+
+    def close(self, lane: int) -> None:
+        state = points(self.rng)
+        ends = [{}, {"terminated": True}, {"final_state": state, "terminated": False}, {"final_state": state}]
+        how = ends[self.rng.integers(len(ends))]
+        self.ragged.close(lane, **how)
+        if "final_state" in how:
+            how = how | {"final_state": {"points": self.pad(state), "count": len(state)}}
+        self.fixed.close(lane, **how)
+        self.both("open", lane)
+
+    def compare(self) -> None:
+        assert self.ragged.num_positive == self.fixed.num_positive
+        self.ragged.check_invariants()
+        if self.ragged.num_positive:
+            one, other = self.ragged.sample(8), self.fixed.sample(8)
+            np.testing.assert_array_equal(one.gathered.ids, other.gathered.ids)
+            for side, lengths_of in (("prev", "prev_lengths"), ("next", "next_lengths")):
+                columns, lengths = getattr(one.gathered, side), getattr(one.gathered, lengths_of)
+                expected = getattr(other.gathered, side)
+                for name, array, count in (("obs", "obs.points", "obs.count"), ("words", "words.ids", "words.count")):
+                    if name not in columns:
+                        assert array not in expected
+                        continue
+                    assert lengths[name].dtype == np.int32
+                    np.testing.assert_array_equal(lengths[name], expected[count])
+                    axis = lengths[name].ndim
+                    width = columns[name].shape[axis]
+                    np.testing.assert_array_equal(columns[name], np.take(expected[array], range(width), axis))
+                    assert not np.take(expected[array], range(width, WIDTH), axis).any()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"multi_step": 3, "start": "repeat"},
+        {"frame_stack": 3, "start": "zero", "multi_step": 2, "next": ("obs", "words")},
+        {"frame_stack": 2, "start": "skip", "max_episode": 4},
+        {"sequence_length": 4, "sequence_overlap": 2},
+        {"sequence_length": 3, "frame_stack": 2, "start": "zero"},
+        {"prev": ("obs",), "next": ()},
+    ],
+    ids=lambda parameters: "-".join(parameters) or "default",
+)
+def test_samples_are_those_of_padded_columns_of_fixed_shape(parameters) -> None:
+    if "next" in parameters:
+        known = twin_schema()
+        sides = {side: parameters[side] for side in ("prev", "next") if side in parameters}
+        expanded = {side: tuple(leaf for root in names for leaf in known.leaves(root)) for side, names in sides.items()}
+    for seed in range(3):
+        twins = Twins(seed)
+        twins.ragged.configure(**parameters)
+        twins.fixed.configure(**(parameters | expanded if "next" in parameters else parameters))
+        for _ in range(120):
+            twins.step()
+            twins.compare()
+
+
+# The heap
+
+
+def filled(count: int, capacity: int = 100) -> memoire.Buffer:
+    schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32})
+    buffer = memoire.Buffer(schema, capacity, seed=0)
+    rng = np.random.default_rng(0)
+    states = [points(rng) for _ in range(count + 1)]
+    with buffer.writer() as writer:
+        for t, (state, next_state) in enumerate(pairwise(states)):
+            writer.step(state, t, 1.0, t % 10 == 9, False, next_state)
+            if t % 10 == 9:
+                writer.reset(next_state)
+    return buffer
+
+
+def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more_room() -> None:
+    """Four lanes, one of them with an episode that never ends: it would pin every segment if none were tidied up."""
+    rng = np.random.default_rng(3)
+    memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state")}), 3000, page_rows=16)
+    held: dict[int, bytes] = {}
+    for lane in range(4):
+        memory.open(lane)
+    worst = 0.0
+    for step in range(30_000):
+        lane = 0 if step % 50 == 0 and memory.open_length(0) < 550 else int(rng.integers(1, 4))
+        size = int(rng.choice([0, 40, 3000, 50_000], p=[0.1, 0.6, 0.299, 0.001]))
+        value = rng.bytes(size)
+        held[memory.add(lane, (np.frombuffer(value, np.uint8),))] = value
+        if lane and memory.open_length(lane) > rng.integers(2, 60):
+            memory.close(lane, terminated=True)
+            memory.open(lane)
+        if step > 5000 and step % 200 == 0:
+            worst = max(worst, memory.ragged_room / (1.5 * memory.ragged_bytes + (1 << 21)))
+    assert memory.open_length(0) > 500
+    assert worst <= 1.0
+    memory.check_invariants()
+    rows = np.flatnonzero(memory._inside()["meta"]["episode"] >= 0)
+    stored = memory.ragged("obs", rows)
+    for row, value in zip(rows, stored, strict=True):
+        assert value.tobytes() == held[int(memory._inside()["meta"]["number"][row])]
+    assert memory.ragged_bytes >= stored.nbytes
+    # An eighth of a segment is unused at most; headers and rounding take 23 bytes of a value at most.
+    assert memory.ragged_bytes <= stored.nbytes + 23 * len(rows)
+
+
+def test_what_leaves_the_memory_leaves_the_heap() -> None:
+    memory = Memory(Schema({"obs": POINTS}), 100)
+    for _ in range(4):
+        memory.open()
+        memory.extend(0, (np.ones((20, 5, 3), np.float32),))
+        memory.close(final_state=np.ones((9, 3), np.float32))
+    full = memory.ragged_bytes
+    memory.configure(max_episode=1)
+    assert memory.ragged_bytes * 4 == full == 4 * (20 * (16 + 64) + 16 + 112)
+    memory.open()
+    memory.extend(0, (np.ones((20, 5, 3), np.float32),))
+    memory.open()  # discards them; the closed one left when the first was added
+    assert memory.ragged_bytes == 0
+    memory.check_invariants()
+
+
+def test_a_memory_gives_its_values_back_when_it_goes() -> None:
+    schema = Schema({"obs": Column(np.uint8, (None,), "state")})
+    small, large = np.ones(20_000, np.uint8), np.ones(1 << 20, np.uint8)
+
+    def use() -> None:
+        memory = Memory(schema, 300)
+        memory.open()
+        for _ in range(200):
+            memory.add(0, (small,))
+        for _ in range(4):
+            memory.add(0, (large,))
+        memory.close(final_state=large)
+
+    use()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        use()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB; 180 MB were used
+
+
+def test_a_child_process_has_a_copy_of_its_own() -> None:
+    buffer = filled(40)
+    child = os.fork()
+    if child == 0:
+        with buffer.writer() as writer:
+            writer.step(np.ones((2, 3)), 0, 0.0, True, False, np.ones((1, 3)))
+        buffer.memory.check_invariants()
+        os._exit(0 if len(buffer) == 41 and buffer.sample(8).obs.shape[2:] == (3,) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(buffer) == 40
+
+
+# Files
+
+
+def test_episodes_of_ragged_columns_go_to_a_file_and_back(tmp_path) -> None:
+    buffer = filled(95, 60)
+    buffer.save(tmp_path / "some.npz")
+    again = memoire.Buffer.load(tmp_path / "some.npz")
+    for one, other in zip(dataset.episodes(buffer.memory), dataset.episodes(again.memory), strict=True):
+        np.testing.assert_array_equal(one.columns["obs"].lengths, other.columns["obs"].lengths)
+        np.testing.assert_array_equal(one.columns["obs"].values, other.columns["obs"].values)
+        np.testing.assert_array_equal(one.final_state["obs"], other.final_state["obs"])
+    quick = np.load(tmp_path / "some.npz")
+    assert len(quick["obs"]) == quick["obs_length"].sum() and len(quick["obs_length"]) == len(buffer)
+
+
+@pytest.mark.parametrize("length", [-1, 1 << 40, 10_000])
+def test_a_file_whose_lengths_are_not_those_of_its_values_is_refused(tmp_path, length) -> None:
+    filled(30).save(tmp_path / "some.npz")
+    with zipfile.ZipFile(tmp_path / "some.npz") as source, zipfile.ZipFile(tmp_path / "bad.npz", "w") as target:
+        for member in source.infolist():
+            data = bytearray(source.read(member))
+            if member.filename == "obs_length.npy":
+                data[-8:] = length.to_bytes(8, "little", signed=True)
+            target.writestr(member, bytes(data), zipfile.ZIP_STORED)
+    with pytest.raises(DataError, match="'obs'"):
+        memoire.Buffer.load(tmp_path / "bad.npz")
+
+
+# Environments
+
+
+class Points(gym.Env):
+    """A set of points, one more at each step; an action takes all but one away."""
+
+    observation_space = gym.spaces.Dict(
+        {"set": gym.spaces.Sequence(gym.spaces.Box(-9, 9, (2,), np.float32)), "step": gym.spaces.Discrete(100)}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.points = 0, ()
+        return self.observation(), {}
+
+    def observation(self):
+        return {"set": self.points, "step": self.at}
+
+    def step(self, action):
+        self.at += 1
+        new = np.full(2, self.at, np.float32)
+        self.points = (new,) if action else (*self.points, new)
+        return self.observation(), float(len(self.points)), self.at == 7, False, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_vector_environments_with_sets_are_recorded_member_by_member(mode) -> None:
+    envs = SyncVectorEnv([Points] * 3, autoreset_mode=mode)
+    buffer = memoire.Buffer(Schema.from_env(envs), 500, seed=1)
+    writer = buffer.writer(envs)
+    obs, _ = envs.reset(seed=1)
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        action = rng.integers(0, 2, 3)
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        obs = next_obs
+    batch = buffer.sample(200)
+    np.testing.assert_array_equal(batch["next_obs.set_length"], batch.reward)
+    for i in range(200):
+        values = batch["next_obs.set"][i, : batch["next_obs.set_length"][i], 0]
+        np.testing.assert_array_equal(values, np.arange(len(values)) + batch["next_obs.step"][i] - len(values) + 1)
+        assert not batch["next_obs.set"][i, len(values) :].any()
+        if not batch.action[i]:
+            assert batch["next_obs.set_length"][i] == batch["obs.set_length"][i] + 1
+    assert batch.obs["set"] is batch["obs.set"]
+    np.testing.assert_array_equal(batch.discount == 0, batch["next_obs.step"] == 7)
+
+
+def test_an_observation_that_is_not_where_the_step_before_ended_is_noticed() -> None:
+    buffer = filled(0)
+    writer = buffer.writer()
+    writer.step(np.ones((2, 3)), 0, 0.0, False, False, np.ones((3, 3)))
+    with pytest.raises(memoire.errors.EpisodeTorn):
+        writer.step(np.ones((2, 3)), 0, 0.0, False, False, np.ones((3, 3)))
+    writer.step(np.ones((3, 3)), 0, 0.0, False, False, np.ones((0, 3)))
