@@ -9,6 +9,7 @@ from .memory import Memory
 from .parameters import Parameters
 from .prioritized import PrioritizedReplayBuffer, Transition
 from .proxy import Proxy
+from .ragged import Ragged
 from .reader import Reader
 from .sampling import Greedy, Linear, Prioritized, RankBased, Uniform
 from .schema import Column, Schema
@@ -34,6 +35,7 @@ __all__ = [
     "Prioritized",
     "PrioritizedReplayBuffer",
     "Proxy",
+    "Ragged",
     "RankBased",
     "Reader",
     "ReplayMemory",

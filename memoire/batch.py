@@ -51,7 +51,7 @@ class Gathered:
     """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
     prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """How many elements the values of each ragged column of prev have: [B, K] for a state [B, K, L, *F], [B] for others
-    [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; behind each are zeros."""
+    [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; zeros behind."""
     next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """The same for next."""
 

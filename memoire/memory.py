@@ -582,11 +582,11 @@ class Memory(_core.EntryStore):
         weights = np.empty(len(numbers), np.float64)
         self._facts(codes[:, 0].copy(), made.age, made.model_version, weights)
         made.ids, made.weight[:] = numbers, weights
+        assert made.mask is not None
         if self.schema.ragged:
-            stacks = stacks.reshape(size, length + 1, stack)
+            stacks = stacks.reshape(len(numbers), -1, stack)
             own = {name: stacks if name in self.schema.states else codes for name in self._ragged_sides[0]}
             self._fill_ragged(made, [own, {}])
-        assert made.mask is not None
         sequence_mask(burn_in, made.steps, made.mask)
         return made
 

@@ -43,7 +43,7 @@ class Ragged:
 
     @classmethod
     def of(cls, values: Iterable[NDArray[Any]], dtype: Any = None, element: tuple[int, ...] = ()) -> Ragged:
-        """Arrays [its length, *F] each, copied together; `dtype` and `element`, the shape F, say what none of them is."""
+        """Arrays [its length, *F] each, copied together; `dtype` and `element` say what of where there is none."""
         parts = list(values)
         lengths = [len(part) for part in parts]
         return cls(np.concatenate([np.empty((0, *element), dtype), *parts], dtype=dtype), lengths)
