@@ -6,6 +6,7 @@ from .classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryS
 from .client import Client, connect
 from .errors import MemoireError
 from .memory import Memory
+from .mixed import MixedBatch
 from .parameters import Parameters
 from .prioritized import PrioritizedReplayBuffer, Transition
 from .proxy import Proxy
@@ -31,6 +32,7 @@ __all__ = [
     "Linear",
     "Memory",
     "MemoireError",
+    "MixedBatch",
     "Parameters",
     "Prioritized",
     "PrioritizedReplayBuffer",

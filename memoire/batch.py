@@ -187,6 +187,11 @@ class Batch(Mapping[str, NDArray[Any]]):
         arrays["age"] = gathered.age
         arrays["model_version"] = gathered.model_version
 
+    @property
+    def schema(self) -> Schema:
+        """What an entry of it is."""
+        return self._schema
+
     def update_priorities(self, td_errors: Any) -> Any:
         """Tell the memory how surprising these samples were: [B], or of sequences [B, T], of which those outside of
         `mask` do not count. Returns what its `update_priorities` does.

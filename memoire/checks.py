@@ -53,6 +53,17 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def table_name(value: Any) -> str:
+    """The name of a table, at most 256 characters; "" is a server's first.
+
+    Raises:
+        WrongType, ParameterError: it is none.
+    """
+    if len(text("table", value)) > 256 or not value.isprintable():
+        raise ParameterError("table", value, "printable text of at most 256 characters")
+    return str(value)
+
+
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:
     """A mapping, such as a dict.
 

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import zmq
@@ -31,7 +31,7 @@ import zmq
 from . import _core, cache, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
-from .checks import mapping, seconds, whole
+from .checks import mapping, seconds, table_name, whole
 from .errors import (
     Closed,
     EmptyMemory,
@@ -58,6 +58,7 @@ from .writer import Writer, Writers, layout
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .mixed import MixedBatch
     from .reader import Reader
 
 _log = logging.getLogger(__name__)
@@ -187,6 +188,7 @@ class _Boundary:
 def connect(
     url: str,
     *,
+    table: str = "",
     seed: int | None = None,
     timeout: float = 10.0,
     input_uuid: int = 0,
@@ -199,6 +201,7 @@ def connect(
 
     Args:
         url: Such as "tcp://proxy:5560" or "ipc:///run/memoire".
+        table: Name of the table that it fills; "" is the server's first.
         seed: Of the memory's draws; None takes entropy from the system.
         timeout: Seconds to wait for the other side.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
@@ -210,10 +213,11 @@ def connect(
     Raises:
         MemoireTimeout: nobody answered; says what to look at.
         EndpointError: the address is none.
-        Refused: the other side does not take this client.
+        Refused: the other side does not take this client, or has no such table.
     """
     return Client(
         url,
+        table=table,
         seed=seed,
         timeout=timeout,
         input_uuid=input_uuid,
@@ -243,6 +247,7 @@ class Client(Node):
         *,
         push: str | None = None,
         subscribe: str | None = None,
+        table: str = "",
         input_uuid: int = 0,
         timeout: float = 10.0,
         seed: int | None = None,
@@ -265,6 +270,7 @@ class Client(Node):
         """Why the newest push_cache returned False; "" when it did not."""
         self._limits = limits or Limits()
         self._seed, self._capacity, self._live = seed, capacity, live
+        self._table = table_name(table)
         self._given = (push, subscribe)
         self._clock = clock
         self._context = context or sockets.shared_context()
@@ -364,6 +370,11 @@ class Client(Node):
     def parameters(self) -> Parameters:
         """Everything that shapes sampling, as the server said last."""
         return self._parameters
+
+    @property
+    def table(self) -> str:
+        """Name of the table that it fills."""
+        return self._told.table_name
 
     @property
     def run(self) -> str:
@@ -705,28 +716,37 @@ class Client(Node):
 
     # ------------------------------------------------------------------------------------------------- reading
 
-    def batches(self, batch_size: int, timeout: float = 30.0, **options: Any) -> Iterator[Batch]:
+    @overload
+    def batches(self, batch_size: int, timeout: float = ..., **options: Any) -> Iterator[Batch]: ...
+    @overload
+    def batches(self, batch_size: Mapping[str, int], timeout: float = ..., **options: Any) -> Iterator[MixedBatch]: ...
+    def batches(
+        self, batch_size: int | Mapping[str, int], timeout: float = 30.0, **options: Any
+    ) -> Iterator[Batch | MixedBatch]:
         """Batches drawn far away, from all servers behind this address, prefetched: see `Reader.batches`.
 
         Ends with the run, or with this client.
 
         Args:
+            batch_size: Samples of this client's table; or of several, mixed: `{"online": 192, "demo": 64}`.
             timeout: Seconds that each batch may take, until somebody answers included.
             options: See `Reader`.
 
         Raises:
             MemoireTimeout: not enough samples came in that time, or nobody answered.
         """
+        from .mixed import sizes_of
         from .reader import Reader
 
         self._check_open()
-        batch_size, patience = whole("batch_size", batch_size, 1), seconds(timeout)
-        options = {"context": self._context, "seed": self._seed, "limits": self._limits} | options
+        sizes = sizes_of(batch_size) if isinstance(batch_size, Mapping) else whole("batch_size", batch_size, 1)
+        patience, table = seconds(timeout), self.table if isinstance(sizes, int) else next(iter(sizes))
+        options = {"context": self._context, "seed": self._seed, "limits": self._limits, "table": table} | options
         with Reader([self.endpoint], timeout=None, **options) as reader:
             with self._changed:
                 self._readers.append(reader)
             try:
-                for batch in () if self._closing else reader.batches(batch_size, patience):
+                for batch in () if self._closing else reader.batches(sizes, patience):
                     yield batch
                     if self._closing:
                         return
@@ -916,6 +936,7 @@ class Client(Node):
         self._hello_open, self._hello_at = True, float("inf")
         hello = wire.Hello(
             role="actor",
+            table=self._table,
             label=self.uuid,
             software=SOFTWARE,
             host=socket.gethostname()[:256],
@@ -1154,7 +1175,7 @@ class Client(Node):
         if isinstance(answer, Refused) and answer.code == "run":
             with self._changed:
                 self._draw_line().is_told = True
-        if isinstance(answer, Refused) and answer.code in ("run", "schema", "client"):
+        if isinstance(answer, Refused) and answer.code in ("run", "schema", "table", "client"):
             self._hello()
         elif isinstance(answer, Refused):
             _log.warning("client %s: %s", self.client_id.hex()[:8], answer)

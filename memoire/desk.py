@@ -387,6 +387,7 @@ class Desk:
                 max_step=table.max_step,
                 storage=table.storage,
                 table=table.number,
+                table_name=table.name,
                 run_name=self.run_name,
                 home_name=self.name,
                 epoch=self.epoch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from .pool import MOST_BATCH
 from .schema import Schema
 from .table import OpenTable, Storage
 from .worker import batches_until_over
+
+ADVICE = "Are actors running, and do they reach this server?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ class TableHandle:
 
     def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
         """Batches of this table until the run is over: see `Server.batches`."""
-        advice = "Are actors running, and do they reach this server?"
-        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, self._where(), advice)
+        what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
+        return batches_until_over(draw, self._is_over, what, timeout, self._where(), lambda: ADVICE)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Hand TD errors on to the owners of the samples: see `Server.update_priorities`."""
@@ -121,6 +124,16 @@ class TableHandle:
         """Change this table's parameters here and at its clients: see `Server.configure`."""
         self._check_open()
         return self._desk.configure(self._table, changes)
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had
+        to go.
+        """
+        self._check_open()
+        self._table.own_limit = whole("byte_limit", byte_limit, 1)
+        gone = self._table.pool.limit(self._table.own_limit)
+        self._desk.grant(None)  # its clients' shares are others now
+        return gone
 
     def stats(self) -> TableStats:
         """All figures at this moment."""

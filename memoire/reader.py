@@ -28,7 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from .accounts import ClusterTotals, Rows, key_of, merge, totals_of
 from .batch import Batch, td_errors_for
 from .calls import Answer
 from .channel import Channel
-from .checks import mapping, seconds, text, whole
+from .checks import mapping, seconds, table_name, text, whole
 from .desk import DRAWS_IN_FLIGHT
 from .errors import (
     Closed,
@@ -53,6 +53,7 @@ from .errors import (
     WrongType,
 )
 from .limits import Limits
+from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model, check_topic, make
 from .parameters import Parameters
 from .sampling import Annealing
@@ -204,6 +205,7 @@ class Reader(Node):
 
     Args:
         urls: Addresses of servers, proxies or both.
+        table: Name of the table that it draws from; "" is the servers' first.
         timeout: Seconds to wait until one of them answers; None does not wait: schema and parameters come later.
         seed: Of counts and order; the servers' samples are drawn by the clients.
         ahead: Batches that are drawn before they are asked for.
@@ -215,6 +217,7 @@ class Reader(Node):
     Raises:
         MemoireTimeout: nobody answered.
         EndpointError: an address is none.
+        Refused: there is no such table.
     """
 
     CALLED = "this reader"
@@ -224,6 +227,7 @@ class Reader(Node):
         self,
         urls: Sequence[str],
         *,
+        table: str = "",
         timeout: float | None = 10.0,
         seed: int | None = None,
         ahead: int = BATCHES_AHEAD,
@@ -238,6 +242,10 @@ class Reader(Node):
         if ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         self.urls = tuple(urls)
+        self._asked_table, self._table = table_name(table), ""
+        self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under `_changed`
+        self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition}
+        self._options |= {"context": context, "limits": limits}
         self.reader_id = secrets.token_bytes(16)
         self._limits = limits or Limits()
         self._pid = os.getpid()
@@ -307,6 +315,11 @@ class Reader(Node):
         return self._schema
 
     @property
+    def table(self) -> str:
+        """Name of the table that it draws from."""
+        return self._table
+
+    @property
     def parameters(self) -> Parameters:
         """Everything that shapes sampling, as the servers said last."""
         return self._parameters
@@ -367,14 +380,44 @@ class Reader(Node):
         samples, clients = self._last_shortage
         return NotEnoughSamples(batch_size, samples, 0, clients, timeout)
 
-    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+    @overload
+    def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...
+    @overload
+    def batches(self, batch_size: Mapping[str, int], timeout: float = ...) -> Iterator[MixedBatch]: ...
+    @overload
+    def batches(
+        self, batch_size: int | Mapping[str, int], timeout: float = ...
+    ) -> Iterator[Batch] | Iterator[MixedBatch]: ...
+    def batches(
+        self, batch_size: int | Mapping[str, int], timeout: float = 30.0
+    ) -> Iterator[Batch] | Iterator[MixedBatch]:
         """Batches until the run is over or `close`; each waits at most `timeout` seconds.
+
+        Args:
+            batch_size: Samples of this reader's table; or of several, mixed: `{"online": 192, "demo": 64}`.
 
         Raises:
             MemoireTimeout: not enough samples came in that time.
+            Refused: there is no such table.
         """
         where, advice = ", ".join(self.urls), "Are actors running?"
-        return batches_until_over(self.get_batch, self._is_over, batch_size, timeout, where, advice)
+        if not isinstance(batch_size, Mapping):
+            what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
+            return batches_until_over(draw, self._is_over, what, timeout, where, lambda: advice)
+        sizes = sizes_of(batch_size)
+        mixer = Mixer(sizes, {name: self._of_table(name).get_batch for name in sizes})
+        lacking = lambda: f"Table {mixer.lacking!r} has too few. {advice}"  # noqa: E731
+        return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, lacking)
+
+    def _of_table(self, name: str) -> Reader:
+        """The reader of a table: this one, or one beside it that lives as long."""
+        with self._changed:
+            self._check_open()
+            if name in (self._table, self._asked_table):
+                return self
+            if name not in self._partners or self._partners[name]._failed is not None:
+                self._partners[name] = Reader(self.urls, table=name, timeout=None, **self._options)
+            return self._partners[name]
 
     def _is_over(self) -> bool:
         return self._closing or self._finished
@@ -748,11 +791,15 @@ class Reader(Node):
         again.
         """
         patience = seconds(timeout, self._limits.close_timeout)
+        deadline = time.monotonic() + patience
         with self._changed:
             self._closing = True
             self._ready.clear()
             self._changed.notify_all()
-        with self._closer(time.monotonic() + patience) as is_mine:
+            partners = list(self._partners.values())
+        for partner in partners:
+            partner.close(max(0.0, deadline - time.monotonic()))
+        with self._closer(deadline) as is_mine:
             if is_mine and not self._worker.stop(max(0.1, patience), linger=min(patience, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
 
@@ -834,6 +881,7 @@ class Reader(Node):
         link.look_at = now + LOOK
         hello = wire.Hello(
             role="reader",
+            table=self._asked_table,
             software=SOFTWARE,
             host=socket.gethostname()[:256],
             pid=os.getpid(),
@@ -885,7 +933,7 @@ class Reader(Node):
             raise SchemaMismatch(self.reader_id.hex()[:8], "schema", str(schema), f"batches of {self._schema}")
         self._look_at_run(link, message.header.run)
         link.channel.run, link.channel.fingerprint = message.header.run, message.header.fingerprint
-        link.channel.home = message.header.home
+        link.channel.home, link.channel.table = message.header.home, told.table
         link.channel.learned(told)
         link.names = tuple(told.servers or [told.home_name])
         link.unmet = tuple(told.unmet)
@@ -903,7 +951,7 @@ class Reader(Node):
             if parameters != self._parameters and self._schema is not None:
                 self._ready.clear()
                 self._rounds.clear()
-            self._schema, self._parameters = schema, parameters
+            self._schema, self._parameters, self._table = schema, parameters, told.table_name
             self._parameters_version = told.parameters_version
             self._finished = self._finished or told.finished
             self._changed.notify_all()

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import zmq
 
@@ -34,12 +34,13 @@ from .checks import mapping, seconds, whole
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
 from .forwarding import forward
-from .handle import TableHandle, TableStats
+from .handle import ADVICE, TableHandle, TableStats
 from .journal import Group, RunFacts, Ticket
 from .ledger import Account, Totals
 from .limits import Limits
 from .logbook import MOST_FOUND, Entry, Wanted, format_line
 from .logfile import LogFile
+from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model
 from .notices import Notices, notice_of
 from .parameters import Parameters
@@ -48,8 +49,8 @@ from .runs import Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .table import OpenTable, Table, Tables, shared_out
-from .worker import UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
+from .table import OpenTable, Table, Tables, checked, shared_out
+from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +251,7 @@ class Server(Node):
         self._is_drained = threading.Event()  # no request is taken any more
         self._lost: Exception | None = None  # why nothing can be saved any more
         held_bytes = self._limits.held_bytes if byte_limit is None else whole("byte_limit", byte_limit, 1)
-        budgets = shared_out(settings, held_bytes)
+        budgets = shared_out({name: checked(name, table).byte_limit for name, table in settings.items()}, held_bytes)
         self._tables = Tables(settings, functools.partial(self._make_pool, budgets, seed))
         self._store: Keeper | None = None
         if state_dir is not None:
@@ -642,13 +643,27 @@ class Server(Node):
         """
         return self._first.get_batch(batch_size, timeout, out=out)
 
-    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+    @overload
+    def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...
+    @overload
+    def batches(self, batch_size: Mapping[str, int], timeout: float = ...) -> Iterator[MixedBatch]: ...
+    def batches(
+        self, batch_size: int | Mapping[str, int], timeout: float = 30.0
+    ) -> Iterator[Batch] | Iterator[MixedBatch]:
         """Batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
+
+        Args:
+            batch_size: Samples of the first table; or of several, mixed: `{"online": 192, "demo": 64}`.
 
         Raises:
             MemoireTimeout: not enough samples came in that time.
         """
-        return self._first.batches(batch_size, timeout)
+        if not isinstance(batch_size, Mapping):
+            return self._first.batches(batch_size, timeout)
+        sizes = sizes_of(batch_size)
+        mixer = Mixer(sizes, {name: self.table(name).get_batch for name in sizes})
+        where, advice = self.endpoint or self.name, lambda: f"Table {mixer.lacking!r} has too few. {ADVICE}"
+        return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, advice)
 
     def _is_over(self) -> bool:
         return self._closing.is_set() or self.finished
@@ -688,18 +703,18 @@ class Server(Node):
 
         Args:
             credit: Bytes that each client may have on the way at most; less where its share of what is held is less.
-            held_bytes: Bytes of caches that are held at most. What is too much is overwritten now.
+            held_bytes: Bytes of caches that are held at most, in all tables: those with a limit of their own keep it,
+                the others share the rest. What is too much is overwritten now.
 
         Raises:
-            ParameterError: not a whole number of at least 1; nothing was changed.
+            ParameterError: not a whole number of at least 1, or nothing would be left; nothing was changed.
         """
         self._check_open()
         for name, value in (("credit", credit), ("held_bytes", held_bytes)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ParameterError(name, value, "a whole number of bytes, at least 1")
         if held_bytes is not None:
-            for name, budget in shared_out(self._tables.settings, held_bytes).items():
-                self._tables[name].pool.limit(budget)
+            self._tables.share_out(held_bytes)
         self._desk.grant(credit)
 
     def finish(self) -> None:

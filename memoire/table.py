@@ -97,6 +97,8 @@ class OpenTable:
         self.storage = settings.storage
         self.max_step = settings.max_step
         self.parameters, self.parameters_version = settings.parameters, 1
+        self.own_limit = settings.byte_limit
+        """Bytes that it alone may hold, where it does not share in the server's."""
 
     @property
     def key(self) -> str:
@@ -145,14 +147,10 @@ class Tables:
     def __init__(self, settings: Mapping[str, Table], make_pool: Callable[[str, Table], AnyPool]) -> None:
         if not 1 <= len(settings) <= MOST_TABLES:
             raise ParameterError("tables", len(settings), f"1 to {MOST_TABLES} tables")
-        self.settings = dict(settings)
         self._tables: dict[str, OpenTable] = {}
         self._numbers: dict[int, OpenTable] = {}
         for name, each in settings.items():
-            _check_name(name)
-            if not isinstance(each, Table):
-                raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(each).__name__)
-            opened = OpenTable(name, each, make_pool(name, each))
+            opened = OpenTable(name, checked(name, each), make_pool(name, each))
             if opened.number in self._numbers:
                 twin = self._numbers[opened.number].name
                 raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")
@@ -197,28 +195,41 @@ class Tables:
         except KeyError:
             raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
 
+    def share_out(self, held_bytes: int) -> None:
+        """Hold so many bytes in all from now on, those of tables with a limit of their own included.
+
+        Raises:
+            ParameterError: those leave nothing for the others; nothing was changed.
+        """
+        for name, limit in shared_out({table.name: table.own_limit for table in self}, held_bytes).items():
+            self[name].pool.limit(limit)
+
     def _list(self) -> str:
         return ", ".join(map(repr, self._tables))
 
 
-def shared_out(tables: Mapping[str, Table], held_bytes: int) -> dict[str, int]:
+def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
     """Bytes that each table may hold: its own limit, or an equal share of what those of the others leave.
 
     Raises:
         ParameterError: they leave nothing.
     """
-    own = {name: table.byte_limit for name, table in tables.items() if table.byte_limit is not None}
-    others = len(tables) - len(own)
-    share = (held_bytes - sum(own.values())) // max(1, others)
+    own = {name: limit for name, limit in own_limits.items() if limit is not None}
+    others, taken = len(own_limits) - len(own), sum(own.values())
+    share = (held_bytes - taken) // max(1, others)
     if others and share < 1:
-        expected = f"more than the {sum(own.values())} bytes that {', '.join(own) or 'nobody'} may hold already"
-        raise ParameterError("held_bytes", held_bytes, expected)
-    return {name: own.get(name, share) for name in tables}
+        already = f"more than the {taken} bytes that {', '.join(map(repr, own))} may hold already"
+        raise ParameterError("held_bytes", held_bytes, already if own else f"at least {others}, a byte for each table")
+    return {name: own.get(name, share) for name in own_limits}
 
 
-def _check_name(name: object) -> None:
+def checked(name: Any, settings: Any) -> Table:
+    """A table's settings, as a server is given them. Raises ParameterError or WrongType."""
     if type(name) is not str or not 0 < len(name) <= 256 or not name.isprintable():
         raise ParameterError("tables", name, "names of printable text of 1 to 256 characters")
+    if not isinstance(settings, Table):
+        raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)
+    return settings
 
 
 def _parameters(

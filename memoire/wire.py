@@ -161,6 +161,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     servers: Annotated[list[Name], Meta(max_length=4096)] = []
     endpoints: Endpoints = Endpoints()
     table: Small = 0  # the table's number, for headers
+    table_name: Name = ""  # its name
     credit: Count = 0  # bytes of caches and episodes that may be on the way
     models: Versions = {}
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # those of the client's that this node has too

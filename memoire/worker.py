@@ -17,9 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from .batch import Batch
 from .checks import seconds
 from .errors import Closed, ForkedError, MemoireTimeout, NotEnoughSamples
 from .sockets import Doors
@@ -263,19 +262,22 @@ class Worker:
             self.doors.close(self._linger)
 
 
+_Drawn = TypeVar("_Drawn")
+
+
 def batches_until_over(
-    get_batch: Callable[[int, float], Batch],
+    get_batch: Callable[[float], _Drawn],
     is_over: Callable[[], bool],
-    batch_size: int,
+    what: str,
     timeout: float,
     where: str,
-    advice: str,
-) -> Iterator[Batch]:
+    advice: Callable[[], str],
+) -> Iterator[_Drawn]:
     """Batches of a server or reader until the run is over; each waits at most `timeout` seconds, in stretches.
 
     Args:
-        get_batch: Its own, given the size and how long to wait.
-        where, advice: For the error: whom the samples come from, and what to look at when none come.
+        get_batch: Its own, given how long to wait.
+        what, where, advice: For the error: what is waited for, whom it comes from, and what to look at when none comes.
 
     Raises:
         MemoireTimeout: not enough samples came in that time, or nobody answered.
@@ -284,7 +286,7 @@ def batches_until_over(
     deadline = time.monotonic() + timeout
     while not is_over():
         try:
-            batch = get_batch(batch_size, max(0.0, min(STRETCH, deadline - time.monotonic())))
+            batch = get_batch(max(0.0, min(STRETCH, deadline - time.monotonic())))
         except Closed:
             return
         except (NotEnoughSamples, MemoireTimeout) as error:
@@ -293,6 +295,6 @@ def batches_until_over(
             if isinstance(error, MemoireTimeout):
                 raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
             short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout)
-            raise MemoireTimeout(f"batch of {batch_size}", where, timeout, f"{short} {advice}") from error
+            raise MemoireTimeout(what, where, timeout, f"{short} {advice()}") from error
         yield batch
         deadline = time.monotonic() + timeout

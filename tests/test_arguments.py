@@ -16,6 +16,7 @@ from memoire.checks import FOR_EVER, seconds
 from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
 from memoire.client import Client
 from memoire.errors import Closed, MemoireError, ParameterError, WrongType
+from memoire.handle import TableHandle
 from memoire.limits import Limits
 from memoire.proxy import Proxy
 from memoire.reader import Reader
@@ -48,7 +49,7 @@ def nodes():
     record(client)
     yield {
         Cluster: cluster, Client: client, Server: server, Proxy: proxy, Reader: reader, ReplayMemoryServer: classic_server, ReplayMemoryClient: classic,
-        Buffer: Buffer(SCHEMA, 100),
+        Buffer: Buffer(SCHEMA, 100), TableHandle: cluster.server().table("default"),
     }  # fmt: skip
     for node in (classic, classic_server):
         node.close(0.2)
@@ -64,7 +65,7 @@ def methods(kind):
             yield name
 
 
-KINDS = [Client, Server, Proxy, Reader, ReplayMemoryServer, ReplayMemoryClient, Buffer]
+KINDS = [Client, Server, TableHandle, Proxy, Reader, ReplayMemoryServer, ReplayMemoryClient, Buffer]
 CASES = [(kind, name) for kind in KINDS for name in methods(kind)]
 
 

@@ -21,6 +21,7 @@ from memoire import wire
 from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
 from memoire.client import Client, ModelHandle, Receiver, connect
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
+from memoire.handle import TableHandle
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.proxy import Proxy
@@ -33,7 +34,7 @@ LATE = 0.8
 """Seconds that a busy machine, and a look at the address for the error's advice, may add to a deadline."""
 LONG = 60.0
 FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
-CLASSES = (Client, ModelHandle, Receiver, Reader, Server, Proxy, ReplayMemoryClient, ReplayMemoryServer)
+CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer)
 
 
 class Alone:
@@ -126,6 +127,8 @@ WAITS = {
     (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=None, ended=None),
     (Server, "get_batch"): Waits(lambda at, t: at.server.get_batch(8, t), gives=NotEnoughSamples),
     (Server, "batches"): Waits(lambda at, t: first(at.server.batches(8, t)), ended="no batch"),
+    (TableHandle, "get_batch"): Waits(lambda at, t: at.server.table("default").get_batch(8, t), gives=NotEnoughSamples),
+    (TableHandle, "batches"): Waits(lambda at, t: first(at.server.table("default").batches(8, t)), ended="no batch"),
     (Server, "wait_closed"): Waits(lambda at, t: at.server.wait_closed(t), gives=False, ended=True),
     (Server, "close"): Waits(lambda at, t: at.server.close(t), gives=None, ended=None),
     (Proxy, "wait_closed"): Waits(lambda at, t: at.proxy.wait_closed(t), gives=False, ended=True),
@@ -149,14 +152,15 @@ LOOPS = {
 
 NEVER = {
     Client: """batches closed configure_limits finished home memory model on_entries on_episode parameters run scalars
-        schema stats subscribe writer""",
+        schema stats subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
-    Reader: "closed finished parameters schema servers servers_at stats update_priorities",
+    Reader: "closed finished parameters schema servers servers_at stats table update_priorities",
     Server: """add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         runs schema search set_logfile stats table tables total_caches total_episodes total_steps totals
         update_priorities""",
+    TableHandle: "configure limit name parameters schema stats update_priorities",
     Proxy: "closed endpoint liveness pub_endpoint push_endpoint readiness servers set_servers stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
@@ -240,7 +244,7 @@ def test_a_call_that_nobody_answers_returns_within_its_timeout(alone, case):
 def owner_of(at, case_kind):
     return {
         Client: at.client, ModelHandle: at.client, Receiver: at.client, Reader: at.reader, Server: at.server,
-        Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
+        TableHandle: at.server, Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
     }[case_kind]  # fmt: skip
 
 

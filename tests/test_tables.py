@@ -1,0 +1,488 @@
+"""Several named memories in a server: each with schema, parameters and limits of its own, drawn apart or mixed."""
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire import cache, wire
+from memoire.batch import ID
+from memoire.buffer import Buffer
+from memoire.desk import Desk
+from memoire.errors import MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.mixed import MixedBatch
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.sampling import Prioritized, Uniform
+from memoire.schema import Column, Schema
+from memoire.table import Table, Tables, shared_out
+from netkit import QUICK, SCHEMA, Cluster, entry, record, until
+from test_desk import Asker
+
+OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
+WITH_VALUE = Schema({**{name: SCHEMA[name] for name in SCHEMA}, "value": np.float32})
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def two(schema=OTHER, **options):
+    return {"online": Table(SCHEMA, multi_step=2), "demo": Table(schema, **options)}
+
+
+def with_tables(cluster, tables=None, **options):
+    return cluster.server(schema=None, tables=tables or two(), **options)
+
+
+def fill(client, caches=2, **options):
+    record(client, **options)
+    for _ in range(caches):
+        assert client.push_cache(10.0)
+
+    def is_there():
+        client.update(10.0)
+        return client.stats().in_flight_caches == 0
+
+    until(is_there)
+
+
+# End to end
+
+
+def test_each_table_has_clients_schema_and_batches_of_its_own(cluster):
+    server = with_tables(cluster)
+    online, demo = cluster.client(server, table="online"), cluster.client(server, table="demo")
+    assert (online.schema, demo.schema, online.table, demo.table) == (SCHEMA, OTHER, "online", "demo")
+    assert (online.parameters.multi_step, demo.parameters.multi_step) == (2, 1)
+    fill(online, value=3)
+    fill(demo, value=7)
+    assert set(np.unique(server.get_batch(64).obs)) == {3.0}  # the first table, where none is named
+    batch = server.table("demo").get_batch(64)
+    assert batch.obs.shape == (64, 8, 8) and set(np.unique(batch.obs)) == {7}
+    stats = server.stats()
+    assert {name: (table.clients, table.samples) for name, table in stats.tables.items()} == {
+        "online": (1, 64),
+        "demo": (1, 64),
+    }
+    assert stats.samples == 128 and stats.held_caches == 4 and server.tables == ("online", "demo")
+    assert server.total_steps == 40 and server.schema == SCHEMA
+    demo.close()
+    assert server.stats().tables["demo"].clients == 0
+
+
+def test_who_names_no_table_gets_the_first(cluster):
+    server = with_tables(cluster)
+    assert cluster.client(server).table == cluster.reader([server]).table == "online"
+    plain = cluster.server()
+    assert cluster.client(plain).table == "default" and plain.tables == ("default",)
+    assert cluster.client(plain, table="default").schema == SCHEMA
+
+
+def test_a_table_that_is_not_there_is_refused_at_once_with_those_that_are(cluster):
+    server = with_tables(cluster)
+    for make in (lambda: cluster.client(server, table="dmeo"), lambda: cluster.reader([server], table="dmeo")):
+        with pytest.raises(Refused, match=r"\(table\): this server has no table 'dmeo', but 'online', 'demo'"):
+            make()
+    with pytest.raises(ParameterError, match="'online', 'demo'"):
+        server.table("dmeo")
+    with pytest.raises(ParameterError, match="'online', 'demo'"):
+        next(server.batches({"online": 8, "dmeo": 8}))
+    with pytest.raises(Refused, match="no table 'dmeo'"):
+        next(cluster.reader([server]).batches({"online": 8, "dmeo": 8}, timeout=20.0))
+    with pytest.raises(WrongType, match="text"):
+        cluster.client(server, table=3)
+    with pytest.raises(ParameterError, match="at most 256"):
+        cluster.client(server, table="x" * 257)
+
+
+def test_feedback_reaches_the_clients_of_each_table(cluster):
+    server = with_tables(cluster, limits=QUICK)
+    clients = {name: cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo")}
+    for client in clients.values():
+        fill(client)
+    here = next(server.batches({"online": 24, "demo": 8}, timeout=10.0))
+    assert here.update_priorities({"online": np.ones(24), "demo": np.full(8, 5.0)}) == {"online": 0, "demo": 0}
+    far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=10.0))
+    assert list(far) == ["demo", "online"]
+    far.update_priorities(np.arange(32.0))
+
+    def applied(name):
+        clients[name].update(10.0)
+        return clients[name].stats().applied
+
+    until(lambda: (applied("online"), applied("demo")) == (40, 24))
+
+
+@pytest.mark.parametrize("kind", ["server", "reader", "client"])
+def test_mixed_batches_have_so_many_samples_of_each_table(cluster, kind):
+    server = with_tables(cluster, {"online": Table(SCHEMA), "demo": Table(WITH_VALUE)})
+    online, demo = cluster.client(server, table="online"), cluster.client(server, table="demo")
+    fill(online, value=3)
+    fill(demo, value=7)
+    source = {"server": server, "client": online, "reader": None}[kind] or cluster.reader([server], table="demo")
+    for _, batch in zip(range(3), source.batches({"online": 24, "demo": 8}, timeout=20.0), strict=False):
+        assert {name: len(part.ids) for name, part in batch.items()} == {"online": 24, "demo": 8}
+        assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
+        assert batch.joined.obs.shape == (32, 4) and "value" not in batch.joined and batch.joined.action.shape == (32,)
+
+
+def test_a_mix_waits_for_the_table_that_lacks_samples_and_names_it(cluster):
+    server = with_tables(cluster)
+    client = cluster.client(server, table="online")
+    fill(client)
+    with pytest.raises(MemoireTimeout, match=r"Table 'demo' has too few\. Are actors running"):
+        next(server.batches({"online": 8, "demo": 8}, timeout=0.0))
+    with pytest.raises(MemoireTimeout, match=r"Table 'demo' has too few\. Are actors running"):
+        next(cluster.reader([server]).batches({"online": 8, "demo": 8}, timeout=0.3))
+
+
+def test_parameters_are_each_tables_own(cluster):
+    server = with_tables(cluster, limits=QUICK)
+    online, demo = (cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo"))
+    reader = cluster.reader([server], table="demo")
+    reader.configure(cache_size=32)
+    assert server.table("demo").parameters.cache_size == 32 and server.parameters.cache_size == 256
+    server.table("demo").configure(priority_exponent=0.0)
+    server.configure(priority_exponent=1.0)
+    until(lambda: demo.parameters.priority_exponent == 0.0 and online.parameters.priority_exponent == 1.0)
+    assert demo.parameters.cache_size == 32 and online.parameters.cache_size == 256
+    stats = server.stats()
+    assert (stats.tables["online"].parameters_version, stats.tables["demo"].parameters_version) == (2, 3)
+    with pytest.raises(ParameterError):
+        server.table("demo").configure(prev=("action",))  # no column of that table
+    assert server.table("demo").parameters.prev is None
+
+
+def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(cluster):
+    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA)}
+    servers = [
+        cluster.server(schema=None, tables=tables, name="a"),
+        cluster.server(schema=None, tables=dict(reversed(tables.items())), name="b"),
+    ]
+    proxy = cluster.proxy(servers)
+    until(lambda: len(proxy.servers) == 2)
+    clients = []
+    for name, value in (("online", 3), ("demo", 7)):
+        homes = set()
+        while homes < {"a", "b"}:
+            clients.append(cluster.client(proxy, table=name))
+            homes.add(clients[-1].home)
+            fill(clients[-1], 1, value=value)
+            assert len(clients) < 60
+    reader = cluster.reader([proxy], table="online")
+    batch = next(reader.batches({"online": 400, "demo": 200}, timeout=20.0))
+    assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
+    owners = {
+        name: {bytes(each) for each in part.ids["client"].astype("<u8").view("V16").ravel()}
+        for name, part in batch.items()
+    }
+    for name in tables:
+        mine = {client.client_id for client in clients if client.table == name}
+        assert owners[name] <= mine and len(owners[name]) > 1
+
+
+# What a server is told
+
+
+def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
+    tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=600), "c": Table(SCHEMA)}
+    with pytest.raises(ParameterError, match="more than the 600 bytes that 'b' may hold already"):
+        shared_out({"a": None, "b": 600}, 600)
+    server = cluster.server(schema=None, tables=tables, byte_limit=1_000_600)
+    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
+        "a": 500_000,
+        "b": 600,
+        "c": 500_000,
+    }
+    server.configure_limits(held_bytes=2600)
+    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 600, "c": 1000}
+    server.table("b").limit(700)
+    server.configure_limits(held_bytes=2700)
+    assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 700, "c": 1000}
+    with pytest.raises(ParameterError, match="more than the 700"):
+        server.configure_limits(held_bytes=700)
+
+
+def test_a_full_table_takes_no_room_from_another(cluster):
+    server = with_tables(cluster, {"online": Table(SCHEMA, byte_limit=20_000), "demo": Table(SCHEMA)})
+    online, demo = (cluster.client(server, table=name) for name in ("online", "demo"))
+    fill(demo, 2)
+    fill(online, 6)
+    tables = server.stats().tables
+    assert tables["online"].overwritten_caches > 0 and tables["online"].held_bytes <= 20_000
+    assert tables["demo"].overwritten_caches == 0 and tables["demo"].held_caches == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tables": {}}, "1 to 256 tables"),
+        ({"tables": {"": Table(SCHEMA)}}, "names of printable text"),
+        ({"tables": {"a": SCHEMA}}, "memoire.Table"),
+        ({"tables": 7}, "mapping"),
+        ({}, "memoire.Schema, or tables="),
+        ({"tables": {"a": Table(SCHEMA)}, "multi_step": 3}, "absent beside tables="),
+        ({"tables": {"a": Table(SCHEMA)}, "sampler": Uniform()}, "absent beside tables="),
+    ],
+)
+def test_settings_of_tables_that_cannot_be_are_refused(options, message):
+    with pytest.raises((ParameterError, WrongType), match=message):
+        memoire.Server(None, **options)
+
+
+def test_a_schema_and_tables_together_are_refused():
+    with pytest.raises(ParameterError, match="absent beside tables="):
+        memoire.Server(None, SCHEMA, tables={"a": Table(SCHEMA)})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"storage": "tapes"}, "'caches', 'episodes'"),
+        ({"capacity": -1}, "whole number"),
+        ({"byte_limit": 0}, "whole number from 1"),
+        ({"max_step": 0.5}, "whole number"),
+        ({"parameters": 3}, "memoire.Parameters"),
+        ({"discount": (0.9, 0.8)}, "discount_factor"),
+    ],
+)
+def test_settings_of_one_table_are_checked_when_it_is_made(options, message):
+    with pytest.raises((ParameterError, WrongType), match=message):
+        Table(SCHEMA, **options)
+
+
+def test_a_table_takes_its_settings_as_a_server_does():
+    table = Table({"obs": np.float32, "reward": np.float32}, sampler=Prioritized(0.7), multi_step=3, discount=0.9)
+    assert table.parameters == Parameters(
+        priority_exponent=0.7,
+        multi_step=3,
+        discount_factor=(0.9,),
+        importance_exponent=table.parameters.importance_exponent,
+    )
+    assert isinstance(table.schema, Schema) and table.storage == "caches"
+
+
+# What is kept on disk
+
+
+def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp_path):
+    tables = two()
+    server = with_tables(cluster, tables, state_dir=tmp_path, name="home")
+    client = cluster.client(server, table="demo")
+    record(client)
+    client.update(10.0)
+    server.table("demo").configure(cache_size=16)
+    client.close()
+    server.close()
+    again = with_tables(cluster, tables, state_dir=tmp_path)
+    assert again.table("demo").parameters.cache_size == 16 and again.parameters.cache_size == 256
+    assert again.stats().tables["demo"].parameters_version == 2
+    account = next(iter(again._desk.ledger))
+    assert account.table == wire.table_number("demo") and account.report.steps == 20
+    again.close()
+    other = {**tables, "demo": Table(OTHER, frame_stack=2)}  # what is given now is not what was given then
+    assert with_tables(cluster, other, state_dir=tmp_path).table("demo").parameters.cache_size == 256
+
+
+# The desk
+
+
+@pytest.fixture
+def desk():
+    settings = {"online": Table(SCHEMA), "demo": Table(OTHER)}
+    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0)
+
+
+def built(schema):
+    memory = Memory(schema, 100, Parameters(cache_size=8), seed=0)
+    memory.open()
+    for step in range(20):
+        memory.add(0, entry(schema, step))
+    memory.close(terminated=True)
+    return cache.build(memory, now=0.0)
+
+
+def pushed(desk, name, schema, client=b"m" * 16):
+    payload = built(schema)
+    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": wire.table_number(name)}
+    message = wire.parse(wire.encode(wire.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
+    return desk.arrived(message.header, message.body, message.payload)
+
+
+def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
+    assert pushed(desk, "demo", OTHER) == 8
+    for name, schema, code in (("nobody", OTHER, "table"), ("online", OTHER, "schema"), ("demo", SCHEMA, "schema")):
+        with pytest.raises(ProtocolError) as error:
+            pushed(desk, name, schema)
+        assert error.value.code == code
+    account = desk.ledger.find(b"m" * 16)
+    assert (account.accepted_caches, account.rejected) == (1, {"table": 1, "schema": 2})
+    assert desk.refused == {"table": 1, "schema": 2} and account.table == wire.table_number("demo")
+    assert [table.pool.stats().caches for table in desk.tables] == [0, 1]
+    desk.ledger.check_invariants()
+
+
+def test_requests_for_a_table_that_is_not_there_are_refused(desk):
+    header = {"client": b"r" * 16, "table": 12345, "sequence": 1}
+    ids = np.zeros(1, ID)
+    feedback = cache.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
+    for body, payload in (
+        (wire.Update(), None),
+        (wire.Sums(), None),
+        (wire.Draw(), None),
+        (wire.Control(parameters={"cache_size": 3}), None),
+        (wire.Feedback(), feedback),
+    ):
+        reply = desk.answer(wire.parse(wire.encode(body, payload=payload, **header))).body
+        assert reply.code == "table" and "12345" in reply.text
+    assert desk.refused == {"table": 5} and len(desk.ledger) == 0
+
+
+def test_a_reader_that_means_another_schema_draws_nothing(desk):
+    header = {"client": b"r" * 16, "table": wire.table_number("demo"), "fingerprint": SCHEMA.fingerprint, "sequence": 1}
+    for body in (wire.Sums(), wire.Draw()):
+        assert desk.answer(wire.parse(wire.encode(body, **header))).body.code == "schema"
+
+
+def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(desk):
+    desk.grant(10_000)
+    desk.tables["demo"].pool.limit(5000)
+    for number in range(10):
+        Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello(table="demo" if number < 5 else "online"))
+    assert desk.credit(desk.tables["demo"]) == 1000 and desk.credit(desk.tables["online"]) == 10_000
+    Asker(desk, bytes([1]) * 16).ask(wire.Hello(table="online"))  # it belongs there from now on
+    assert desk.credit(desk.tables["demo"]) == 1250
+    assert desk.ledger.present == {wire.table_number("demo"): 4, wire.table_number("online"): 6}
+    desk.limits = Limits(on_way_bytes=20_000)
+    assert desk.credit(desk.tables["online"]) == 2000
+    desk.ledger.check_invariants()
+
+
+def test_numbers_of_tables_follow_from_their_names():
+    assert wire.table_number("default") == 0
+    assert len({wire.table_number(f"agent {number}") for number in range(256)}) == 256
+    assert wire.table_number("demo") == 0x79EFE15B
+
+
+# Mixed batches
+
+
+def buffer_of(schema, entries, *, seed=0, beta=1.0, **options):
+    """A buffer with entries of priorities 1, 2, ..., each made of its number."""
+    buffer = Buffer(schema, 100, sampler=Prioritized(1.0, beta=beta), seed=seed, **options)
+    memory = buffer.memory
+    memory.open()
+    numbers = [memory.add(0, entry(schema, number)) for number in range(entries)]
+    memory.close(terminated=True)
+    buffer.update_priorities(numbers, np.arange(1.0, entries + 1))
+    return buffer
+
+
+def test_a_joined_batch_has_the_rows_of_all_parts_in_order():
+    a, b = buffer_of(SCHEMA, 10).sample(5), buffer_of(SCHEMA, 20, seed=1).sample(3)
+    mixed = MixedBatch({"a": a, "b": b})
+    assert (list(mixed), len(mixed), mixed["b"] is b) == (["a", "b"], 2, True)
+    assert (
+        mixed.rows == {"a": slice(0, 5), "b": slice(5, 8)} and repr(mixed) == "MixedBatch(a: 5 samples, b: 3 samples)"
+    )
+    assert list(mixed.joined) == list(a) and mixed.joined is mixed.joined
+    for name in a:
+        if name != "importance":
+            np.testing.assert_array_equal(mixed.joined[name], np.concatenate([a[name], b[name]]))
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global"])
+def test_joined_importance_has_one_divisor_for_all_tables(normalize):
+    parts = {"a": buffer_of(SCHEMA, 10), "b": buffer_of(SCHEMA, 20, seed=1)}
+    for buffer in parts.values():
+        buffer.configure(normalize=normalize)
+    mixed = MixedBatch({name: buffer.sample(50) for name, buffer in parts.items()})
+    joined = mixed.joined
+    assert joined.divisor == max(part.divisor for part in mixed.values()) and joined.importance.max() <= 1.0 + 1e-6
+    for name, rows in mixed.rows.items():
+        part = mixed[name]
+        np.testing.assert_allclose(joined.importance[rows] * joined.divisor, part.importance * part.divisor, rtol=1e-6)
+
+
+def test_a_joined_loss_estimates_each_table_by_its_size():
+    """Importance-weighted sums over a joined batch: size of the part times the plain mean over its table."""
+    parts, sizes = {"a": buffer_of(SCHEMA, 10), "b": buffer_of(SCHEMA, 20, seed=1)}, {"a": 24, "b": 8}
+    errors = []
+    for _ in range(400):
+        joined = MixedBatch({name: parts[name].sample(size) for name, size in sizes.items()}).joined
+        # Of transitions of 1 step, whose reward is the entry's number.
+        errors.append((joined.importance * joined.divisor * joined.reward).sum() - (24 * 4.5 + 8 * 9.5))
+    standard = np.std(errors, ddof=1) / np.sqrt(len(errors))
+    assert standard < 0.02 * (24 * 4.5 + 8 * 9.5) and abs(np.mean(errors)) < 4 * standard
+
+
+def test_columns_that_differ_are_left_out_of_the_joined_batch():
+    nested = {"obs": {"image": Column(np.uint8, (2, 2), "state"), "speed": Column(np.float32, (), "state")}}
+    reward = {"reward": Column(np.float32, (), "reward")}
+    first = Schema({**nested, **reward, "action": np.int32, "value": np.float32})
+    second = Schema({**nested, **reward, "action": np.int64, "value": Column(np.float32, (), "plain")})
+    mixed = MixedBatch({"a": buffer_of(first, 5).sample(2), "b": buffer_of(second, 5).sample(2)})
+    assert set(mixed.joined) == {
+        "obs.image", "obs.speed", "next_obs.image", "next_obs.speed",
+        "reward", "discount", "importance", "ids", "steps", "age", "model_version",
+    }  # fmt: skip
+    assert mixed.joined.obs["image"].shape == (4, 2, 2) and mixed.joined.next_obs["speed"].shape == (4,)
+    stacked = MixedBatch({"a": buffer_of(SCHEMA, 5).sample(2), "b": buffer_of(SCHEMA, 5, frame_stack=2).sample(2)})
+    assert "obs" not in stacked.joined and stacked.joined.action.shape == (4,)
+
+
+def test_what_makes_no_batch_is_not_joined():
+    plain = buffer_of(SCHEMA, 8).sample(2)
+    sequences = buffer_of(SCHEMA, 8, sequence_length=4).sample(2)
+    wide = buffer_of(Schema({"obs": np.float32, "reward": Column(np.float32, (3,), "reward")}), 8).sample(2)
+    with pytest.raises(ParameterError, match="sequence_length"):
+        MixedBatch({"a": plain, "b": sequences}).joined  # noqa: B018
+    with pytest.raises(ParameterError, match="rewards have one shape"):
+        MixedBatch({"a": plain, "b": wide}).joined  # noqa: B018
+    with pytest.raises(ParameterError, match="at least one"):
+        MixedBatch({})
+    joined = MixedBatch({"a": sequences, "b": buffer_of(SCHEMA, 9, sequence_length=4).sample(1)}).joined
+    assert joined.mask.shape == (3, 4) and joined.obs.shape == (3, 5, 4)
+
+
+def test_priorities_of_a_mix_reach_each_table_in_either_form():
+    parts = {"a": buffer_of(SCHEMA, 10), "b": buffer_of(SCHEMA, 20, seed=1)}
+    mixed = MixedBatch({"a": parts["a"].sample(4), "b": parts["b"].sample(3)})
+
+    def weights():
+        return {name: parts[name].memory.weights(batch.ids).round(3).tolist() for name, batch in mixed.items()}
+
+    def last_of(ids, errors):
+        return [float(errors[max(np.flatnonzero(ids == each))]) for each in ids]
+
+    errors = np.arange(1.0, 8.0) * 10
+    for told in (mixed.update_priorities(errors), mixed.joined.update_priorities(errors[::-1]) and None):
+        assert told in ({"a": (4, 0), "b": (3, 0)}, None)
+    assert weights() == {"a": last_of(mixed["a"].ids, errors[::-1][:4]), "b": last_of(mixed["b"].ids, errors[::-1][4:])}
+    mixed.update_priorities({"b": np.full(3, 2.5)})
+    assert weights()["b"] == [2.5] * 3 and weights()["a"] == last_of(mixed["a"].ids, errors[::-1][:4])
+    before = weights()
+    for wrong, message in (
+        (np.ones(6), "as many TD errors as samples, 7"),
+        (1.0, "as many TD errors"),
+        ({"c": np.ones(3)}, "tables of this batch: 'a', 'b'"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            mixed.update_priorities(wrong)
+    assert weights() == before
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"online": 0}, {"online": 1.5}, {3: 4}, {"online": True}], ids=["none", "0", "1.5", "3", "True"]
+)
+def test_sizes_of_a_mix_are_checked(cluster, sizes):
+    server = with_tables(cluster)
+    for source in (server, cluster.reader([server])):
+        with pytest.raises((ParameterError, WrongType)):
+            next(source.batches(sizes))
