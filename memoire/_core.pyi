@@ -99,6 +99,7 @@ class EntryStore:
     def _sequences(
         self,
         numbers: NDArray[np.int64],
+        m: int,
         state_codes: NDArray[np.int64],
         codes: NDArray[np.int64],
         steps: NDArray[np.int32],

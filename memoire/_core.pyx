@@ -2456,12 +2456,12 @@ cdef class EntryStore:
         finally:
             self._release()
 
-    def _sequences(self, cnp.ndarray numbers, cnp.ndarray state_codes, cnp.ndarray codes, cnp.ndarray steps, cnp.ndarray discount,
-                   cnp.ndarray positions):
+    def _sequences(self, cnp.ndarray numbers, int64_t m, cnp.ndarray state_codes, cnp.ndarray codes, cnp.ndarray steps,
+                   cnp.ndarray discount, cnp.ndarray positions):
         """Sequences of M entries that begin with these: codes int64 [B, M] of the entries and [B, K + M] of their frames (K - 1 before the
         first, and the state after the last), steps int32 [B] of them that are there, discount float32 [B, M, dimensions], position of the
         first in its episode int64 [B]. Position of the first number that is not there, or -1."""
-        cdef int64_t count = cnp.PyArray_SIZE(numbers), i, j, d, bad, row, s, k = self.frame_stack, m = self.multi_step
+        cdef int64_t count = cnp.PyArray_SIZE(numbers), i, j, d, bad, row, s, k = self.frame_stack
         cdef int64_t dimensions = self.dimensions
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core, dataset
+from . import _core, dataset, groups
 from .batch import Batch
 from .memory import Memory
 from .parameters import Parameters, Start
@@ -149,6 +149,38 @@ class Buffer:
         corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
         return batch if out is None else batch.copy_into(out)
+
+    def sample_episodes(
+        self, count: int, *, group: str | None = None, group_size: int | None = None
+    ) -> groups.EpisodeBatch:
+        """Draw whole episodes that have ended, padded to the longest, or whole groups of them.
+
+            batch = buffer.sample_episodes(8, group="prompt", group_size=16)
+            returns = (batch.reward * batch.mask).sum(axis=1).reshape(8, 16)
+            advantage = (returns - returns.mean(axis=1, keepdims=True)) / (returns.std(axis=1, keepdims=True) + 1e-6)
+
+        An episode's chance is in proportion to the mean weight of its entries, a group's to that of its episodes: with
+        `Uniform` all are alike, whatever their length.
+
+        Args:
+            count: Episodes; with `group` groups, at least 1. One may be there more than once if it weighs more than
+                1 / count of the total.
+            group: A plain column that is the same in all entries of an episode: what has equal values belongs together.
+            group_size: Episodes of each group: only groups that have as many are drawn, and of these the newest.
+                None draws every stored episode of a group.
+
+        Returns:
+            EpisodeBatch: arrays [B, T, ...], `mask`, `steps`, `group`; importance is that of the episode or group.
+
+        Raises:
+            EmptyMemory: no episode has ended, or no group is complete.
+            ParameterError: an argument is out of its range, or the group's column changes within an episode.
+
+        Groups as in Shao et al., DeepSeekMath, 2024, section 4.1 (GRPO). Cost: one pass over all entries' weights.
+        """
+        return groups.sample(
+            self._memory, count, self._annealing, self.update_priorities, group=group, group_size=group_size
+        )
 
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
         """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.

@@ -94,11 +94,13 @@ class EpisodeTooLong(EpisodeError):
 class EmptyMemory(MemoireError, RuntimeError):
     """There is nothing with a positive weight to draw from."""
 
-    def __init__(self, entries: int = 0) -> None:
-        super().__init__(entries)
-        self.entries = entries
+    def __init__(self, entries: int = 0, reason: str = "") -> None:
+        super().__init__(entries, reason)
+        self.entries, self.reason = entries, reason
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"nothing to draw: {self.reason}."
         return (
             f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode "
             f"that is longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...)."

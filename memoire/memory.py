@@ -191,6 +191,8 @@ class Memory(_core.EntryStore):
         self._index = {name: i for i, name in enumerate(schema.names)}
         columns = [_storage(schema[name], int(capacity)) for name in schema.names]
         seeds = np.random.SeedSequence(seed).generate_state(4, np.uint64).tolist()
+        self.generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+        """Random numbers for draws that are not the loops', while the memory is held."""
         self._setup(columns, int(capacity), page_rows, self._dimensions, live, seeds)
         self._parameters = parameters
         self._apply(parameters)
@@ -570,8 +572,22 @@ class Memory(_core.EntryStore):
             max_share=self._parameters.sequence_max_share,
         )
 
-    def _filled_sequences(self, numbers: Int64s, made: Gathered) -> Gathered:
-        """The sequences that begin with these entries. Raises StaleEntry."""
+    def gather_episodes(self, rows: Int64s, length: int) -> tuple[Gathered, Int64s]:
+        """Copies of the whole episodes that begin in these rows, as sequences of `length` entries.
+
+        Returns:
+            (gathered, rows): ids are int64 [B, length] here, with -1 behind an episode's end, as in the rows
+            [B, length] of the entries.
+        """
+        with self.held():
+            numbers = self._inside()["meta"]["number"]
+            made = self._allocate_sequences(len(rows), length)
+            codes = self._fill_sequences(np.ascontiguousarray(numbers[rows]), made)
+            made.ids = np.where(codes >= 0, numbers[codes], -1)
+            return made, codes
+
+    def _fill_sequences(self, numbers: Int64s, made: Gathered) -> Int64s:
+        """Fill `made` with the sequences that begin with these entries; returns their rows. Raises StaleEntry."""
         frames, codes, burn_in = self._cut(numbers, made.steps, made.discount)
         stack = self._parameters.frame_stack
         stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
@@ -588,22 +604,25 @@ class Memory(_core.EntryStore):
             own = {name: stacks if name in self.schema.states else codes for name in self._ragged_sides[0]}
             self._fill_ragged(made, [own, {}])
         sequence_mask(burn_in, made.steps, made.mask)
-        return made
+        return codes
 
     def _cut(
         self, numbers: Int64s, steps: NDArray[np.int32], discount: NDArray[np.float32]
     ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
-        """`state_codes`, `codes` and `burn_in` of the `Sequences` that begin with these entries; fills the others."""
-        length, stack = self._parameters.sequence_length, self._parameters.frame_stack
+        """`state_codes`, `codes` and `burn_in` of the `Sequences` that begin with these entries; fills the others,
+        whose shape says how long they are.
+        """
+        length, stack = discount.shape[1], self._parameters.frame_stack
         frames = np.empty((len(numbers), stack + length), np.int64)
         codes, positions = np.empty((len(numbers), length), np.int64), np.empty(len(numbers), np.int64)
-        self._refuse_stale(numbers, self._sequences(numbers, frames, codes, steps, discount, positions))
+        self._refuse_stale(numbers, self._sequences(numbers, length, frames, codes, steps, discount, positions))
         return frames, codes, np.where(positions > 0, self._parameters.burn_in, 0).astype(np.uint32)
 
     def _filled(self, numbers: Int64s, made: Gathered) -> Gathered:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
         if made.mask is not None:
-            return self._filled_sequences(numbers, made)
+            self._fill_sequences(numbers, made)
+            return made
         made.ids = numbers
         index = self._index
         bad = self._gather(

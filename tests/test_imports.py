@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 LAYERS: dict[str, set[str]] = {
     "words": {"errors", "checks", "limits", "version", "_core", "parameters", "ragged", "schema"},
     "what decides": {
-        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "cache", "pool", "wire",
+        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "table", "mixed",
     },
