@@ -106,9 +106,10 @@ def sample(
 def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     """Refuse wrong arguments; the episodes that a group must have, 0 for any number."""
     _whole("count", count)
-    plain = [name for name in schema.names if schema[name].role == "plain"]
+    plain = [name for name in schema.names if schema[name].role == "plain" and name not in schema.ragged]
     if group is not None and group not in plain:
-        raise ParameterError("group", group, f"None or a plain column of the schema ({', '.join(plain)})")
+        expected = f"None or a plain column of fixed shape of the schema ({', '.join(plain)})"
+        raise ParameterError("group", group, expected)
     if group_size is None:
         return 0
     if group is None:

@@ -175,12 +175,33 @@ def test_open_episodes_and_those_without_weight_are_not_drawn():
     assert set(buffer.sample_episodes(5).action[:, 0]) == {100}
 
 
+def test_columns_of_any_length_come_with_lengths_in_whole_episodes():
+    schema = Schema({"obs": Column(np.float32, (None, 2), "state"), "note": Column(np.int8, (None,)), "k": np.int64})
+    buffer = Buffer(schema, 100, sampler=Uniform(), seed=3)
+    for k, length in enumerate([2, 4]):
+        buffer.memory.open()
+        for t in range(length):
+            buffer.memory.add(0, (np.full((t, 2), t, np.float32), np.full(k + t, 7, np.int8), np.int64(k)))
+        buffer.memory.close(final_state=np.full((length, 2), 9, np.float32))
+    batch = buffer.sample_episodes(2, group="k")
+    for i, k in enumerate(batch.k[:, 0]):
+        own = batch.steps[i]
+        np.testing.assert_array_equal(batch.obs_length[i], np.where(np.arange(5) <= own, np.arange(5), 0))
+        np.testing.assert_array_equal(batch.note_length[i], np.where(np.arange(4) < own, k + np.arange(4), 0))
+        assert (batch.obs[i, own, :own] == 9).all() and not batch.obs[i, own, own:].any()
+    with pytest.raises(ParameterError, match=r"fixed shape of the schema \(k\)"):
+        buffer.sample_episodes(1, group="note")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ({"count": 0}, "count must be a whole number of at least 1"),
         ({"count": True}, "count must be a whole number of at least 1"),
-        ({"count": 1, "group": "obs"}, r"group must be None or a plain column of the schema \(action, prompt\)"),
+        (
+            {"count": 1, "group": "obs"},
+            r"group must be None or a plain column of fixed shape of the schema \(action, prompt\)",
+        ),
         ({"count": 1, "group": ["prompt"]}, "group must be None or a plain column"),
         ({"count": 1, "group_size": 2}, "group_size must be None where no group"),
         ({"count": 1, "group": "prompt", "group_size": 0}, "group_size must be a whole number of at least 1"),
