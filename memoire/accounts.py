@@ -53,6 +53,24 @@ class ClusterTotals:
         return not self.missing
 
 
+@dataclass(frozen=True, slots=True)
+class ServerAccounts:
+    """What one server has counted for a run."""
+
+    run: str
+    rows: Rows
+    """Its accounts, and those that it inherited."""
+    finished: bool
+    durable: bool
+    runs: tuple[str, ...]
+    """All that it knows, the newest last."""
+    epoch: int
+    time: float
+    """Seconds since 1970 by its clock when it said so."""
+    since: NDArray[np.int64] | None = None
+    """In which epoch of the server each account was opened, 0 where it was inherited; None: it did not say."""
+
+
 _CUMULATIVE = ("episodes", "steps", "generated_bytes", "skipped", "dropped_lines", "lines_through")
 _PER_HOME = (
     "pushed_caches", "pushed_bytes", "received_caches", "received_bytes", "accepted_caches", "accepted_bytes",

@@ -12,6 +12,8 @@ from .errors import ParameterError, WrongType
 
 FOR_EVER = 1e9
 """Seconds: longer than anything runs, and not more than a lock can wait."""
+MOST_SCALARS = 64
+"""Names under which one client or learner may show figures."""
 
 
 def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeout") -> float:
@@ -73,6 +75,29 @@ def mapping(name: str, value: Any) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise WrongType(name, "a mapping from names", _shown(value))
     return value
+
+
+def scalars(values: Any, present: Mapping[str, float]) -> dict[str, float]:
+    """Figures by name: those `present`, and `values` in their place: finite numbers, under names of at most 256
+    characters, `MOST_SCALARS` in all.
+
+    Raises:
+        WrongType, ParameterError: says which one is wrong.
+    """
+    checked = {}
+    for name, value in mapping("values", values).items():
+        try:
+            checked[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise WrongType(f"scalars[{name!r}]", "a number", repr(value)[:80]) from None
+    wrong = [name for name, value in checked.items() if not math.isfinite(value) or len(name) > 256]
+    if wrong:
+        expected = "a finite number, under a name of at most 256 characters"
+        raise ParameterError(f"scalars[{wrong[0]!r}]", checked[wrong[0]], expected)
+    merged = dict(present) | checked
+    if len(merged) > MOST_SCALARS:
+        raise ParameterError("scalars", len(merged), f"at most {MOST_SCALARS} names")
+    return merged
 
 
 def _shown(value: Any) -> str:

@@ -217,13 +217,22 @@ def _add_http(to: argparse.ArgumentParser) -> None:
         "--http",
         default="127.0.0.1:0",
         metavar="HOST:PORT",
-        help='where /livez, /readyz, /status and /logs are answered; port 0 takes a free one, "off" opens none '
+        help='where /livez, /readyz, /metrics and /status are answered; port 0 takes a free one, "off" opens none '
         "(default: %(default)s)",
+    )
+    to.add_argument(
+        "--http-token-file",
+        metavar="FILE",
+        help="a file with the token that these pages ask for, but for /livez, /readyz and /metrics",
     )
 
 
-def _http(given: argparse.Namespace) -> str | None:
-    return None if given.http == "off" else str(given.http)
+def _http(given: argparse.Namespace) -> dict[str, str | None]:
+    """Where a node's pages are, and what they ask for."""
+    from memoire.cluster.node import read_token
+
+    token = None if given.http_token_file is None else read_token(given.http_token_file)
+    return {"http": None if given.http == "off" else str(given.http), "http_token": token}
 
 
 def _add_counts(to: argparse.ArgumentParser) -> None:
@@ -244,7 +253,7 @@ def _server(given: argparse.Namespace) -> int:
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,
-        http=_http(given),
+        **_http(given),
     )
 
 
@@ -253,9 +262,7 @@ def _proxy(given: argparse.Namespace) -> int:
 
     if bool(given.servers) == bool(given.servers_file):
         raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
-    return roles.relay(
-        given.endpoint, given.servers, role=given.role, http=_http(given), servers_file=given.servers_file
-    )
+    return roles.relay(given.endpoint, given.servers, role=given.role, servers_file=given.servers_file, **_http(given))
 
 
 def _up(given: argparse.Namespace) -> int:

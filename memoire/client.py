@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import zmq
 
-from . import _core, cache, links, sockets, wire
+from . import _core, cache, checks, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
-from .checks import mapping, seconds, table_name, whole
+from .checks import seconds, table_name, whole
 from .errors import (
     Closed,
     EmptyMemory,
@@ -41,7 +41,6 @@ from .errors import (
     ProtocolError,
     Refused,
     SchemaMismatch,
-    WrongType,
 )
 from .ledger import Window, Windows
 from .limits import Limits, MiB
@@ -65,6 +64,8 @@ _log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0
 """Seconds between two UPDATE messages of a client that has no news."""
+SILENT_AFTER = 3 * HEARTBEAT
+"""Seconds without a reply after which a client says that it is not ready."""
 PRESSED = 0.01
 """Seconds between two UPDATE messages while the byte window is half used."""
 MOST_ENDED = 4096
@@ -684,21 +685,8 @@ class Client(Node):
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
         self._check_open()
-        checked = {}
-        for name, value in mapping("values", values).items():
-            try:
-                checked[str(name)] = float(value)
-            except (TypeError, ValueError, OverflowError):
-                raise WrongType(f"scalars[{name!r}]", "a number", repr(value)[:80]) from None
-        wrong = [name for name, value in checked.items() if not math.isfinite(value) or len(name) > 256]
-        if wrong:
-            expected = "a finite number, under a name of at most 256 characters"
-            raise ParameterError(f"scalars[{wrong[0]!r}]", checked[wrong[0]], expected)
         with self._changed:
-            merged = self._scalars | checked
-            if len(merged) > 64:
-                raise ParameterError("scalars", len(merged), "at most 64 names")
-            self._scalars = merged
+            self._scalars = checks.scalars(values, self._scalars)
             self._is_dirty = True
 
     # -------------------------------------------------------------------------------------------------- models
@@ -802,6 +790,19 @@ class Client(Node):
                 finished=self._finished,
                 faults=self._worker.errors,
             )
+
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each. Empty while all is well."""
+        return self._worker.trouble()
+
+    def readiness(self) -> list[str]:
+        """Why nothing that this client does is counted just now, a sentence each; empty while it is."""
+        if self._closing:
+            return ["closing: this client is about to end"]
+        if self._failed is not None:
+            return [str(self._failed)]
+        silent = time.monotonic() - self._channel.heard_at
+        return [f"silent: {self._advice()}"] if silent > SILENT_AFTER else []
 
     @property
     def closed(self) -> bool:

@@ -7,6 +7,7 @@ impossible number is tested without a network. Every request may come any number
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -23,6 +24,7 @@ from .accounts import Rows, merge, page, row_of, rows_of
 from .batch import ID, td_errors_for
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
 from .journal import Group, Journal
+from .learners import Learners
 from .ledger import Account, Ledger, sums_of
 from .limits import Limits
 from .logbook import Entry, Logbook
@@ -138,6 +140,7 @@ class Desk:
         self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
         self._told: set[bytes] = set()  # clients that have said that they know that the run is over
         self.facts: dict[bytes, ClientFacts] = {}
+        self.learners = Learners()
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
         self.feedback_lost = 0
@@ -193,6 +196,11 @@ class Desk:
     def finished(self) -> bool:
         """Whether it is over."""
         return self.runs.current.finished
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, by the clock that was passed in."""
+        return max(0.0, self._clock())
 
     @property
     def is_durable(self) -> bool:
@@ -379,6 +387,8 @@ class Desk:
             if body.role == "actor":
                 since = self._meet(header.client, body, table)
                 is_saved = self._is_saved(self.runs.current, header.client)
+            elif body.role == "reader":
+                self.learners.met(header.client, body, self._clock())
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
                 schema=table.schema.to_json(),
@@ -509,7 +519,7 @@ class Desk:
             models=self.models.versions(),
             run_name=self.run_name,
             finished=self.finished,
-            time=max(0.0, self._clock()),
+            time=self.now,
             leaving=self.leaving,
         )
 
@@ -743,6 +753,16 @@ class Desk:
             rows = [row_of(account, self.home, run.logbook.through(account.client)) for account in run.ledger]
             return merge(rows_of(rows), run.inherited)
 
+    def ended(self, after: int, most: int) -> tuple[str, int, list[tuple[bytes, wire.Ended]]]:
+        """Closed episodes of the run that is counted now: its name, the number of the first one, and at most so many of
+        those that are still kept and have a number above `after`.
+        """
+        with self.lock:
+            kept, count = self.ledger.ended, self.ledger.ended_count
+            first = max(count - len(kept), after if after <= count else 0) + 1
+            begin = first - 1 - (count - len(kept))
+            return self.run_name, first, list(itertools.islice(kept, begin, begin + most))
+
     def _page(self, header: wire.Header, body: wire.Ledger, _: Any) -> Reply:
         with self.lock:
             run = self.runs.named(body.run) if body.run else self.runs.current
@@ -764,7 +784,7 @@ class Desk:
                 runs=[facts.name for facts in self.runs.facts()][-MOST_RUNS:],
                 accounts=rows.tobytes(),
                 more=more,
-                time=max(0.0, self._clock()),
+                time=self.now,
             )
         return Reply(accounts)
 

@@ -13,6 +13,7 @@ from .batch import Batch
 from .checks import seconds, whole
 from .desk import Desk
 from .errors import Closed
+from .figures import Freshness, Looks
 from .parameters import Parameters
 from .pool import MOST_BATCH
 from .schema import Schema
@@ -42,6 +43,10 @@ class TableStats:
     unused_samples: int
     overwritten_caches: int
     parameters_version: int
+    samples_per_insert: float
+    """The parameter."""
+    freshness: Freshness | None
+    """Of the samples of a recent batch that was drawn in this process; None before the first one."""
 
 
 class TableHandle:
@@ -66,6 +71,7 @@ class TableHandle:
         self._counting = threading.Lock()  # guards the two below
         self._batches = 0
         self._waited = 0.0
+        self._looks = Looks()
 
     @property
     def name(self) -> str:
@@ -100,6 +106,9 @@ class TableHandle:
                 self._waited += waited
         with self._counting:
             self._batches += 1
+        if self._looks.is_due(time.monotonic()):
+            newest = max(self._desk.models.versions().values(), default=0)
+            self._looks.saw(drawn.gathered.age, drawn.gathered.model_version, drawn.left_out, newest)
         batch = Batch(
             self.schema,
             drawn.gathered,
@@ -155,6 +164,8 @@ class TableHandle:
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
             parameters_version=version,
+            samples_per_insert=table.parameters.samples_per_insert,
+            freshness=self._looks.newest,
         )
 
     def __repr__(self) -> str:

@@ -151,6 +151,8 @@ class Ledger:
         """The others, of each table by its number."""
         self.strays = 0
         """Caches that came for accounts of a former life of this server."""
+        self.ended_count = 0
+        """Closed episodes that were told to this ledger as it is in memory; the newest one has this number."""
         self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
         """The newest closed episodes with who closed them, oldest first."""
 
@@ -229,6 +231,7 @@ class Ledger:
                 account.ended_through = ended.number
                 account.returns_count += 1
                 account.returns_sum += ended.returned
+                self.ended_count += 1
                 self.ended.append((account.client, ended))
 
     def arrived(
@@ -269,6 +272,10 @@ class Ledger:
         if code not in account.rejected and len(account.rejected) >= MOST_CODES:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
+
+    def active(self, since: float) -> list[Account]:
+        """Accounts of clients that have not said goodbye, and were heard from `since` then."""
+        return [account for account in self if account.last_seen >= since and not account.report.leaving]
 
     def totals(self) -> Totals:
         """Sums over all accounts; the cost grows with their number."""

@@ -16,6 +16,7 @@ is asked once.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -33,8 +34,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cache, pool, sockets, wire
-from .accounts import ClusterTotals, Rows, key_of, merge, totals_of
+from . import cache, checks, pool, sockets, wire
+from .accounts import ClusterTotals, Rows, ServerAccounts, key_of, merge, totals_of
 from .batch import Batch, td_errors_for
 from .calls import Answer
 from .channel import Channel
@@ -52,6 +53,7 @@ from .errors import (
     SchemaMismatch,
     WrongType,
 )
+from .figures import Freshness, Looks
 from .limits import Limits
 from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model, check_topic, make
@@ -99,6 +101,10 @@ class ReaderStats:
     waited: float
     """Seconds that calls waited for a batch."""
     prefetched: int
+    freshness: Freshness | None
+    """Of a recent batch; None before the first one."""
+    scalars: dict[str, float]
+    """What `scalars` set."""
     resends: int
     refused: dict[str, int]
     feedback_given: int
@@ -106,21 +112,6 @@ class ReaderStats:
     parameters_version: int
     finished: bool
     faults: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAccounts:
-    """What one server has counted for a run."""
-
-    run: str
-    rows: Rows
-    """Its accounts, and those that it inherited."""
-    finished: bool
-    durable: bool
-    runs: tuple[str, ...]
-    epoch: int
-    time: float
-    """Seconds since 1970 by its clock when it said so."""
 
 
 class _Remote:
@@ -266,6 +257,8 @@ class Reader(Node):
         self._batches = self._samples = self._short = 0
         self._annealing = Annealing()
         self._waited = 0.0
+        self._looks = Looks()
+        self._scalars: dict[str, float] = {}
         self._feedback_given = self._feedback_lost = 0
         self._last_shortage = (0, 0)  # samples kept for this reader, clients
         # What belongs to the thread alone.
@@ -362,8 +355,11 @@ class Reader(Node):
                     self._worker.wake()
             drawn = self._ready.popleft()
             self._batches += 1
-            self._waited += time.monotonic() - began
+            self._waited += (now := time.monotonic()) - began
         self._worker.wake()
+        if self._looks.is_due(now):
+            newest = max(self._versions.values(), default=0)
+            self._looks.saw(drawn.gathered.age, drawn.gathered.model_version, drawn.left_out, newest)
         return Batch(
             self.schema,
             drawn.gathered,
@@ -626,6 +622,14 @@ class Reader(Node):
             if isinstance(answer, MemoireError):
                 raise answer
 
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """Set figures to be shown for this learner, by name: finite numbers, at most 64 names. Servers hear of them
+        every two seconds.
+        """
+        self._check_open()
+        with self._changed:
+            self._scalars = checks.scalars(values, self._scalars)
+
     # ------------------------------------------------------------------------------------------ what was counted
 
     def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
@@ -772,6 +776,8 @@ class Reader(Node):
             short=self._short,
             waited=self._waited,
             prefetched=len(self._ready),
+            freshness=self._looks.newest,
+            scalars=dict(self._scalars),
             resends=sum(link.channel.resends for link in self._links),
             refused=refused,
             feedback_given=self._feedback_given,
@@ -780,6 +786,18 @@ class Reader(Node):
             finished=self._finished,
             faults=self._worker.errors,
         )
+
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each. Empty while all is well."""
+        return self._worker.trouble()
+
+    def readiness(self) -> list[str]:
+        """Why no batch can come just now, a sentence each; empty while one can."""
+        if self._closing:
+            return ["closing: this reader is about to end"]
+        if any(not remote.is_away for remote in list(self._remotes.values())):
+            return []
+        return [f"servers: none answers. {self._links[0].channel.trouble()}"]
 
     @property
     def closed(self) -> bool:
@@ -886,6 +904,8 @@ class Reader(Node):
             host=socket.gethostname()[:256],
             pid=os.getpid(),
             codecs=cache.codecs(),
+            scalars=self._scalars,
+            figures=self._figures(),
         )
         # To any home: behind a proxy another server answers where the former one is away.
         link.channel.ask(hello, lambda answer: self._welcomed(link, answer), now + LOOK, home=0)
@@ -893,6 +913,13 @@ class Reader(Node):
             if remote.link is link:  # each by itself: has it begun anew, and lost what was published?
                 met = functools.partial(self._looked_at, remote)
                 link.channel.ask(hello, met, now + LOOK, home=remote.home)
+
+    def _figures(self) -> dict[str, float]:
+        """What servers show of this reader."""
+        fresh = self._looks.newest
+        figures = {} if fresh is None else dataclasses.asdict(fresh)
+        figures |= {"batches": self._batches, "samples": self._samples, "waited": self._waited}
+        return {name: float(value) for name, value in figures.items() if value is not None}
 
     def _looked_at(self, remote: _Remote, answer: Answer) -> None:
         said = answer.body if isinstance(answer, wire.Message) else None

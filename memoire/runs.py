@@ -77,6 +77,19 @@ class Saved(Protocol):
         """As it came."""
 
 
+@dataclass(frozen=True, slots=True)
+class FolderStats:
+    """What a state folder takes, in bytes."""
+
+    bytes: int
+    """Of its files."""
+    free_bytes: int
+    """That its disk has left for this process."""
+    disk_bytes: int
+    trouble: str
+    """What is wrong with the disk now; empty when nothing is."""
+
+
 class Keeper(Past, Protocol):
     """A store as a server uses it: what it reads at the start, and a thread that saves one group after the other."""
 
@@ -105,6 +118,9 @@ class Keeper(Past, Protocol):
     @property
     def is_healthy(self) -> bool:
         """Whether what is given to it is saved without delay."""
+
+    def space(self) -> FolderStats:
+        """What the folder takes, and what is left."""
 
     def search(
         self,

@@ -25,17 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import zmq
 
-from . import cache, descriptors, links, sockets, wire
-from .accounts import totals_of
+from . import cache, checks, descriptors, links, sockets, wire
+from .accounts import ServerAccounts, totals_of
 from .batch import Batch
 from .checks import mapping, seconds, whole
 from .desk import Desk, Reply
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
+from .figures import NEWEST, Recent, Spread, Timing, Timings, recent, spread
 from .forwarding import forward
 from .handle import ADVICE, TableHandle, TableStats
 from .journal import Group, RunFacts, Ticket
+from .learners import LearnerStats, merged
 from .ledger import Account, Totals
 from .limits import Limits
 from .logbook import MOST_FOUND, Entry, Wanted, format_line
@@ -45,7 +48,7 @@ from .models import Model
 from .notices import Notices, notice_of
 from .parameters import Parameters
 from .pool import AnyPool, Pool
-from .runs import Keeper, Run
+from .runs import FolderStats, Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
@@ -122,6 +125,20 @@ class ServerStats:
     """Messages that were refused, by code."""
     tables: dict[str, TableStats]
     """Each table's own figures, by name; those below are sums over them."""
+    presence: dict[str, int]
+    """Clients: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
+    recent: Recent
+    """The newest closed episodes."""
+    scalars: dict[str, Spread]
+    """What active clients report by `Client.scalars`, by name."""
+    learner_scalars: dict[str, float]
+    """What learners report by `Server.scalars` and `Reader.scalars`, by name."""
+    learners: tuple[LearnerStats, ...]
+    """Readers that were heard from lately."""
+    requests: dict[str, Timing]
+    """Seconds that requests took, by type."""
+    folder: FolderStats | None
+    """Of the state folder; None without one."""
     batches: int
     samples: int
     """Samples handed out in batches, here and to readers."""
@@ -245,6 +262,8 @@ class Server(Node):
         self._loops = 0  # plain proxies that run in callers' threads
         self._logfile: LogFile | None = None
         self._log_due = 0.0
+        self._scalars: dict[str, float] = {}
+        self._timings = Timings(kind.name for kind in wire.Type)  # belongs to the thread
         self._notices: deque[Model] = deque()
         self._again = Notices(time.monotonic())  # belongs to the thread
         self._has_news = False
@@ -466,8 +485,9 @@ class Server(Node):
             if header is None:
                 return  # not from anybody who could read an answer
         else:
-            header = message.header
+            header, began = message.header, time.perf_counter()
             reply = self._answer(message)
+            self._timings.saw(message.type.name, time.perf_counter() - began)
         send = functools.partial(self._reply, made, frames[: empty + 1], header, reply)
         if reply.until_saved and self._store is not None:
             self._desk.when_saved(header, send)
@@ -690,6 +710,11 @@ class Server(Node):
         """The newest model of a topic, from whomever it came; with a state folder, the newest that is saved."""
         return self._desk.models.newest(topic)
 
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """Set figures of this learner to be shown, by name, such as its loss: finite numbers, at most 64 names."""
+        self._check_open()
+        self._scalars = checks.scalars(values, self._scalars)
+
     def configure(self, **changes: Any) -> Parameters:
         """Change parameters here and, with their next message, at every client; their data stays.
 
@@ -868,6 +893,40 @@ class Server(Node):
         with self._desk.lock:
             return [(client.hex(), ended) for client, ended in list(self._desk.ledger.ended)[-most:]]
 
+    def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, wire.Ended]]]:
+        """Closed episodes with a number above `after`, oldest first, as far as they are still kept: the run, the number
+        of the first one, and each with its client's id in hex. Numbers begin anew with each start of the server
+        (`stats().epoch`), and with each run.
+        """
+        after, most = whole("after", after, 0), whole("most", most, 0)
+        run, first, found = self._desk.ended(after, most)
+        return run, first, [(client.hex(), ended) for client, ended in found]
+
+    def accounts(self, run: str | None = None) -> ServerAccounts:
+        """What this server has counted for a run, client by client, with what drained servers have brought here; for
+        whoever merges several (`memoire.accounts`).
+
+        Raises:
+            ParameterError: this server knows no such run.
+        """
+        desk = self._desk
+        with desk.lock:
+            chosen = self._run(run)
+            rows = desk.rows(chosen)
+            since = {account.client: account.since for account in chosen.ledger}
+            facts = [facts.name for facts in desk.runs.facts()]
+        opened = [since.get(row.tobytes()[:16], 0) if row["home"] == desk.home else 0 for row in rows]
+        return ServerAccounts(
+            run=chosen.name,
+            epoch=desk.epoch,
+            finished=chosen.finished,
+            durable=desk.is_durable,
+            runs=tuple(facts),
+            time=desk.now,
+            rows=rows,
+            since=np.array(opened, np.int64),
+        )
+
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
         """The clients that this server counts, in the order of their ids.
 
@@ -879,6 +938,16 @@ class Server(Node):
             found = (account for account in self._desk.ledger if account.client.hex() > after)
             accounts = heapq.nsmallest(len(self._desk.ledger) if most is None else most, found, key=_id_of)
             return [_client_stats(self._desk, account) for account in accounts]
+
+    @property
+    def epoch(self) -> int:
+        """Greater at each start of this server."""
+        return self._desk.epoch
+
+    @property
+    def limits(self) -> Limits:
+        """Timeouts and byte limits that it was made with."""
+        return self._limits
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each: threads that died or are stuck. Empty while all is well."""
@@ -900,9 +969,13 @@ class Server(Node):
         """All figures at this moment."""
         desk, first = self._desk, self._tables.first
         tables = {name: handle.stats() for name, handle in self._handles.items()}
+        now = desk.now
         with desk.lock:
             totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit(first)
             refused = dict(desk.refused)
+            active = desk.ledger.active(now - self._limits.client_timeout)
+            learners = desk.learners.now(now)
+            ended = [ended for _, ended in itertools.islice(reversed(desk.ledger.ended), NEWEST)]
         return ServerStats(
             name=self.name,
             run=desk.run_name,
@@ -914,6 +987,17 @@ class Server(Node):
             totals=totals,
             refused=refused,
             tables=tables,
+            presence={
+                "active": len(active),
+                "silent": totals.clients - totals.gone - len(active),
+                "gone": totals.gone,
+            },
+            recent=recent(ended),
+            scalars=spread((account.report.scalars for account in active), checks.MOST_SCALARS),
+            learner_scalars=merged(learners, self._scalars),
+            learners=learners,
+            requests=self._timings.now(),
+            folder=None if self._store is None else self._store.space(),
             batches=sum(table.batches for table in tables.values()),
             samples=sum(table.samples for table in tables.values()),
             waited=sum(table.waited for table in tables.values()),

@@ -48,6 +48,7 @@ from .limits import Limits
 from .linelog import LineLog
 from .logbook import MOST_FOUND, Entry, escape
 from .models import Model
+from .runs import FolderStats
 from .snapshot import SavedCache
 from .statefile import (
     ACCOUNTED,
@@ -66,6 +67,8 @@ from .worker import wall_clock
 
 _log = logging.getLogger(__name__)
 
+LOOK_AT_DISK: Final = 5.0
+"""Seconds between two looks at how large the files are."""
 AGAIN: Final = 0.5
 """Seconds between two tries while the disk is full."""
 SOON: Final = 0.2
@@ -133,6 +136,7 @@ class Store:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._unsaved = False
+        self._size = float("-inf"), 0  # when the files were looked at, and their bytes
         self._full_since = 0.0
         self._trouble = ""
         self._lost: StateLost | None = None
@@ -607,6 +611,15 @@ class Store:
         """Whether what is given to it is saved without delay."""
         return self._lost is None and not self._trouble and not self._closed
 
+    def space(self) -> FolderStats:
+        """What the folder takes, looked at every `LOOK_AT_DISK` seconds, and what is left."""
+        now, (looked_at, size) = time.monotonic(), self._size
+        if now > looked_at + LOOK_AT_DISK:
+            size = _bytes_in(self.folder)
+            self._size = now, size
+        free = os.statvfs(self.folder)
+        return FolderStats(size, free.f_bavail * free.f_frsize, free.f_blocks * free.f_frsize, self.trouble)
+
     @property
     def trouble(self) -> str:
         """What is wrong with the disk now, for people; empty when nothing is."""
@@ -682,6 +695,16 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _bytes_in(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            pass  # it has just gone
+    return size
 
 
 def _after_fork() -> None:

@@ -136,6 +136,8 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     host: Name = ""
     pid: Count = 0
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # compressions it can undo and make
+    scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # of a reader: what its learner shows
+    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # of a reader: what it has counted by itself
 
 
 class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):

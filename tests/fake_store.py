@@ -7,6 +7,7 @@ import threading
 import time
 
 from memoire.journal import Group
+from memoire.runs import FolderStats
 from memoire.snapshot import SavedCache
 
 
@@ -75,6 +76,9 @@ class MemoryStore:
 
     def settings(self):
         return dict(self.disk.texts)
+
+    def space(self):
+        return FolderStats(0, 1 << 30, 1 << 40, self.trouble)
 
     @property
     def is_healthy(self):

@@ -147,6 +147,9 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
     sums = sums_row(CLIENT) + sums_row(OTHER)
     return {
         "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
+        "hello_reader": (
+            wire.Hello(role="reader", software="memoire 0.1.0", scalars={"loss": 0.25}, figures={"batches": 3.0}), b"",
+        ),
         "welcome": (
             wire.Welcome(
                 schema=SCHEMA.to_json(), parameters={"frame_stack": 2, "discount_factor": [0.5], "prev": None},

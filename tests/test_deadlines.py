@@ -151,12 +151,12 @@ LOOPS = {
 """Work until their server is closed, as a thread's whole life: tests/test_threads.py ends each of them so."""
 
 NEVER = {
-    Client: """batches closed configure_limits finished home memory model on_entries on_episode parameters run scalars
+    Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters readiness run scalars
         schema stats subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
-    Reader: "closed finished parameters schema servers servers_at stats table update_priorities",
-    Server: """add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
+    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
+    Server: """accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         runs schema search set_logfile stats table tables total_caches total_episodes total_steps totals
         update_priorities""",

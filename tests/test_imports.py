@@ -16,7 +16,7 @@ LAYERS: dict[str, set[str]] = {
     "what decides": {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
-        "table", "mixed",
+        "table", "mixed", "figures", "learners",
     },
     "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},

@@ -9,11 +9,11 @@ import pytest
 
 from history.ports import block
 from memoire import accounts, reader, wire
+from memoire.accounts import ServerAccounts
 from memoire.cluster.drain import clients_here, drain
 from memoire.cluster.roles import ServersFile
 from memoire.cluster.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
-from memoire.reader import ServerAccounts
 from netkit import QUICK, Cluster, in_thread, record, until
 
 

@@ -13,15 +13,19 @@ import threading
 import time
 import urllib.parse
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire import worker
+from memoire import wire, worker
+from memoire.accounts import totals_of
 from memoire.cluster import node
+from memoire.cluster import pages as about
 from memoire.cluster.node import NodePages
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, ParameterError
 from memoire.server import ServerStats
 from netkit import SCHEMA, record, until
 
@@ -34,6 +38,15 @@ def ask(pages, path="/status", method="GET", host=None, timeout=5.0):
         response = connection.getresponse()
         body = response.read()
         return response.status, dict(response.headers), json.loads(body) if body else None
+
+
+def fetch(pages, path, headers=()):
+    """(status, body) of one request."""
+    parts = urllib.parse.urlsplit(pages.url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
+        connection.request("GET", path, headers=dict(headers))
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def dial(pages):
@@ -95,6 +108,93 @@ def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
         assert row["pushed_caches"] == gone + row["in_flight_caches"] == 1
 
 
+def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, pages):
+    with memoire.connect(server.endpoint, seed=0) as client:
+        record(client, episodes=2, length=20)
+        client.update(5.0)
+        told = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
+        rows = np.frombuffer(told["rows"], wire.ACCOUNT)
+        assert (told["name"], told["run"], told["epoch"], told["durable"]) == ("home", "r-1", server.epoch, False)
+        assert totals_of(rows) == server.totals()
+        assert np.frombuffer(told["since"], np.int64).tolist() == [server.epoch]
+        late = msgspec.msgpack.decode(fetch(pages, f"/accounts?seen={told['time'] + 60}")[1])
+        assert late["rows"] == late["since"] == b""
+        assert fetch(pages, "/accounts?run=none")[0] == 400
+
+
+def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted(server, pages, monkeypatch):
+    with memoire.connect(server.endpoint, seed=0) as client:
+        record(client, episodes=5, length=20)
+        client.update(5.0)
+        first = ask(pages, "/episodes?most=3")[2]
+        assert [row["number"] for row in first["rows"]] == [1, 2, 3]
+        assert (first["next"], first["missed"], first["run"], first["epoch"]) == (3, 0, "r-1", server.epoch)
+        assert first["rows"][0]["client"] == client.client_id.hex()
+        assert (first["rows"][0]["length"], first["rows"][0]["return"]) == (20, 20.0)
+        second = ask(pages, "/episodes?after=3")[2]
+        assert [row["number"] for row in second["rows"]] == [4, 5]
+        assert ask(pages, "/episodes?after=5")[2]["rows"] == []
+        record(client, episodes=1100, length=1)  # a thousand are kept
+        client.update(5.0)
+        until(lambda: server.totals().returns_count == 1105)
+        later = ask(pages, "/episodes?after=5")[2]
+        assert (later["missed"], later["rows"][0]["number"], later["next"]) == (100, 106, 205)
+
+
+def test_settings_are_schema_parameters_and_limits(server, pages):
+    server.configure(importance_exponent=0.5)
+    told = ask(pages, "/settings")[2]
+    table = told["tables"]["default"]
+    assert table["schema"] == json.loads(SCHEMA.to_json()) and table["entry_bytes"] == SCHEMA.entry_bytes
+    assert table["parameters"]["importance_exponent"] == 0.5 and table["parameters_version"] == 2
+    assert told["limits"]["held_bytes"] == server.limits.held_bytes
+    assert [run["name"] for run in told["runs"]] == ["r-1"]
+
+
+def test_an_actor_and_a_learner_show_how_they_stand(server):
+    with (
+        memoire.connect(server.endpoint, seed=0) as client,
+        memoire.Reader([server.endpoint]) as reader,
+        NodePages("127.0.0.1:0", client) as actor,
+        NodePages("127.0.0.1:0", reader) as learner,
+    ):
+        assert ask(actor, "/readyz")[0] == ask(learner, "/readyz")[0] == 200
+        assert ask(actor)[2]["role"] == "actor" and ask(actor)[2]["stats"]["client"] == client.client_id.hex()
+        assert ask(learner)[2]["role"] == "learner" and ask(learner)[2]["stats"]["servers"] == ["home"]
+        status, _, said = ask(actor, "/accounts")
+        assert status == 404 and said["error"] == "there are no accounts here: ask a server"
+        client._channel.heard_at -= 60.0
+        status, _, said = ask(actor, "/readyz")
+        assert status == 503 and said["reasons"][0].startswith("silent: The home of this client, server 'home', was")
+        reader.close()
+        assert ask(learner, "/readyz")[2]["reasons"] == ["closing: this reader is about to end"]
+
+
+def test_what_is_not_for_everybody_asks_for_the_token(server):
+    with NodePages("127.0.0.1:0", server, token="s3cret") as pages:
+        for path in ("/", "/livez", "/readyz", "/metrics"):
+            assert fetch(pages, path)[0] == 200
+        for path in ("/status", "/settings", "/accounts", "/episodes", "/logs"):
+            status, body = fetch(pages, path)
+            assert status == 401 and b"Authorization: Bearer TOKEN" in body
+            assert fetch(pages, path, {"Authorization": "Bearer s3cre"})[0] == 401
+            assert fetch(pages, path, {"Authorization": "Bearer s3cret"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "with a blank in the middle", "two-lines-of-it\nsecond-line-of-it", "x" * 300]
+)
+def test_a_file_that_holds_no_token_is_refused(tmp_path, text):
+    path = tmp_path / "token"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match="one line of 16 to 256 printable ASCII characters"):
+        node.read_token(path)
+    with pytest.raises(ParameterError, match="No such file"):
+        node.read_token(tmp_path / "none")
+    path.write_text("0123456789abcdef\n")
+    assert node.read_token(path) == "0123456789abcdef"
+
+
 def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
     with memoire.connect(server.endpoint):
         (client,) = server.clients()
@@ -117,7 +217,7 @@ def test_clients_come_in_pages_each_once_and_in_order(server, pages, monkeypatch
             return seen
 
         assert walk() == ids
-        monkeypatch.setattr(node, "MOST_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
+        monkeypatch.setattr(about, "MOST_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
         assert walk() == ids
 
 
@@ -215,7 +315,7 @@ def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, monkeypatch)
 
 
 def test_a_node_that_runs_out_of_descriptors_is_not_ready(pages, monkeypatch):
-    monkeypatch.setattr(node, "ENOUGH_DESCRIPTORS", 1e-9)
+    monkeypatch.setattr(about, "ENOUGH_DESCRIPTORS", 1e-9)
     status, _, said = ask(pages, "/readyz")
     assert status == 503 and re.match(r"descriptors: \d+ of \d+ are in use", said["reasons"][0])
     assert ask(pages, "/livez")[0] == 200
@@ -285,8 +385,12 @@ def test_head_has_the_headers_of_get_and_no_body(pages):
 
 def test_an_unknown_page_names_those_that_there_are(pages):
     status, _, said = ask(pages, "/nope")
-    assert status == 404 and said["error"] == "there is no page '/nope'; there are /, /livez, /logs, /readyz, /status"
-    assert ask(pages, "/")[2]["pages"] == ["/", "/livez", "/logs", "/readyz", "/status"]
+    assert (
+        status == 404
+        and said["error"]
+        == "there is no page '/nope'; there are /, /accounts, /episodes, /livez, /logs, /metrics, /readyz, /settings, /status"
+    )
+    assert ask(pages, "/")[2]["pages"] == sorted(about.PAGES)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +496,7 @@ def test_a_request_in_pieces_is_answered_once(pages):
 
 def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server, pages, monkeypatch):
     monkeypatch.setattr(node, "REQUEST_TIME", 0.5)
-    monkeypatch.setattr(pages, "_pages", {**pages._pages, "/": lambda query: node.Page(200, bytes(32 << 20))})
+    monkeypatch.setitem(about.PAGES, "/", lambda node, request: about.Page(200, bytes(32 << 20)))
     with dial(pages) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert ask(pages, "/livez")[0] == 200
@@ -401,10 +505,10 @@ def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server, pag
 
 def test_descriptors_do_not_grow_with_requests(pages):
     ask(pages)
-    before = node.process_facts()["descriptors"]
+    before = about.process_facts()["descriptors"]
     for _ in range(50):
         ask(pages, "/livez")
-    until(lambda: node.process_facts()["descriptors"] <= before)
+    until(lambda: about.process_facts()["descriptors"] <= before)
 
 
 # ----------------------------------------------------------------------------------------------- opening and closing

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from memoire import wire
-from memoire.accounts import GONE, PAGE_ROWS, Rows, merge
+from memoire.accounts import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.reader import Reader, ServerAccounts
+from memoire.reader import Reader
 
 SILENT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""

@@ -1,9 +1,17 @@
 """What a node says of itself over HTTP: alive, ready, and how it stands. For probes, people and whoever watches.
 
-    GET /livez    200, or 503 when a thread of the node is stuck: restart it
-    GET /readyz   200, or 503 with the reasons why it should get no new clients just now: wait
-    GET /status   everything of stats(), the process, and the clients, a page of them at a time (?after=ID&most=100)
-    GET /logs     log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&newest)
+    GET /livez     200, or 503 when a thread of the node is stuck: restart it
+    GET /readyz    200, or 503 with the reasons why it should get no new clients just now: wait
+    GET /metrics   figures for Prometheus (with the extra [server])
+    GET /status    everything of stats(), the process, and the clients, a page of them at a time (?after=ID&most=100)
+    GET /settings  a server's schema, parameters and limits
+    GET /accounts  a server's ledger, for whoever merges several (?run=&seen=TIME)
+    GET /episodes  episodes closed lately (?after=NUMBER&most=100)
+    GET /logs      log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&
+                   newest)
+
+A learner or an actor opens the same pages about its server, reader or client: `NodePages("127.0.0.1:8081", client)`.
+Where a token is set, the first three are open and the others ask for it.
 
 Reading is all there is: no page changes anything. One thread serves all connections; there are few at a time, each
 has a few seconds for its request, and a newcomer takes the place of whoever has waited longest without asking
@@ -15,28 +23,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import http
 import logging
 import os
 import queue
-import resource
 import socket
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Self
 
-import msgspec
-
-from memoire import descriptors
 from memoire.errors import EndpointError, ParameterError
-from memoire.logbook import timestamp
-from memoire.proxy import Proxy
-from memoire.server import Server
-from memoire.version import SOFTWARE
-from memoire.worker import wall_clock
+
+from .pages import OPEN, PAGES, Asked, Node, Page, Request, as_error
 
 _log = logging.getLogger(__name__)
 
@@ -54,34 +56,9 @@ MOST_WAITING = 16
 """Questions for other pages that wait their turn."""
 MOST_REQUEST_BYTES = 8 << 10
 """Bytes of a request line and its headers."""
-PAGE = 100
-"""Clients on a page of /status that does not say how many it wants."""
-MOST_ON_PAGE = 1000
-MOST_PAGE_BYTES = 256 << 10
-"""Bytes of the clients on one page: it ends sooner when they have much to say."""
-ENOUGH_DESCRIPTORS = 0.9
-"""Part of the file descriptors that may be in use while a node calls itself ready."""
+LEAST_TOKEN = 16
+"""Characters of a token."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-Node: TypeAlias = Server | Proxy
-Query: TypeAlias = Mapping[str, str]
-
-
-class Asked(Exception):
-    """A page to answer with at once."""
-
-    def __init__(self, page: Page) -> None:
-        super().__init__(page)
-        self.page = page
-
-
-class Page(NamedTuple):
-    """An answer."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-    kind: str = "application/json"
 
 
 class NodePages:
@@ -92,6 +69,7 @@ class NodePages:
             nothing.
         node: What the pages are about; it may be given later, by `show`. Until then the process is alive, and not
         ready.
+        token: What "Authorization: Bearer ..." has to say for all pages but `OPEN` ones; None asks for nothing.
 
     On a loopback address only requests for a loopback name are answered: a page of a browser on this machine that has
     its own name point here learns nothing.
@@ -100,16 +78,10 @@ class NodePages:
         EndpointError: the address is taken, or none.
     """
 
-    def __init__(self, address: str | None, node: Node | None = None) -> None:
+    def __init__(self, address: str | None, node: Node | None = None, *, token: str | None = None) -> None:
         self.address = address
         self._node = node
-        self._pages: dict[str, Callable[[Query], Page]] = {
-            "/": self._index,
-            "/livez": self._livez,
-            "/readyz": self._readyz,
-            "/status": self._status,
-            "/logs": self._logs,
-        }
+        self._token = token
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._connections: dict[_Connection, None] = {}  # the thread's, oldest first
@@ -197,7 +169,7 @@ class NodePages:
             connection.send(self.answer(request))
         elif self._asked.qsize() >= MOST_WAITING:
             text = f"{MOST_WAITING} others wait for a page already: ask again in a second"
-            page = _error(http.HTTPStatus.SERVICE_UNAVAILABLE, text)._replace(headers=(("Retry-After", "1"),))
+            page = as_error(http.HTTPStatus.SERVICE_UNAVAILABLE, text)._replace(headers=(("Retry-After", "1"),))
             connection.send(_response(page))
         else:
             self._asked.put((connection, request))
@@ -214,19 +186,19 @@ class NodePages:
     def answer(self, request: bytes) -> bytes:
         """The whole response to a whole request."""
         try:
-            path, query = self._read(request)
-            page = self._pages[path](query)
-        except Asked as asked:
-            page = asked.page
+            asked = self._read(request)
+            page = PAGES[asked.path](self._node, asked)
+        except Asked as answer:
+            page = answer.page
         except ParameterError as error:
-            page = _error(http.HTTPStatus.BAD_REQUEST, str(error))
+            page = as_error(http.HTTPStatus.BAD_REQUEST, str(error))
         except Exception:
             _log.exception("a page could not be made")
-            page = _error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
+            page = as_error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
         return _response(page, is_head=request.startswith(b"HEAD "))
 
-    def _read(self, request: bytes) -> tuple[str, dict[str, str]]:
-        """Path and query of a request that may be answered."""
+    def _read(self, request: bytes) -> Request:
+        """A request that may be answered."""
         try:
             first, *lines = request.decode("ascii").split("\r\n")
             method, target, version = first.split(" ")
@@ -237,87 +209,24 @@ class NodePages:
             query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=16))
             asked_for = urllib.parse.urlsplit(f"//{headers['host']}").hostname if "host" in headers else None
         except ValueError:
-            raise Asked(_error(http.HTTPStatus.BAD_REQUEST, "this is not an HTTP request")) from None
+            raise Asked(as_error(http.HTTPStatus.BAD_REQUEST, "this is not an HTTP request")) from None
         if not version.startswith("HTTP/1."):
-            raise Asked(_error(http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+            raise Asked(as_error(http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
         if self._is_local and asked_for is not None and asked_for not in LOOPBACK:
             text = f"these pages are for this machine only, and {asked_for!r} is not its name: ask for localhost"
-            raise Asked(_error(http.HTTPStatus.MISDIRECTED_REQUEST, text))
+            raise Asked(as_error(http.HTTPStatus.MISDIRECTED_REQUEST, text))
         if method not in ("GET", "HEAD"):
-            page = _error(http.HTTPStatus.METHOD_NOT_ALLOWED, "only GET: nothing can be changed here")
+            page = as_error(http.HTTPStatus.METHOD_NOT_ALLOWED, "only GET: nothing can be changed here")
             raise Asked(page._replace(headers=(("Allow", "GET, HEAD"),)))
-        if parts.path not in self._pages:
-            text = f"there is no page {parts.path!r}; there are {', '.join(sorted(self._pages))}"
-            raise Asked(_error(http.HTTPStatus.NOT_FOUND, text))
-        return parts.path, query
-
-    # ---------------------------------------------------------------------------------------------------- its pages
-
-    def _index(self, query: Query) -> Page:
-        return _json({"pages": sorted(self._pages), "software": SOFTWARE})
-
-    def _livez(self, query: Query) -> Page:
-        stuck = [] if self._node is None else self._node.liveness()
-        return _json({"alive": not stuck, "reasons": stuck}, _ok(not stuck))
-
-    def _readyz(self, query: Query) -> Page:
-        reasons = self._reasons()
-        return _json({"ready": not reasons, "reasons": reasons}, _ok(not reasons))
-
-    def _reasons(self) -> list[str]:
-        if self._node is None:
-            return ["starting: the node is not there yet"]
-        return [*self._node.liveness(), *self._node.readiness(), *_scarcity()]
-
-    def _status(self, query: Query) -> Page:
-        node, reasons = self._node, self._reasons()
-        facts: dict[str, Any] = {
-            "role": "server" if isinstance(node, Server) else "proxy" if node is not None else "",
-            "software": SOFTWARE,
-            "time": wall_clock(),
-            "ready": not reasons,
-            "reasons": reasons,
-            "process": process_facts(),
-        }
-        if node is not None:
-            facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
-            facts["stats"] = node.stats()
-        if isinstance(node, Server):
-            facts["clients"] = _clients(node, query)
-        return _json(facts)
-
-    def _logs(self, query: Query) -> Page:
-        if not isinstance(self._node, Server):
-            raise Asked(_error(http.HTTPStatus.NOT_FOUND, "there are no log lines here: ask a server"))
-        most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
-        found = self._node.search(
-            query.get("text", ""),
-            run=query.get("run") or self._node.run,
-            client=_value(query, "client", bytes.fromhex, "an id in hex"),
-            label=_value(query, "label", _label, "up to 8 digits in hex"),
-            since=_value(query, "since", float, "seconds since 1970"),
-            until=_value(query, "until", float, "seconds since 1970"),
-            after=_whole(query, "after", 0, 0, 1 << 53),
-            before=_whole(query, "before", 1 << 53, 0, 1 << 53),
-            most=most,
-            newest_first="newest" in query,
-        )
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for entry in found:
-            size += len(entry.line.text.encode()) + 200
-            if rows and size > MOST_PAGE_BYTES:
-                break
-            rows.append(
-                {
-                    "index": entry.index,
-                    "time": timestamp(entry.received),
-                    "client": entry.client.hex(),
-                    "label": f"{entry.line.label:08x}",
-                    "text": entry.line.text,
-                }
+        if parts.path not in PAGES:
+            text = f"there is no page {parts.path!r}; there are {', '.join(sorted(PAGES))}"
+            raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
+        if self._token is not None and parts.path not in OPEN and not _has(headers, self._token):
+            page = as_error(
+                http.HTTPStatus.UNAUTHORIZED, "this page takes the node's token: Authorization: Bearer TOKEN"
             )
-        return _json({"rows": rows, "is_all": len(rows) == len(found) < most})
+            raise Asked(page._replace(headers=(("WWW-Authenticate", "Bearer"),)))
+        return Request(parts.path, query, headers)
 
 
 _opened: weakref.WeakSet[NodePages] = weakref.WeakSet()
@@ -360,7 +269,7 @@ class _Connection(asyncio.Protocol):
         elif len(self._request) > MOST_REQUEST_BYTES:
             self._is_asked = True
             text = f"a request has at most {MOST_REQUEST_BYTES} bytes"
-            self.send(_response(_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)))
+            self.send(_response(as_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)))
 
     def send(self, response: bytes) -> None:
         """Send this, and end."""
@@ -380,79 +289,25 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class Countable(Protocol):
-    """What a page of clients is made of."""
+def read_token(path: str | os.PathLike[str]) -> str:
+    """The token in a file: its only line.
 
-    def clients(self, after: str = "", most: int | None = None) -> list[Any]:
-        """Clients with an id above `after`, in the order of their ids."""
-
-
-def _clients(server: Countable, query: Query) -> dict[str, Any]:
-    """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
-    most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
-    found = server.clients(query.get("after", ""), most + 1)
-    rows: list[msgspec.Raw] = []
-    size = 0
-    for client in found[:most]:
-        row = msgspec.json.encode(client)
-        size += len(row)
-        if rows and size > MOST_PAGE_BYTES:
-            break
-        rows.append(msgspec.Raw(row))
-    return {"rows": rows, "next": found[len(rows) - 1].client if len(rows) < len(found) else None}
-
-
-def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
-    text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise Asked(
-            _error(http.HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, got {text!r}")
-        )
-    return int(text)
-
-
-def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
-    if name not in query:
-        return None
+    Raises:
+        ParameterError: it cannot be read, or is no token.
+    """
+    expected = f"a file with one line of {LEAST_TOKEN} to 256 printable ASCII characters without blanks"
     try:
-        return read(query[name])
-    except ValueError:
-        text = f"{name} must be {expected}, got {query[name]!r}"
-        raise Asked(_error(http.HTTPStatus.BAD_REQUEST, text)) from None
+        with open(path, encoding="ascii") as file:
+            token = file.read(4096).strip()
+    except (OSError, ValueError) as error:
+        raise ParameterError("token file", os.fspath(path), f"{expected}: {error}") from error
+    if not LEAST_TOKEN <= len(token) <= 256 or not token.isprintable() or " " in token:
+        raise ParameterError("token file", os.fspath(path), expected)
+    return token
 
 
-def _label(text: str) -> int:
-    if len(text) > 8:
-        raise ValueError
-    return int(text, 16)
-
-
-def process_facts() -> dict[str, Any]:
-    """What this process uses: memory and descriptors now, and how many descriptors it may have."""
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "threads": threading.active_count(),
-        "memory_bytes": _resident(),
-        "descriptors": descriptors.used(),
-        "most_descriptors": descriptors.limit(),
-    }
-
-
-def _scarcity() -> list[str]:
-    """Why new clients could not even connect: each needs three descriptors."""
-    used, limit = descriptors.used(), descriptors.limit()
-    if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
-        return []
-    return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]
-
-
-def _resident() -> int | None:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return None  # not Linux
+def _has(headers: Mapping[str, str], token: str) -> bool:
+    return hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode())
 
 
 def _listen(address: str) -> socket.socket:
@@ -470,18 +325,6 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((host, int(port)), family=family)
     except OSError as error:
         raise EndpointError(address, "serve HTTP at", str(error.strerror or error), f"a free {example}") from error
-
-
-def _json(value: Any, status: int = 200) -> Page:
-    return Page(status, msgspec.json.encode(value) + b"\n")
-
-
-def _error(status: int, text: str) -> Page:
-    return _json({"error": text}, status)
-
-
-def _ok(is_good: bool) -> int:
-    return 200 if is_good else 503
 
 
 def _response(page: Page, *, is_head: bool = False) -> bytes:

@@ -79,6 +79,7 @@ def serve(
     state_dir: str | None = None,
     snapshot_caches: bool = False,
     http: str | None = None,
+    http_token: str | None = None,
 ) -> int:
     """Run a server until it is told to end; its exit status.
 
@@ -88,7 +89,7 @@ def serve(
     raise_limit()
     with (
         Tether(CLOSE_TIMEOUT + 2.0) as tether,
-        NodePages(http) as pages,
+        NodePages(http, token=http_token) as pages,
         Server(
             endpoint,
             schema,
@@ -156,13 +157,14 @@ def relay(
     *,
     role: str = "proxy",
     http: str | None = None,
+    http_token: str | None = None,
     servers_file: str | None = None,
 ) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
     listed = ServersFile(servers_file) if servers_file else None
     servers = servers if listed is None else listed.read() or []
     raise_limit()
-    with Tether() as tether, NodePages(http) as pages, Proxy(endpoint, servers) as proxy:
+    with Tether() as tether, NodePages(http, token=http_token) as pages, Proxy(endpoint, servers) as proxy:
         pages.show(proxy)
         if tether.is_launched:
             _meet(proxy, tether)

@@ -1,0 +1,186 @@
+"""What Prometheus reads of a node: every metric of the catalogue and none besides, right values, and words that promtool takes."""
+
+import contextlib
+import http.client
+import re
+import shutil
+import subprocess
+import urllib.parse
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.cluster.node import NodePages
+from memoire.figures import BOUNDS, Looks, Timings, recent, spread
+from memoire.wire import Ended
+from netkit import SCHEMA, record, until
+
+parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
+metrics = pytest.importorskip("memoire.cluster.metrics")
+
+PROCESS = ("process_", "python_")
+
+
+def scrape(pages, accept=""):
+    """(content type, text) of /metrics."""
+    parts = urllib.parse.urlsplit(pages.url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
+        connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
+        response = connection.getresponse()
+        assert response.status == 200
+        return response.headers["Content-Type"], response.read().decode()
+
+
+def values(text):
+    """Name and labels of each sample -> value."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def named(text):
+    """Names of all families that are memoire's, as HELP lines have them."""
+    found = set(re.findall(r"^# HELP (\S+) ", text, re.M))
+    return {name for name in found if not name.startswith(PROCESS)}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One node of each role, with something in every figure, and its pages."""
+    with contextlib.ExitStack() as stack:
+        keep = stack.enter_context
+        server = keep(memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0))
+        proxy = keep(memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]))
+        client = keep(memoire.connect(server.endpoint, seed=0))
+        reader = keep(memoire.Reader([server.endpoint], seed=0))
+        record(client, episodes=3, length=50)
+        client.scalars({"loss": 1.5})
+        server.scalars({"grad_norm": 2.0})
+        reader.scalars({"q": 3.0})
+        server.publish("policy", b"weights")
+        assert client.push_cache(5.0) and client.push_cache(5.0)
+        until(lambda: server.total_caches == 2)
+        client.update(5.0)
+        server.get_batch(32, timeout=5.0).update_priorities(np.ones(32))
+        reader.get_batch(32)
+        until(lambda: server.stats().learners and server.stats().learner_scalars.get("q") == 3.0)
+        nodes = {"server": server, "proxy": proxy, "actor": client, "learner": reader}
+        yield {role: (node, keep(NodePages("127.0.0.1:0", node))) for role, node in nodes.items()}
+
+
+@pytest.mark.parametrize("role", ["server", "proxy", "actor", "learner"])
+def test_a_scrape_has_every_metric_of_its_role_and_none_besides(cluster, role):
+    kind, text = scrape(cluster[role][1])
+    assert kind.startswith("text/plain")
+    assert named(text) == metrics.names(role)
+    assert values(text)["memoire_ready",] == 1.0
+    assert "process_resident_memory_bytes" in text  # what every Python process has
+
+
+def test_metrics_are_what_stats_say(cluster):
+    server, pages = cluster["server"]
+    told, stats = values(scrape(pages)[1]), server.stats()
+    assert told["memoire_episodes_total",] == 3 == stats.totals.episodes
+    assert told["memoire_steps_total",] == 150
+    assert told["memoire_caches_total",] == 2
+    assert told["memoire_clients", ("state", "active")] == 1
+    assert told["memoire_samples_total", ("table", "default")] == stats.tables["default"].samples > 32
+    assert told["memoire_held_bytes", ("table", "default")] == stats.held_bytes > 0
+    assert told["memoire_episode_return_mean",] == 50.0
+    assert told["memoire_client_scalar", ("name", "loss")] == 1.5
+    assert told["memoire_learner_scalar", ("name", "grad_norm")] == 2.0
+    assert told["memoire_learner_scalar", ("name", "q")] == 3.0
+    assert told["memoire_model_version", ("topic", "policy")] == 1
+    assert told["memoire_feedback_samples_total", ("outcome", "given")] == 32
+    assert 0.0 <= told["memoire_sample_age_median_seconds", ("table", "default")] < 60.0
+    assert told["memoire_refused_total", ("code", "schema")] == 0.0  # there before it first happens: rate() needs it
+
+
+def test_durations_of_requests_are_a_histogram_that_counts_each_request_once(cluster):
+    told = values(scrape(cluster["server"][1])[1])
+    name = "memoire_request_duration_seconds"
+    count = told[f"{name}_count", ("type", "HELLO")]
+    assert count >= 2  # the client's and the reader's
+    buckets = [told[f"{name}_bucket", ("le", str(bound)), ("type", "HELLO")] for bound in BOUNDS]
+    assert buckets == sorted(buckets) and told[f"{name}_bucket", ("le", "+Inf"), ("type", "HELLO")] == count
+    assert ("memoire_request_duration_seconds_count", ("type", "CACHE")) not in told  # never answered
+
+
+def test_a_scrape_is_openmetrics_where_that_is_asked_for(cluster):
+    kind, text = scrape(cluster["proxy"][1], "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text") and text.endswith("# EOF\n")
+
+
+def test_before_its_node_is_there_a_process_can_be_scraped(cluster):
+    with NodePages("127.0.0.1:0") as pages:
+        text = scrape(pages)[1]
+        assert named(text) == set(metrics.NODE)
+        assert values(text)["memoire_ready",] == 0.0
+
+
+def test_promtool_finds_nothing_wrong(cluster):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    for _, pages in cluster.values():
+        text = scrape(pages)[1]
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_labels_that_users_name_are_bounded():
+    stats = type("Stats", (), {"models": {f"topic-{n:04}": n for n in range(1000)}})()
+    (entry,) = [entry for entry in metrics.CATALOGUE["actor"] if entry.name == "client_model_version"]
+    assert len(entry.family(stats).samples) == metrics.MOST_LABELS
+
+
+def test_the_catalogue_is_documented_line_by_line(request):
+    text = (request.config.rootpath / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert metrics.tables() in text, "write docs/metrics.md anew: python -m memoire.cluster.metrics"
+
+
+def test_names_are_those_of_prometheus():
+    for entries in metrics.CATALOGUE.values():
+        for entry in entries:
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", entry.name) and entry.help.endswith(".")
+            assert not entry.name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert len({entry.name for entry in entries}) == len(entries)
+
+
+# ------------------------------------------------------------------------------------------------------- the figures
+
+
+def test_timings_count_each_duration_in_one_bucket():
+    timings = Timings(["A", "B"])
+    for seconds in (0.0, 0.0001, 0.00011, 2.5, 99.0):
+        timings.saw("A", seconds)
+    timing = timings.now()["A"]
+    assert timing.count == 5 and timing.seconds == pytest.approx(101.50021)
+    assert (timing.counts[0], timing.counts[1], timing.counts[-2], timing.counts[-1]) == (2, 1, 1, 1)
+    assert timings.now()["B"].count == 0
+
+
+def test_a_look_at_a_batch_is_taken_now_and_then_only():
+    looks = Looks()
+    assert [looks.is_due(now) for now in (0.0, 0.1, 0.49, 0.5, 0.6)] == [True, False, False, True, False]
+    looks.saw(np.arange(11, dtype=np.float32), np.array([0, 3, 5]), 0.25, newest=5)
+    fresh = looks.newest
+    assert (fresh.age_median, fresh.age_p90, fresh.age_max) == (5.0, 9.0, 10.0)
+    assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is none
+    looks.saw(np.ones(2, np.float32), np.zeros(2, np.int64), 0.0, newest=5)
+    assert looks.newest.lag_mean is None
+
+
+def test_recent_episodes_are_the_newest_hundred():
+    ended = [Ended(number=n, time=0.0, length=n, returned=float(n)) for n in range(1, 301)]
+    newest = recent(ended)
+    assert (newest.count, newest.return_min, newest.return_max, newest.length_mean) == (100, 201.0, 300.0, 250.5)
+    assert recent([]).return_mean is None
+
+
+def test_a_spread_is_over_those_who_report_and_bounded_in_names():
+    found = spread([{"a": 1.0, "b": 5.0}, {"a": 3.0}], most=1)
+    assert list(found) == ["a"]
+    assert (found["a"].count, found["a"].mean, found["a"].least, found["a"].greatest) == (2, 2.0, 1.0, 3.0)
