@@ -116,36 +116,64 @@ def _refuse(ids: NDArray[Any], td_errors: Any) -> Any:
 
 
 def _joined(parts: list[Gathered]) -> Gathered:
+    """Rows of all parts, with the columns that all have in the same form."""
     if len({part.mask is None for part in parts}) > 1:
         raise ParameterError("batch.joined", "transitions and sequences", "tables with the same sequence_length")
-    facts = {name: [getattr(part, name) for part in parts] for name in ("reward", "discount")}
     shapes = {part.reward.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise ParameterError(
             "batch.joined", f"rewards of shapes {sorted(shapes)}", "tables whose rewards have one shape"
         )
+    longest = _longest(parts)
+    prev_lengths, next_lengths = (_lengths(parts, side) for side in ("prev_lengths", "next_lengths"))
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
     return Gathered(
-        prev=_columns([part.prev for part in parts]),
-        next=_columns([part.next for part in parts]),
-        reward=np.concatenate(facts["reward"]),
-        discount=np.concatenate(facts["discount"]),
-        steps=np.concatenate([part.steps for part in parts]),
-        weight=np.concatenate([part.weight for part in parts]),
-        ids=np.concatenate([part.ids for part in parts]),
-        age=np.concatenate([part.age for part in parts]),
-        model_version=np.concatenate([part.model_version for part in parts]),
+        prev=_columns([_padded(part.prev, part.prev_lengths, longest) for part in parts]),
+        next=_columns([_padded(part.next, part.next_lengths, longest) for part in parts]),
         mask=None if parts[0].mask is None else np.concatenate([part.mask for part in parts if part.mask is not None]),
+        prev_lengths=prev_lengths,
+        next_lengths=next_lengths,
+        **rows,
     )
+
+
+_ROWS = ("reward", "discount", "steps", "weight", "ids", "age", "model_version")
+
+
+def _longest(parts: list[Gathered]) -> dict[str, int]:
+    """How wide each ragged column is in the widest part."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for columns, lengths in ((part.prev, part.prev_lengths), (part.next, part.next_lengths)):
+            for name in lengths:
+                found[name] = max(found.get(name, 1), columns[name].shape[lengths[name].ndim])
+    return found
+
+
+def _padded(
+    columns: dict[str, NDArray[Any]], lengths: dict[str, NDArray[np.int32]], longest: dict[str, int]
+) -> dict[str, NDArray[Any]]:
+    """One side of a part, its ragged columns as wide as the widest of them."""
+    padded = dict(columns)
+    for name, length in lengths.items():
+        array, axis = columns[name], length.ndim
+        missing = [(0, longest[name] - size if place == axis else 0) for place, size in enumerate(array.shape)]
+        padded[name] = np.pad(array, missing)
+    return padded
+
+
+def _lengths(parts: list[Gathered], side: str) -> dict[str, NDArray[np.int32]]:
+    lengths: dict[str, NDArray[np.int32]] = _columns([getattr(part, side) for part in parts])
+    return lengths
 
 
 def _columns(sides: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """The columns that all have, in the same form."""
     common = {}
-    for name, first in sides[0].items():
+    for name in sides[0]:
         arrays = [side[name] for side in sides if name in side]
-        if len(arrays) == len(sides) and all(
-            (array.dtype, array.shape[1:]) == (first.dtype, first.shape[1:]) for array in arrays
-        ):
+        forms = {(array.dtype, array.shape[1:]) for array in arrays}
+        if len(arrays) == len(sides) and len(forms) == 1:
             common[name] = np.concatenate(arrays)
     return common
 
@@ -158,7 +186,7 @@ def _common(schemas: list[Schema], gathered: Gathered) -> Schema:
     if not {"value", "return"}.isdisjoint(roles[root] for root in first.roots if root not in kept):
         kept = [root for root in kept if roles[root] not in ("value", "return")]  # one is nothing without the other
     names = [leaf for root in kept for leaf in first.leaves(root)]
-    for side in (gathered.prev, gathered.next):
+    for side in (gathered.prev, gathered.next, gathered.prev_lengths, gathered.next_lengths):
         for name in side.keys() - set(names):
             del side[name]
     described = json.loads(first.to_json())
