@@ -11,9 +11,13 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import memoire
 from memoire.errors import MemoireError, ParameterError
+
+if TYPE_CHECKING:
+    from memoire.table import Table
 
 Command = Callable[[argparse.Namespace], int]
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
@@ -199,6 +203,11 @@ def _add_schema(to: argparse.ArgumentParser) -> None:
     source = to.add_mutually_exclusive_group(required=True)
     source.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
     source.add_argument("--env", help="Gymnasium environment whose observations, actions and rewards are stored")
+    source.add_argument(
+        "--tables",
+        metavar="FILE",
+        help='JSON file with several named memories: {"online": {"schema": "online.json", "multi_step": 3}, ...}',
+    )
     to.add_argument(
         "--set",
         action="append",
@@ -243,10 +252,12 @@ def _add_counts(to: argparse.ArgumentParser) -> None:
 def _server(given: argparse.Namespace) -> int:
     from memoire.cluster import roles
 
+    tables = _tables(given)
     return roles.serve(
         given.endpoint,
-        roles.schema_of(given.schema, given.env),
+        None if tables else roles.schema_of(given.schema, given.env),
         given.set,
+        tables=tables,
         run=given.run,
         name=given.name,
         cache_limit=given.cache_limit,
@@ -255,6 +266,17 @@ def _server(given: argparse.Namespace) -> int:
         snapshot_caches=given.snapshot_caches,
         **_http(given),
     )
+
+
+def _tables(given: argparse.Namespace) -> "dict[str, Table] | None":
+    """Those of --tables; a wrong one is said here, and not by a child."""
+    from memoire.cluster.tablefile import read_tables
+
+    if given.tables is None:
+        return None
+    if given.set:
+        raise ParameterError("--set", given.set, 'absent beside --tables: each table has "parameters" of its own')
+    return read_tables(given.tables)
 
 
 def _proxy(given: argparse.Namespace) -> int:
@@ -270,8 +292,9 @@ def _up(given: argparse.Namespace) -> int:
 
     roles.read_parameters(given.set)  # a wrong one is said here, and not by a child
     return local.up(
-        roles.schema_of(given.schema, given.env),
+        None if _tables(given) else roles.schema_of(given.schema, given.env),
         given.set,
+        tables=given.tables,
         servers=given.servers,
         proxies=given.proxies,
         host=given.host,

@@ -70,6 +70,8 @@ def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) ->
         (["up", "--env", "CartPole-v1", "--servers", "2", "--proxies", "0"], "--proxies must be at least 1"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step"], "--set must be NAME=VALUE"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
+        (["up", "--tables", "/no/such/file"], "--tables must be a JSON file that can be read"),
+        (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be absent beside --tables"),
         (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
         (["demo", "--seconds", "0"], "--seconds must be above 0"),
         (["demo", "--env", "Pendulum-v1"], "needs discrete actions"),
@@ -167,6 +169,19 @@ def test_up_prints_an_address_that_works_until_it_is_told_to_end(number: signal.
             client.update(10.0)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         process.send_signal(number)
+        assert process.wait(20.0) == 0
+
+
+def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
+    tables = {"online": {"env": "CartPole-v1"}, "demo": {"schema": json.loads(SCHEMA.to_json()), "frame_stack": 2}}
+    (tmp_path / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    with running("up", "--tables", str(tmp_path / "tables.json"), "--port", "0") as process:
+        endpoint = address(process)
+        with memoire.connect(endpoint, table="demo") as demo, memoire.connect(endpoint) as online:
+            assert (demo.schema, demo.parameters.frame_stack) == (SCHEMA, 2)
+            assert (online.table, online.parameters.frame_stack) == ("online", 1)
+        assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
+        process.terminate()
         assert process.wait(20.0) == 0
 
 

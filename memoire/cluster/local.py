@@ -26,9 +26,10 @@ class Local:
 
 def start(
     launcher: Launcher,
-    schema: Schema,
+    schema: Schema | None,
     settings: Sequence[str] = (),
     *,
+    tables: str | None = None,
     servers: int = 1,
     proxies: int = 1,
     host: str = "127.0.0.1",
@@ -40,7 +41,9 @@ def start(
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
     Args:
+        schema: Of the servers' only table; None where `tables` says what there is.
         settings: Parameters as "name=value", see `roles.read_parameters`.
+        tables: Path of a file with the tables of each server, see `tablefile`.
         host: Address to listen at; "*" is all of the machine's.
         port: Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
             (requests, caches, notices). 0 takes any free ones.
@@ -67,7 +70,7 @@ def start(
             "memoire",
             "server",
             *("--endpoint", endpoint),
-            *("--schema", schema.to_json()),
+            *(("--schema", schema.to_json()) if schema else ("--tables", os.path.abspath(str(tables)))),
             *("--name", f"server-{number}"),
             *(() if run is None else ("--run", run)),
             *("--cache-limit", str(cache_limit)),
@@ -95,9 +98,10 @@ def check_counts(servers: int, proxies: int) -> None:
 
 
 def up(
-    schema: Schema,
+    schema: Schema | None,
     settings: Sequence[str],
     *,
+    tables: str | None = None,
     servers: int,
     proxies: int,
     host: str,
@@ -112,6 +116,7 @@ def up(
             launcher,
             schema,
             settings,
+            tables=tables,
             servers=servers,
             proxies=proxies,
             host=host,

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from memoire.parameters import Parameters
 from memoire.proxy import Proxy
 from memoire.schema import Schema
 from memoire.server import Server
+from memoire.table import Table
 
 from .envs import env_schema
 from .node import NodePages
+from .tablefile import parameters_from
 from .tether import Tether
 
 REPORT_EVERY = 0.25
@@ -62,16 +64,16 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
-        is_vector = isinstance(getattr(Parameters(), name, None), tuple)
-        changes[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
-    return Parameters().replace(**changes)
+        changes[name] = value
+    return parameters_from(changes)
 
 
 def serve(
     endpoint: str,
-    schema: Schema,
+    schema: Schema | None,
     settings: Sequence[str],
     *,
+    tables: Mapping[str, Table] | None = None,
     run: str | None,
     name: str | None,
     cache_limit: int,
@@ -83,6 +85,10 @@ def serve(
 ) -> int:
     """Run a server until it is told to end; its exit status.
 
+    Args:
+        schema, settings: Of its only table.
+        tables: Several in place of both.
+
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
     """
@@ -93,7 +99,8 @@ def serve(
         Server(
             endpoint,
             schema,
-            parameters=read_parameters(settings),
+            tables=tables,
+            parameters=read_parameters(settings) if settings else None,
             run=run,
             name=name,
             cache_limit=cache_limit,

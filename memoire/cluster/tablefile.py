@@ -1,0 +1,81 @@
+"""The tables of a server, read from a JSON file: what `memoire server --tables FILE` is given.
+
+    {
+      "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
+      "demo":   {"schema": "demo.json", "byte_limit": 200000000}
+    }
+
+Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
+that it is read off; and any of the settings of `memoire.Table`, the parameters by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memoire.checks import mapping
+from memoire.errors import MemoireError, ParameterError
+from memoire.parameters import Parameters
+from memoire.schema import Schema
+from memoire.table import Table
+
+from .envs import env_schema
+
+SETTINGS = ("multi_step", "discount", "frame_stack", "storage", "capacity", "byte_limit", "max_step")
+
+
+def read_tables(path: str) -> dict[str, Table]:
+    """The tables in this file, in its order.
+
+    Raises:
+        ParameterError: it cannot be read, or says something that is no table; names which.
+    """
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ParameterError("--tables", path, f"a JSON file: {error}") from error
+    if not isinstance(given, dict) or not given:
+        raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
+    return {name: _table(f"--tables {path}: {name}", settings, Path(path).parent) for name, settings in given.items()}
+
+
+def _table(where: str, settings: Any, folder: Path) -> Table:
+    if not isinstance(settings, dict):
+        raise ParameterError(where, settings, "an object with the settings of a table")
+    known = {"schema", "env", "parameters", *SETTINGS}
+    for name in settings.keys() - known:
+        raise ParameterError(where, name, f"settings of a table: {', '.join(sorted(known))}")
+    if ("schema" in settings) == ("env" in settings):
+        raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
+    try:
+        return Table(
+            _schema(settings, folder),
+            parameters=parameters_from(settings.get("parameters", {})),
+            **{name: settings[name] for name in SETTINGS if name in settings},
+        )
+    except (MemoireError, OSError, ValueError, TypeError) as error:
+        raise ParameterError(where, "these settings", f"those of a table: {error}") from error
+
+
+def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
+    if "env" in settings:
+        return env_schema(str(settings["env"]))
+    given = settings["schema"]
+    return Schema.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8"))
+
+
+def parameters_from(changes: Mapping[str, Any]) -> Parameters:
+    """Parameters that differ from the defaults in these, as JSON has them: lists for tuples.
+
+    Raises:
+        ParameterError: there is none of this name, or not of this value.
+    """
+    plain = Parameters()
+    taken = {}
+    for name, value in mapping("parameters", changes).items():
+        is_vector = isinstance(getattr(plain, name, None), tuple)
+        taken[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
+    return plain.replace(**taken)

@@ -1,0 +1,79 @@
+"""The tables of a server in a file: what may be said there, and what is explained when it may not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memoire.cluster.tablefile import read_tables
+from memoire.errors import ParameterError
+from memoire.table import Table
+from netkit import SCHEMA
+
+
+def written(folder: Path, text: Any) -> str:
+    path = folder / "tables.json"
+    path.write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+    return str(path)
+
+
+def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text(SCHEMA.to_json(), encoding="utf-8")
+    tables = read_tables(
+        written(
+            tmp_path,
+            {
+                "online": {"schema": json.loads(SCHEMA.to_json()), "multi_step": 3, "discount": [0.9], "max_step": 500},
+                "demo": {
+                    "schema": "demo.json",
+                    "byte_limit": 12345,
+                    "capacity": 7,
+                    "parameters": {"priority_exponent": 1, "discount_factor": 0.5, "prev": None},
+                },
+            },
+        )
+    )
+    assert list(tables) == ["online", "demo"]
+    assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, max_step=500)
+    assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].capacity) == (12345, 7)
+    parameters = tables["demo"].parameters
+    assert (parameters.priority_exponent, parameters.discount_factor, parameters.prev) == (1.0, (0.5,), None)
+
+
+def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    tables = read_tables(written(tmp_path, {"agent-0": {"env": "CartPole-v1"}}))
+    assert tables["agent-0"].schema["obs"].shape == (4,)
+
+
+PLAIN = {"schema": json.loads(SCHEMA.to_json())}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "a JSON file:"),
+        ("[]", "an object with a table under each name"),
+        ({}, "an object with a table under each name"),
+        ({"demo": 3}, "demo must be an object with the settings of a table"),
+        ({"demo": {}}, '"schema" or "env", one of both'),
+        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, '"schema" or "env", one of both'),
+        ({"demo": {**PLAIN, "multistep": 3}}, "demo must be settings of a table: .*multi_step.*, got 'multistep'"),
+        ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
+        ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),
+        ({"demo": {**PLAIN, "parameters": 7}}, "demo must be"),
+        ({"demo": {"schema": "nowhere.json"}}, "nowhere.json"),
+        ({"demo": {"schema": 7}}, "demo must be"),
+        ({"demo": {"schema": {"columns": 7}}}, "not the JSON form of a schema"),
+        ({"demo": {**PLAIN, "storage": "tapes"}}, "'caches', 'episodes'"),
+    ],
+)
+def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        read_tables(written(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="a JSON file that can be read: .*No such file"):
+        read_tables(str(tmp_path / "nothing.json"))
