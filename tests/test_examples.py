@@ -23,10 +23,14 @@ PROMISES = {
     "logs.py": "6 lines",
     "durable.py": "after: 10 episodes, 100 steps, 1 lines",
     "sb3_dqn.py": "mean return of the last 10 episodes",
+    "recurrent_torch.py": ", the way is remembered",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 # Those that need what is not installed for every test, and the reason that is said when it is not there.
-NEEDS = {"sb3_dqn.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'")}
+NEEDS = {
+    "sb3_dqn.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"),
+    "recurrent_torch.py": ("torch", "torch is not installed: pip install 'memoire-rl[torch]'"),
+}
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
 # Programs that belong together: how many ports, then each with its further arguments and promise.
