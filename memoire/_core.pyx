@@ -3221,7 +3221,10 @@ def fill(Layout layout not None, cnp.ndarray payload not None, dict arrays):
         memcpy(begin + at, cnp.PyArray_DATA(array), stored)
 
 
-cdef inline bint _is_frames(int part) noexcept nogil:
+cdef inline bint _may_be_packed(int kind, int part) noexcept nogil:
+    """Whether a block may be compressed: frames, and an episode's columns."""
+    if kind == KIND_EPISODE:
+        return part == PART_PREV
     return part == PART_FRAMES or part == PART_PREV_FRAMES or part == PART_NEXT_FRAMES
 
 
@@ -3305,8 +3308,8 @@ cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint6
         rows, begin, stored, raw = _read32(row + 4), _read64(row + 8), _read64(row + 16), _read64(row + 24)
         if _read16(row) != block.column or row[2] != block.part:
             return _fail(fault, BAD_ENTRY, i, (_read16(row) << 8) | row[2], (<uint64_t>block.column << 8) | block.part)
-        if codec > 2 or (codec and not _is_frames(block.part)):
-            return _fail(fault, BAD_CODEC, i, codec, 2 if _is_frames(block.part) else 0)
+        if codec > 2 or (codec and not _may_be_packed(layout.kind, block.part)):
+            return _fail(fault, BAD_CODEC, i, codec, 2 if _may_be_packed(layout.kind, block.part) else 0)
         if block.extent == PER_FRAME:
             most = frames if frames else samples * <uint64_t>(layout.frame_stack + layout.length if layout.length else 2 * layout.frame_stack)
             if rows < 1 or rows > most or (frames and rows != frames):

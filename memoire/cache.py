@@ -8,12 +8,13 @@ Sequences for recurrent networks have a layout of their own, in which entries ar
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from importlib import import_module
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,6 +33,8 @@ ROW: Final = struct.Struct("<HBBIQQQ")
 ALIGNMENT: Final = 64
 BOOKKEEPING: Final = 0xFFFF
 ZERO_FRAME: Final = 0xFFFFFFFF
+EPISODE_FACTS: Final = 16
+"""Bytes of bookkeeping that an episode's container has for each entry."""
 CODECS: Final = {"none": 0, "zlib": 1, "lz4": 2}
 _DEFAULTS: Final = Limits()
 
@@ -243,7 +246,7 @@ class Layout:
         if self.kind is Kind.FEEDBACK:
             return {Part.NUMBER, Part.OWNER, Part.OWNERS, Part.TD_ERROR}
         if self.kind is Kind.EPISODE:
-            return {Part.NUMBER, Part.AGE, Part.MODEL, Part.INIT_WEIGHT}
+            return {Part.AGE, Part.MODEL, Part.INIT_WEIGHT}
         parts = {Part.NUMBER, Part.WEIGHT, Part.DISCOUNT, Part.STEPS, Part.AGE, Part.MODEL}
         if self.schema.reward is not None:
             parts.add(Part.REWARD_SUM)
@@ -515,26 +518,35 @@ def build(
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters)
         codec = _codec(parameters.compression if compression is None else compression)
-        cut = (_cut_sequences if layout.length else _cut_transitions)(
-            memory, layout, parameters.cache_size if samples is None else samples, codec != 0
-        )
-        head = Head(
-            parameters.sequence_length or parameters.multi_step,
-            cut.drawn.total_weight,
-            cut.drawn.num_positive,
-            cut.drawn.min_weight,
-            parameters_version,
-            now,
-        )
-        packed = _pack_frames(memory, layout, cut.frames, codec) if codec else {}
-        rows, entries = cut.rows, len(cut.rows.get(Part.ENTRIES, ()))
-        made = Container(layout, head, len(cut.drawn.numbers), len(cut.frames), packed=packed, entries=entries)
-        facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
-        made.fill_blocks(facts | {layout.bookkeeping(part): cut.indices[part] for part in layout.indices})
-        for block, part, name in layout.columns:
-            if block not in packed:
-                memory.copy_frames(name, rows.get(part, cut.frames), made.view(block))
-    return made.payload
+        cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
+        sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
+        head = Head(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
+        return _pack_cut(memory, layout, cut, head, codec)
+
+
+def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float) -> Payload:
+    """Draw from a `Memory` that readers know as `owner`: the payload of a DRAWN message, of one consistent moment.
+
+    Args:
+        memory, now: As of `build`.
+        owner: 16 bytes.
+        samples: At least 1.
+
+    Raises:
+        EmptyMemory: nothing has a positive weight.
+    """
+    with memory.held():
+        parameters: Parameters = memory.parameters
+        layout = layout_of(memory.schema, parameters, Kind.DRAWN)
+        cut = _cut(memory, layout, samples, ordered=False)
+        carried = {
+            Part.CHANCE: np.minimum(cut.drawn.weights / cut.drawn.total_weight, 1.0),
+            Part.POPULATION: np.full(samples, cut.drawn.num_positive, np.float64),
+            Part.OWNER: np.zeros(samples, np.uint32),
+            Part.OWNERS: np.frombuffer(owner, np.uint8),
+        }
+        head = Head(parameters.sequence_length or parameters.multi_step, made_at=now)
+        return _pack_cut(memory, layout, cut, head, 0, carried)
 
 
 class _Cut(NamedTuple):
@@ -548,6 +560,32 @@ class _Cut(NamedTuple):
     """Into the frames, or the entries."""
     rows: dict[Part, NDArray[np.int64]]
     """Codes of the rows of blocks that do not hold frames."""
+
+
+def _cut(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    """Draw samples of the layout's form. The memory is held."""
+    return (_cut_sequences if layout.length else _cut_transitions)(memory, layout, samples, ordered)
+
+
+def _pack_cut(
+    memory: Any,
+    layout: Layout,
+    cut: _Cut,
+    head: Head,
+    codec: int,
+    carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
+) -> Payload:
+    """The container of drawn samples, with what else each of them carries. The memory is held."""
+    packed = _pack_frames(memory, layout, cut.frames, codec) if codec else {}
+    rows, entries = cut.rows, len(cut.rows.get(Part.ENTRIES, ()))
+    made = Container(layout, head, len(cut.drawn.numbers), len(cut.frames), 1, packed=packed, entries=entries)
+    facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
+    facts |= {layout.bookkeeping(part): cut.indices[part] for part in layout.indices}
+    made.fill_blocks(facts | {layout.bookkeeping(part): values for part, values in carried.items()})
+    for block, part, name in layout.columns:
+        if block not in packed:
+            memory.copy_frames(name, rows.get(part, cut.frames), made.view(block))
+    return made.payload
 
 
 def _cut_transitions(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
@@ -574,15 +612,94 @@ def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> 
 
 def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:
     """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
-    packed = {}
+    packed: dict[int, tuple[int, bytes]] = {}
     for i, form in enumerate(layout.blocks):
-        if form.extent is Extent.PER_FRAME and form.row_bytes:
+        if form.extent is Extent.PER_FRAME:
             raw: Payload = np.empty(len(sources) * form.row_bytes, np.uint8)
             memory.copy_frames(layout.schema.names[form.column], sources, raw)
-            data = _COMPRESS[codec](raw)
-            if len(data) < raw.nbytes:
-                packed[i] = (codec, data)
+            _pack_block(packed, i, raw, codec)
     return packed
+
+
+def _pack_block(packed: dict[int, tuple[int, bytes]], block: int, raw: Payload, codec: int) -> None:
+    """Compress a block, unless it would not get smaller."""
+    data = _COMPRESS[codec](raw) if raw.nbytes else b""
+    if len(data) < raw.nbytes:
+        packed[block] = (codec, data)
+
+
+def pack_episode(
+    schema: Schema,
+    fill: Callable[[str, Payload], None],
+    init_w: NDArray[np.float32],
+    age: NDArray[np.float32],
+    model_version: NDArray[np.int64],
+    *,
+    final: Mapping[str, NDArray[Any]] | None = None,
+    now: float,
+    parameters_version: int = 0,
+    compression: str = "none",
+) -> Payload:
+    """The container of an EPISODE message: T entries in order, each frame once.
+
+    Args:
+        fill: Called as fill(column, target) for each column but the return: writes its T values into just their bytes.
+        init_w, age, model_version: [T], as docs/wire.md says.
+        final: The state in which it ended, each state column [*F].
+        compression: For state columns; one that does not get smaller is stored as it is.
+    """
+    layout = layout_of(schema, Parameters(), Kind.EPISODE, final=final is not None)
+    codec, entries = _codec(compression), len(init_w)
+    packed: dict[int, tuple[int, bytes]] = {}
+    for block, part, name in layout.columns if codec else ():
+        if part is Part.PREV and name in schema.states:
+            raw: Payload = np.empty(entries * schema[name].nbytes, np.uint8)
+            fill(name, raw)
+            _pack_block(packed, block, raw, codec)
+    made = Container(layout, Head(parameters_version=parameters_version, made_at=now), entries, packed=packed)
+    for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
+        made.fill(fact, values)
+    for block, part, name in layout.columns:
+        if part is Part.FINAL:
+            assert final is not None
+            made.fill(part, final[name], name)
+        elif block not in packed:
+            fill(name, made.view(block))
+    return made.payload
+
+
+class EpisodeRows(NamedTuple):
+    """What a received episode holds; arrays are read-only and may lie in the payload. T entries, F a column's shape."""
+
+    columns: dict[str, NDArray[Any]]
+    """Each column [T, *F] but the return."""
+    final: dict[str, NDArray[Any]] | None
+    """Each state column [*F]."""
+    init_w: NDArray[np.float32]
+    age: NDArray[np.float32]
+    model_version: NDArray[np.int64]
+
+
+def read_episode(held: "_core.HeldCache", layout: Layout) -> EpisodeRows:
+    """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
+
+    def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
+        data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
+        array = np.frombuffer(data, dtype).reshape(row.rows, *shape) if row.raw else np.zeros((row.rows, *shape), dtype)
+        return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
+
+    facts = {Part.INIT_WEIGHT: "<f4", Part.AGE: "<f4", Part.MODEL: "<i8"}
+    told = [rows(block, dtype, ()) for part, dtype in facts.items() if (block := layout.place(part)) is not None]
+    columns, final = {}, {}
+    for block, part, name in layout.columns:
+        column = layout.schema[name]
+        array = rows(block, column.dtype, column.shape)
+        if part is Part.FINAL:
+            final[name] = array[0]
+        else:
+            columns[name] = array
+    return EpisodeRows(columns, final or None, *told)
 
 
 def check(

@@ -49,6 +49,7 @@ from .memory import Memory
 from .models import Model, check_topic
 from .parameters import Parameters
 from .schema import Schema
+from .shipping import OpenEpisodes, Shipment
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
 from .version import SOFTWARE
@@ -388,6 +389,11 @@ class Client(Node):
         return self._told.home_name
 
     @property
+    def storage(self) -> str:
+        """What the server stores: "caches" that are drawn here, or whole "episodes"."""
+        return self._told.storage
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over; an actor's loop ends with it."""
         self._check_open()
@@ -405,7 +411,8 @@ class Client(Node):
 
     @property
     def memory(self) -> Memory:
-        """The client's own recent episodes; made when it is first asked for.
+        """The client's own recent episodes; made when it is first asked for. Where the server stores episodes, only
+        those that are open.
 
         Raises:
             MemoireError: see `sync`.
@@ -421,7 +428,23 @@ class Client(Node):
         least, most = DEFAULT_MEMORY_ENTRIES
         fitting = DEFAULT_MEMORY_BYTES // max(1, self.schema.entry_bytes)
         entries = capacity or self._told.max_step or min(most, max(least, fitting))
-        return Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
+        if self.storage == "caches":
+            return Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
+        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
+        largest = min(self._told.limits.get("episode_entries", entries), self._most_bytes // self._shipped_bytes)
+        return OpenEpisodes(
+            self.schema, min(entries, 2 * max(1, largest)), self._parameters, pack=self._pack, ship=self._ship
+        )
+
+    @property
+    def _most_bytes(self) -> int:
+        """Of the payload of one message."""
+        return self._told.limits.get("message_bytes", self._limits.message_bytes)
+
+    @property
+    def _shipped_bytes(self) -> int:
+        """Of one entry in an episode's container, about."""
+        return self.schema.entry_bytes + cache.EPISODE_FACTS
 
     def sync(self, capacity: int | None = None, timeout: float | None = None) -> None:
         """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Writers
@@ -492,6 +515,9 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
+        self._check_storage(
+            "caches", "push_cache", "whole episodes: closed ones are pushed, or push_episode pushes one"
+        )
         deadline = time.monotonic() + self._seconds(timeout)
         if self.memory.num_positive == 0:
             return self._not_pushed("nothing to draw")
@@ -504,13 +530,85 @@ class Client(Node):
         except EmptyMemory:
             return self._not_pushed("nothing to draw")
         size = payload.nbytes
-        allowed = self._told.limits.get("message_bytes", self._limits.message_bytes)
-        if size > allowed:
-            expected = f"such that a cache of {size} bytes fits into {allowed} (limits.message_bytes)"
+        if size > self._most_bytes:
+            expected = f"such that a cache of {size} bytes fits into {self._most_bytes} (limits.message_bytes)"
             raise ParameterError("cache_size", self._parameters.cache_size, expected)
         if not self._await_room(size, deadline):
             return self._not_pushed("window full")
-        self._enqueue(payload, size)
+        self._enqueue(
+            payload, lambda since, number, pushed: wire.Cache(since=since, number=number, pushed_bytes=pushed)
+        )
+        self.push_reason = ""
+        return True
+
+    def push_episode(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        init_w: Any = 1.0,
+        model_version: Any = 0,
+        timeout: float | None = None,
+        **ending: Any,
+    ) -> bool:
+        """Push a whole episode to a server that stores episodes, and count it with its steps. False, with
+        `push_reason`, when the byte window had no room for it: then nothing was pushed or counted but that.
+
+        Nothing of it is kept here. A writer does this by itself, at each episode's end.
+
+        Args:
+            columns: For each column but the return its values in order, [T, *F], nested as the schema is or by the
+                columns' names. They count as recorded now.
+            init_w: What the entries' weights are multiplied by: a number, or [T].
+            model_version: Of the models that acted: a number, or [T].
+            timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
+            ending: final_state, terminated, bootstrap_value, multiplier, update_value, update_weight as of
+                `Memory.close`.
+
+        Raises:
+            EntryError, ParameterError: a value does not fit its column; or this server stores caches.
+            Closed, SchemaMismatch: the client cannot be used (any more).
+        """
+        self._check_open()
+        self._check_storage("episodes", "push_episode", "caches: use a writer, or push_cache")
+        memory = self.memory
+        assert isinstance(memory, OpenEpisodes)
+        shipment = memory.whole(columns, init_w, model_version, ending)
+        if not self._push_shipment(shipment, self._seconds(timeout)):
+            return False
+        self.on_entries(shipment.entries)
+        self.on_episode(0, shipment.entries, shipment.returned)
+        return True
+
+    def _check_storage(self, wanted: str, call: str, instead: str) -> None:
+        if self.storage != wanted:
+            raise ParameterError(
+                "storage", self.storage, f"{wanted!r} for {call}; server {self.home!r} stores {instead}"
+            )
+
+    def _pack(self, *episode: Any) -> Any:
+        """The container of an episode, as of this moment; see `shipping.Pack`."""
+        *columns, final = episode
+        return cache.pack_episode(
+            self.schema,
+            *columns,
+            final=final,
+            now=self._clock(),
+            parameters_version=self._parameters_version,
+            compression=self._codec(),
+        )
+
+    def _ship(self, shipment: Shipment) -> None:
+        """Push an episode that was closed, or count it as skipped."""
+        self._push_shipment(shipment, self._block_timeout if self._when_full == "block" else 0.0)
+
+    def _push_shipment(self, shipment: Shipment, patience: float) -> bool:
+        size = shipment.payload.nbytes
+        if size > self._most_bytes:
+            expected = f"at most {self._most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
+            raise ParameterError("payload bytes", size, expected)
+        if not self._await_room(size, time.monotonic() + patience):
+            return self._not_pushed("window full")
+        self._enqueue(shipment.payload, shipment.message)
         self.push_reason = ""
         return True
 
@@ -518,7 +616,8 @@ class Client(Node):
         wanted = self._parameters.compression
         return wanted if wanted in (*self._told.codecs, "none") else "none"
 
-    def _enqueue(self, payload: Any, size: int) -> None:
+    def _enqueue(self, payload: Any, message: Callable[[int, int, int], wire.Body]) -> None:
+        size = payload.nbytes
         checksum = _core.checksum(
             payload
         )  # here, in the caller's thread: the one with the sockets has other things to do
@@ -527,7 +626,7 @@ class Client(Node):
             self._window.pushed(size, time.monotonic())
             since, number, pushed = self._told.since, self._window.pushed_caches, self._window.pushed_bytes
             frames = wire.encode(
-                wire.Cache(since=since, number=number, pushed_bytes=pushed),
+                message(since, number, pushed),
                 client=self.client_id,
                 sequence=next(self._numbers),
                 run=self._channel.run,
@@ -971,6 +1070,8 @@ class Client(Node):
         schema = Schema.from_json(told.schema)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(self.client_id.hex()[:8], "schema", str(schema), f"memory of {self._schema}")
+        if self._welcome is not None and told.storage != self._welcome.storage:
+            raise SchemaMismatch(self.client_id.hex()[:8], "storage", told.storage, self._welcome.storage)
         parameters = Parameters.from_wire(told.parameters)
         header, former = message.header, self._welcome
         if former is not None and told.run_name != former.run_name and not self._has_left_run():
@@ -1100,6 +1201,7 @@ class Client(Node):
             steps=counts.steps,
             caches=self._window.pushed_caches if is_home else 0,
             cache_bytes=self._window.pushed_bytes if is_home else 0,
+            shipped_episodes=self._window.pushed_caches if is_home and told.storage == "episodes" else 0,
             skipped=counts.skipped,
             generated_bytes=counts.generated_bytes,
             total_weight=weight,
@@ -1270,6 +1372,8 @@ class _Observer:
         """Entries were recorded."""
         client = self._client
         client.on_entries(count)
+        if client.storage != "caches":
+            return
         parameters = client.parameters
         self._owed += count * parameters.samples_per_insert
         if self._owed >= parameters.cache_size:

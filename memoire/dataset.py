@@ -64,12 +64,12 @@ class Episode:
     """Each column [T, *F], the return column too; a ragged one as `Ragged`."""
     init_w: NDArray[np.float32]
     """[T] factors of the weights."""
-    priority: NDArray[np.float32]
-    """[T] priorities; below 0: none yet."""
+    priority: NDArray[np.float32] | None
+    """[T] priorities; below 0: none yet. None: those that follow from closing it."""
     learned: NDArray[np.bool_]
     """[T] whether a learner reported the priority."""
-    born: NDArray[np.float64]
-    """[T] Unix seconds at which the entries were added."""
+    born: NDArray[np.float64] | None
+    """[T] Unix seconds at which the entries were added. None: as they are put somewhere."""
     model_version: NDArray[np.int64]
     """[T] of the models that acted."""
     multiplier: float = 1.0
@@ -96,11 +96,12 @@ def episodes(memory: Memory) -> Iterator[Episode]:
             yield inside.episode(slot)
 
 
-def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
+def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | None = None) -> NDArray[np.int64]:
     """Add an episode to a memory of the same schema, with all that is known of its entries; returns their new numbers,
     int64 [T].
 
-    What is open in this lane is cleared; the oldest episodes leave where there is no room.
+    What is open in this lane is cleared; the oldest episodes leave where there is no room. With `age`, seconds [T], an
+    entry was added so long before its `born`.
 
     Raises:
         EntryError: a column does not fit.
@@ -128,7 +129,10 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
             terminated=episode.terminated,
             bootstrap_value=episode.bootstrap_value,
         )
-        facts = (episode.priority, episode.learned.view(np.uint8), episode.born)
+        found = memory._inside()["meta"][numbers % memory.capacity]
+        priority = found["priority"] if episode.priority is None else episode.priority
+        born = found["born"] if episode.born is None else episode.born
+        facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))
     return numbers
 
@@ -137,6 +141,13 @@ def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Stretches in which one model acted."""
     edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return itertools.pairwise(edges)
+
+
+def open_rows(memory: Memory, lane: int) -> NDArray[np.int64]:
+    """The rows of a lane's open episode, in order: int64 [T]. The memory is held."""
+    inside = _Inside(memory)
+    parts = inside.stretches(int(memory._inside()["lanes"]["episode"][lane]))
+    return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])
 
 
 class _Inside:

@@ -406,7 +406,7 @@ class Desk:
                 credit=self.credit(table),
                 models=self.models.versions(),
                 codecs=codecs,
-                limits=self._stated_limits(),
+                limits=self._stated_limits(table),
                 finished=self.finished,
                 software=SOFTWARE,
                 since=since,
@@ -427,9 +427,10 @@ class Desk:
             self._touch(self.runs.current, account)
         return account.since
 
-    def _stated_limits(self) -> dict[str, int]:
+    def _stated_limits(self, table: OpenTable) -> dict[str, int]:
         names = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
-        return {name: getattr(self.limits, name) for name in names}
+        entries = {"episode_entries": table.pool.capacity} if table.storage == "episodes" else {}
+        return {name: getattr(self.limits, name) for name in names} | entries
 
     def credit(self, table: OpenTable) -> int:
         """Bytes that each client of a table may have on the way: its limit, or where that is less its share of what the
@@ -509,6 +510,7 @@ class Desk:
             lines_through=run.logbook.through(account.client),
             ended_through=account.ended_through,
             caches=account.accepted_caches,
+            episodes_stored=account.accepted_caches if table.storage == "episodes" else 0,
             received_bytes=account.received_bytes,
             rejected=dict(account.rejected),
             lost=account.lost_caches,
@@ -525,8 +527,8 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ caches
 
-    def arrived(self, header: wire.Header, body: wire.Cache, payload: Any) -> int:
-        """Check a cache and hold it; returns its samples. A refused one is counted for its client.
+    def arrived(self, header: wire.Header, body: wire.Cache | wire.Episode, payload: Any) -> int:
+        """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.
 
         Raises:
             ProtocolError: it was not taken, and why.
@@ -534,10 +536,10 @@ class Desk:
         client, size = header.client, header.payload_bytes
         try:
             table = self._table_of(header)
-            held = cache.check(payload, table.pool.layout, self.limits, checksum=header.payload_checksum)
+            held = table.pool.check(body, payload, limits=self.limits, checksum=header.payload_checksum)
             with self.lock:
                 self._check_run(header)  # another one may have begun meanwhile
-                table.caches.add(client, header.sequence, held)
+                table.pool.add(client, header.sequence, held)
                 account = self._arrived(self.runs.current, client, size, body, table.number)
                 if account is not None:
                     self.ledger.accepted(account, size, held.samples)
@@ -552,7 +554,9 @@ class Desk:
             raise
         return int(held.samples)
 
-    def _arrived(self, run: Run, client: bytes, size: int, body: wire.Cache, table: int = 0) -> Account | None:
+    def _arrived(
+        self, run: Run, client: bytes, size: int, body: wire.Cache | wire.Episode, table: int = 0
+    ) -> Account | None:
         now = self._clock()
         account = run.ledger.arrived(client, size, now, body.number, body.pushed_bytes, body.since, table)
         if account is not None:
@@ -677,8 +681,8 @@ class Desk:
         return Reply(taken, until_saved=True)
 
     def hand_on(self, ids: NDArray[Any], td_errors: Any) -> int:
-        """Keep TD errors of samples for their owners, who fetch them with their next UPDATE; returns how many were
-        lost.
+        """Set priorities by TD errors of samples whose entries are here, and keep the others for their owners, who
+        fetch them with their next UPDATE; returns how many were lost.
 
         Args:
             ids: `ID` [B], as a batch has them.
@@ -693,10 +697,17 @@ class Desk:
         with self.lock:
             for owner, start, end in zip(owners, bounds[:-1], bounds[1:], strict=True):
                 rows = order[start:end]
-                lost += self._keep(owner.astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
+                lost += self._hand(owner.astype("<u8").tobytes(), ids["number"][rows].astype(np.int64), errors[rows])
             self.feedback_given += len(ids)
             self.feedback_lost += lost
         return lost
+
+    def _hand(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> int:
+        """Set priorities of entries that are here, or keep TD errors for their owner; returns how many were lost."""
+        for table in self.tables:
+            if client == table.pool.owner and table.pool.apply(client, numbers, errors) is not None:
+                return 0
+        return self._keep(client, numbers, errors)
 
     def _keep(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> int:
         if client not in self.ledger:
@@ -740,7 +751,7 @@ class Desk:
         with self.lock:
             for client, (numbers, errors) in cache.read_feedback(payload, table.schema, self.limits).items():
                 samples += len(numbers)
-                lost += self._keep(client, numbers.astype(np.int64), errors.astype(np.float32))
+                lost += self._hand(client, numbers.astype(np.int64), errors.astype(np.float32))
             self.feedback_given += samples
             self.feedback_lost += lost
         return Reply(wire.Taken(samples=samples - lost, lost=lost, parameters_version=table.parameters_version))

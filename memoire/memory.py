@@ -291,7 +291,7 @@ class Memory(_core.EntryStore):
             raise ParameterError("lanes", where.shape, "of one dimension")
         numbers = np.empty(len(where), np.int64)
         arrays = self._exact_columns(values, (len(where),))
-        weights = _init_weights(init_w, len(where))
+        weights = init_weights(init_w, len(where))
         status, lane = self._add_many(where, arrays, weights, numbers, model_version)
         if status == REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call")
@@ -315,7 +315,7 @@ class Memory(_core.EntryStore):
         count = _count_of(values[0])
         arrays = self._exact_columns(values, (count,))
         numbers = np.empty(count, np.int64)
-        status = self._extend(lane, arrays, _init_weights(init_w, count), numbers, model_version)
+        status = self._extend(lane, arrays, init_weights(init_w, count), numbers, model_version)
         if status < 0:
             self._refuse(status, lane, arrays)
         return numbers
@@ -358,13 +358,7 @@ class Memory(_core.EntryStore):
             EpisodeClosedError, EmptyEpisodeError: there is nothing to close.
             ParameterError, EntryError: an argument does not fit. The episode stays open.
         """
-        multiplier = _finite("multiplier", multiplier)
-        if terminated is not None and not isinstance(terminated, (bool, np.bool_)):
-            raise ParameterError("terminated", terminated, "True, False or None")
-        bootstrap = self._bootstrap(bootstrap_value)
-        if terminated and bootstrap.any():
-            raise ParameterError("bootstrap_value", bootstrap_value, "0 or None where the episode terminated")
-        states = None if final_state is None else self._final_states(final_state)
+        multiplier, bootstrap, states = self._ending(multiplier, final_state, terminated, bootstrap_value)
         ended = states is not None or bool(terminated)
         with self.held():
             length = self._open_length(lane)
@@ -373,6 +367,18 @@ class Memory(_core.EntryStore):
             if length == 0:
                 raise EmptyEpisodeError(lane)
             self._close(lane, multiplier, update_value, update_weight, ended, bool(terminated), states, bootstrap)
+
+    def _ending(
+        self, multiplier: float, final_state: Any, terminated: bool | None, bootstrap_value: ArrayLike | None
+    ) -> tuple[float, NDArray[np.float32], list[NDArray[Any]] | None]:
+        """Arguments of `close`, checked: the multiplier, the final state's value float32 [size], and exact states."""
+        multiplier = _finite("multiplier", multiplier)
+        if terminated is not None and not isinstance(terminated, (bool, np.bool_)):
+            raise ParameterError("terminated", terminated, "True, False or None")
+        bootstrap = self._bootstrap(bootstrap_value)
+        if terminated and bootstrap.any():
+            raise ParameterError("bootstrap_value", bootstrap_value, "0 or None where the episode terminated")
+        return multiplier, bootstrap, None if final_state is None else self._final_states(final_state)
 
     def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
         """Take other parameters, and weigh and cut everything stored by them.
@@ -941,7 +947,8 @@ def _numbers(numbers: ArrayLike) -> Int64s:
     return np.ascontiguousarray(array, np.int64)
 
 
-def _init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
+def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
+    """`init_w` of `count` entries, float32 [count]. Raises ParameterError."""
     if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
         return np.full(count, init_w, np.float32)
     weights = np.asarray(init_w, np.float32)

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, cache
+from . import _core, cache, wire
 from .batch import Gathered, place
 from .errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from .limits import Limits
@@ -78,6 +78,10 @@ class PoolStats:
     """Clients that left after being silent."""
     misses: int
     """Draws that found too few samples."""
+    applied: int = 0
+    """Priorities that learners have set here; in held caches, their owners set them."""
+    stale: int = 0
+    """Priorities for entries that had left."""
 
 
 class AnyPool(Protocol):
@@ -91,12 +95,31 @@ class AnyPool(Protocol):
         """The id under which ids name its entries: priorities for them are set here. b"" where clients own them."""
 
     @property
-    def layout(self) -> cache.Layout:
-        """What a container that comes in must be like: for `cache.check`."""
+    def capacity(self) -> int:
+        """Entries there is room for; 0 where it holds no entries, but samples of them."""
 
     @property
     def parameters(self) -> Parameters:
         """Those that draws follow now."""
+
+    def check(self, body: wire.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None) -> Any:
+        """What was pushed, completely checked, ready for `add`; its `samples` says how many.
+
+        Args:
+            body: The message, of the type that is stored here.
+            checksum: The header's, where `wire.parse` was told not to compare it.
+
+        Raises:
+            ProtocolError: and nothing else, whatever the bytes.
+        """
+
+    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
+        """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
+
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """Set priorities of entries by a learner's TD errors, both [n]: (applied, stale); None where `owner` is not
+        this pool's.
+        """
 
     def configure(self, parameters: Parameters) -> int:
         """Follow new parameters; returns how many caches or episodes had to go."""
@@ -244,6 +267,23 @@ class Pool:
         self._parameters = parameters
         self._layout = cache.layout_of(self.schema, parameters)
         self._drawn_layout = cache.layout_of(self.schema, parameters, cache.Kind.DRAWN)
+
+    @property
+    def capacity(self) -> int:
+        """0: no entries are held here, but samples."""
+        return 0
+
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """None: priorities of entries are their clients' to set."""
+        return None
+
+    def check(
+        self, body: wire.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
+    ) -> "_core.HeldCache":
+        """A received cache, completely checked: see `cache.check`. Raises ProtocolError."""
+        if not isinstance(body, wire.Cache):
+            raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
+        return cache.check(payload, self._layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: "_core.HeldCache") -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.

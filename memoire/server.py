@@ -33,6 +33,7 @@ from .accounts import ServerAccounts, totals_of
 from .batch import Batch
 from .checks import mapping, seconds, whole
 from .desk import Desk, Reply
+from .episodes import EpisodePool
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
 from .figures import NEWEST, Recent, Spread, Timing, Timings, recent, spread
 from .forwarding import forward
@@ -52,7 +53,7 @@ from .runs import FolderStats, Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
 from .sockets import Context, Socket
-from .table import OpenTable, Table, Tables, checked, shared_out
+from .table import OpenTable, Storage, Table, Tables, checked, shared_out
 from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
@@ -176,11 +177,12 @@ class Server(Node):
             the next port and notices go out on the one after it (or .push and .pub). Port 0 takes free ones. None opens
             none: workers are added afterwards.
         schema: What an entry is; a mapping is made a `Schema`. It makes one table; the arguments from `sampler` to
-            `frame_stack`, `cache_limit` and `max_step` are its settings.
+            `capacity`, `cache_limit` and `max_step` are its settings.
         tables: Several tables in its place, by name. Whoever names none gets the first.
         sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
         parameters: All settings at once; the other arguments change single ones.
         multi_step, discount, frame_stack: See `Parameters`.
+        storage, capacity: See `Table`.
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
@@ -220,6 +222,8 @@ class Server(Node):
         multi_step: int | None = None,
         discount: float | Sequence[float] | None = None,
         frame_stack: int | None = None,
+        storage: Storage | None = None,
+        capacity: int = 0,
         run: str | None = None,
         push_endpoint: str | None = None,
         pub_endpoint: str | None = None,
@@ -242,7 +246,8 @@ class Server(Node):
             multi_step=multi_step,
             discount=discount,
             frame_stack=frame_stack,
-            capacity=cache_limit or None,
+            storage=storage,
+            capacity=capacity or cache_limit or None,
             max_step=max_step or None,
         )
         if endpoint is not None:
@@ -305,6 +310,15 @@ class Server(Node):
         close_at_exit(self)
 
     def _make_pool(self, budgets: Mapping[str, int], seed: int | None, name: str, settings: Table) -> AnyPool:
+        if settings.storage == "episodes":
+            return EpisodePool(
+                settings.schema,
+                settings.parameters,
+                capacity=settings.capacity,
+                byte_limit=budgets[name],
+                client_timeout=self._limits.client_timeout,
+                seed=None if seed is None else (seed ^ wire.table_number(name)) & (2**64 - 1),
+            )
         return Pool(
             settings.schema,
             settings.parameters,
@@ -514,11 +528,13 @@ class Server(Node):
             return
         counted = next((facts.name for facts in store.runs() if not facts.ended), None)
         table = self._tables.first
+        if table.storage != "caches":
+            return
         for saved in store.load_caches(table.fingerprint):
             if counted != self._desk.run_name:
                 continue
             try:
-                held = cache.check(saved.payload, table.pool.layout, self._limits)
+                held = cache.check(saved.payload, table.caches.layout, self._limits)
                 held.go_on_at(saved.used)
                 table.caches.add(saved.client, saved.sequence, held)
                 count += 1
@@ -529,8 +545,10 @@ class Server(Node):
 
     def _save_caches(self, deadline: float) -> None:
         """Save the held caches as long as there is time."""
+        if self._store is None or self._tables.first.storage != "caches":
+            return
         held = self._tables.first.caches.snapshot()
-        if self._store is None or not held:
+        if not held:
             return
         count = self._store.save_caches(
             self._tables.first.fingerprint, itertools.takewhile(lambda _: time.monotonic() < deadline, held)
@@ -613,8 +631,10 @@ class Server(Node):
                 return
             try:
                 message = wire.parse(frames, self._limits, verify_payload=False)
-                if not isinstance(message.body, wire.Cache):
-                    raise ProtocolError("unexpected", f"{message.type.name} was pushed; only CACHE is taken here")
+                if not isinstance(message.body, wire.Cache | wire.Episode):
+                    raise ProtocolError(
+                        "unexpected", f"{message.type.name} was pushed; caches and episodes are taken here"
+                    )
             except ProtocolError as error:
                 self._desk.refuse(error)
                 continue

@@ -72,7 +72,6 @@ def containers() -> dict[str, bytes]:
         block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT), list(OTHER)]),
     ]
     episode = [
-        own(Part.NUMBER, "<i8", [40, 41, 42]),
         own(Part.AGE, "<f4", [3.0, 2.0, 1.0]),
         own(Part.MODEL, "<i8", [7, 7, 8]),
         own(Part.INIT_WEIGHT, "<f4", [1.0, 1.0, 0.5]),

@@ -15,6 +15,7 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "checks", "limits", "version", "_core", "parameters", "ragged", "schema"},
     "what decides": {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
+        "episodes", "shipping",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "table", "mixed", "figures", "learners",
     },
