@@ -38,6 +38,8 @@ from .schema import Schema
 _DEFAULTS: Final = Limits()
 ENTRY_OVERHEAD: Final = 112
 """Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
+MOST_UNASKED: Final = 1_000_000
+"""Entries that a pool has room for at most where nobody said a number: their bookkeeping takes memory at once."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks for silent clients."""
 ANY_NUMBER: Final = 1
@@ -60,7 +62,7 @@ class EpisodePool:
 
     Args:
         schema, parameters: Of the entries; `configure` changes the parameters.
-        capacity: Entries there is room for; 0: as many as `byte_limit` has room for.
+        capacity: Entries there is room for; 0: as many as `byte_limit` has room for, `MOST_UNASKED` at most.
         byte_limit: Bytes that entries may take, `schema.entry_bytes` and `ENTRY_OVERHEAD` each. The state in which an
             episode ended comes on top.
         client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
@@ -107,7 +109,7 @@ class EpisodePool:
         if most < max(1, self._wanted):
             expected = f"at least {self._entry_bytes * max(1, self._wanted)} for {max(1, self._wanted)} entries"
             raise ParameterError("byte_limit", byte_limit, f"{expected} of {self._entry_bytes} bytes")
-        return self._wanted or most
+        return self._wanted or min(most, MOST_UNASKED)
 
     # What there is
 

@@ -38,7 +38,7 @@ class Table:
         multi_step, discount, frame_stack: See `Parameters`.
         storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
             which the server draws.
-        capacity: Most caches, or entries of episodes, that are held; 0 is no limit but bytes.
+        capacity: Most caches, or entries of episodes, that are held; 0 is no limit but bytes (and a million entries).
         byte_limit: Most bytes that are held; None is an equal share of what the server's other tables leave.
         max_step: Entries that a client's memory has room for; 0 leaves it to the client.
 

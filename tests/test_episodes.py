@@ -1,0 +1,585 @@
+"""Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memoire import _core, cache, pool, wire
+from memoire.batch import ID, Gathered
+from memoire.episodes import ENTRY_OVERHEAD, EpisodePool
+from memoire.errors import (
+    Closed,
+    EmptyEpisodeError,
+    EntryError,
+    EpisodeClosedError,
+    NotEnoughSamples,
+    ParameterError,
+    ProtocolError,
+    WrongType,
+)
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.schema import Schema
+from memoire.shipping import OpenEpisodes
+from netkit import in_thread, until
+
+SCHEMA = Schema(
+    {
+        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
+        "action": (np.float32, (2,)),
+        "reward": (np.float32, (2,)),
+        "value": (np.float32, (2,)),
+        "done": np.bool_,
+    }
+)
+PLAIN = Schema({"obs": (np.float32, (2,)), "action": np.int32, "reward": np.float32})
+EVERY = {
+    "plain": Parameters(),
+    "stacked": Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero"),
+    "some columns": Parameters(frame_stack=2, multi_step=3, prev=("state.image", "qvest"), next=("value",)),
+    "by rank": Parameters(prioritization="rank", mix_lambda=0.8),
+    "sequences": Parameters(sequence_length=4, sequence_overlap=2, burn_in=1),
+}
+ENDINGS: tuple[dict[str, Any], ...] = (
+    {"terminated": True, "final_state": 1},
+    {"terminated": False, "final_state": 1, "bootstrap_value": (0.5, -2.0), "multiplier": 3.0},
+    {},
+    {"terminated": True, "update_weight": False},
+    {"final_state": 1, "update_value": False},
+)
+CLIENT = b"client-number-01"
+
+
+class Actor:
+    """Ships into a list, and tells a reference memory the same."""
+
+    def __init__(self, parameters: Parameters, *, compression: str = "none", capacity: int = 300) -> None:
+        self.shipped: list[Any] = []
+        self.reference = Memory(SCHEMA, capacity, parameters, seed=1)
+
+        def pack(*columns: Any) -> Any:
+            *given, final = columns
+            return cache.pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
+
+        self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=self.shipped.append)
+        for memory in (self.reference, self.open):
+            memory._set_clock(1000.0)
+
+    def play(self, seed: int = 0, lanes: int = 3, steps: int = 17) -> None:
+        """Episodes of several lengths side by side, ended in every way."""
+        rng = np.random.default_rng(seed)
+        for memory in (self.reference, self.open):
+            for lane in range(lanes):
+                memory.open(lane)
+        for step in range(steps):
+            for lane in range(lanes):
+                entry = (
+                    rng.integers(0, 9, (3, 2)).astype(np.uint8),
+                    np.float32(rng.normal()),
+                    *(rng.normal(size=2).astype(np.float32) for _ in range(3)),
+                    bool(rng.integers(2)),
+                )
+                weight, version = float(rng.integers(0, 3)), int(rng.integers(5, 7))
+                for memory in (self.reference, self.open):
+                    memory.add(lane, entry, weight, version)
+                if rng.random() < 0.3 and step < steps - 1:
+                    self.close(lane, rng)
+        for lane in range(lanes):
+            self.close(lane, rng)
+
+    def close(self, lane: int, rng: Any) -> None:
+        """Close one in both."""
+        ending = dict(ENDINGS[rng.integers(len(ENDINGS))])
+        if "final_state" in ending:
+            ending["final_state"] = rng.integers(0, 9, (3, 2)).astype(np.uint8), np.float32(rng.normal())
+        for memory in (self.reference, self.open):
+            memory.close(lane, **ending)
+            memory.open(lane)
+
+
+def received(made: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
+    """Check and add as a server does, out of bytes that lie anywhere."""
+    room = np.empty(shipment.payload.nbytes + 1, np.uint8)
+    room[1:] = shipment.payload
+    message = shipment.message(0, 1, shipment.payload.nbytes)
+    checked = made.check(message, room[1:].data, checksum=_core.checksum(room[1:].data))
+    assert checked.samples == shipment.entries
+    return made.add(client, 1, checked)
+
+
+def filled(parameters: Parameters | None = None, *, seed: int = 0, **options: Any) -> tuple[EpisodePool, Memory]:
+    """A pool of what an actor played, and the memory of the same."""
+    made = EpisodePool(SCHEMA, parameters, seed=2, **options)
+    made.memory._set_clock(1000.0)
+    actor = Actor(parameters or Parameters())
+    actor.play(seed)
+    for shipment in actor.shipped:
+        received(made, shipment)
+    return made, actor.reference
+
+
+def alike(left: Gathered, right: Gathered) -> None:
+    for side in ("prev", "next"):
+        one, other = getattr(left, side), getattr(right, side)
+        assert list(one) == list(other)
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], name)
+    for name in ("reward", "discount", "steps", "weight", "model_version", "age", "mask"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), name)
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name: str, compression: str) -> None:
+    parameters = EVERY[name]
+    actor, made = Actor(parameters, compression=compression), EpisodePool(SCHEMA, parameters, capacity=300)
+    made.memory._set_clock(1000.0)
+    actor.play(3)
+    for shipment in actor.shipped:
+        assert received(made, shipment) == 0
+    made.memory.check_invariants()
+    np.testing.assert_allclose(made.memory.sums(), actor.reference.sums(), rtol=1e-12)
+    assert made.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
+    drawn = made.get(200).gathered
+    numbers = drawn.ids["number"]  # in the order of closing, where the reference has that of adding
+    weights = [memory._inside()["weights"] for memory in (made.memory, actor.reference)]
+    np.testing.assert_array_equal(*map(np.sort, weights))
+    alike(drawn, made.memory.gather(numbers))
+    single = Actor(parameters, compression=compression)
+    single.play(4, lanes=1)
+    alone = EpisodePool(SCHEMA, parameters, capacity=300)
+    alone.memory._set_clock(1000.0)
+    for shipment in single.shipped:
+        received(alone, shipment)
+    drawn = alone.get(200).gathered  # with one lane both number entries alike
+    alike(drawn, single.reference.gather(drawn.ids["number"]))
+
+
+def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
+    actor = Actor(Parameters())
+    actor.play(0, lanes=1, steps=20)
+    entries = sum(shipment.entries for shipment in actor.shipped)
+    assert entries == 20
+    for shipment in actor.shipped:
+        rows = {row.part: row.rows for row in cache.table(shipment.payload)}
+        assert rows[cache.Part.PREV] == shipment.entries
+        assert rows.get(cache.Part.FINAL, 1) == 1
+    assert actor.open.num_entries == actor.open.num_episodes == 0
+    assert actor.open.sums() == (0.0, 0, 0.0)
+    actor.open.check_invariants()
+
+
+def test_only_what_changes_little_is_packed() -> None:
+    still, noise = np.zeros((50, 2), np.float32), np.random.default_rng(0).bytes(400)
+    for values, codec in ((still, 1), (np.frombuffer(noise, np.float32), 0)):
+        arrays = {"obs": values.reshape(50, 2), "action": np.zeros(50, np.int32), "reward": np.zeros(50, np.float32)}
+
+        def fill(name: str, target: Any, arrays: Any = arrays) -> None:
+            target[:] = arrays[name].reshape(-1).view(np.uint8)
+
+        facts = np.ones(50, np.float32), np.zeros(50, np.float32), np.zeros(50, np.int64)
+        payload = cache.pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
+        assert [row.codec for row in cache.table(payload) if row.column == 0] == [codec]
+        held = cache.check(payload, cache.layout_of(PLAIN, Parameters(), cache.Kind.EPISODE))
+        np.testing.assert_array_equal(
+            cache.read_episode(held, cache.layout_of(PLAIN, Parameters(), cache.Kind.EPISODE))
+            .columns["obs"]
+            .view(np.uint32),
+            arrays["obs"].view(np.uint32),
+        )
+
+
+def test_ages_go_on_where_they_were_recorded() -> None:
+    actor = Actor(Parameters())
+    actor.open.open(0)
+    for second in (1000.0, 1003.0):
+        actor.open._set_clock(second)
+        actor.open.add(
+            0, (np.zeros((3, 2), np.uint8), np.float32(0), *[np.ones(2, np.float32)] * 2, np.zeros(2, np.float32), True)
+        )
+    actor.open._set_clock(1010.0)
+    actor.open.close(0, terminated=True)
+    made = EpisodePool(SCHEMA, capacity=300, seed=0)
+    made.memory._set_clock(5000.0)
+    received(made, actor.shipped[0])
+    made.memory._set_clock(5001.0)
+    assert set(made.get(100).gathered.age.tolist()) == {11.0, 8.0}
+
+
+def test_an_episode_that_is_not_open_or_empty_is_not_shipped() -> None:
+    actor = Actor(Parameters())
+    with pytest.raises(EpisodeClosedError):
+        actor.open.close(0)
+    actor.open.open(0)
+    with pytest.raises(EmptyEpisodeError):
+        actor.open.close(0)
+    with pytest.raises(ParameterError, match="multiplier"):
+        actor.open.close(0, multiplier=-1.0)
+    with pytest.raises(ParameterError, match="bootstrap_value"):
+        actor.open.close(0, terminated=True, bootstrap_value=(1.0, 0.0))
+    assert not actor.shipped
+
+
+def arrays_of(count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(count)
+    return {
+        "state": {"image": rng.integers(0, 9, (count, 3, 2)).astype(np.uint8), "speed": rng.normal(size=count)},
+        "action": np.zeros((count, 2), np.float32),
+        "reward": rng.normal(size=(count, 2)).astype(np.float32),
+        "value": rng.normal(size=(count, 2)).astype(np.float32),
+        "done": np.zeros(count, np.bool_),
+    }
+
+
+def test_arrays_become_the_episode_that_their_entries_would() -> None:
+    actor, given = Actor(Parameters()), arrays_of(6)
+    weights, versions = np.arange(6, dtype=np.float32), np.arange(6)
+    final = {"image": np.ones((3, 2), np.uint8), "speed": 2.0}
+    ending = {"terminated": False, "final_state": final, "bootstrap_value": 0.25, "multiplier": 2.0}
+    shipment = actor.open.whole(given, weights, versions, ending)
+    np.testing.assert_allclose(shipment.returned, given["reward"].sum(axis=0), rtol=1e-6)
+    made, reference = EpisodePool(SCHEMA, capacity=300, seed=0), actor.reference
+    received(made, shipment)
+    reference.open(0)
+    leaves = [
+        given["state"]["image"],
+        given["state"]["speed"],
+        *(given[name] for name in ("action", "reward", "value", "done")),
+    ]
+    for t in range(6):
+        reference.extend(0, [leaf[t : t + 1] for leaf in leaves], weights[t : t + 1], t)
+    reference.close(0, **ending)
+    drawn = made.get(50).gathered
+    expected = reference.gather(drawn.ids["number"])
+    drawn.age[:] = expected.age[:] = 0.0
+    alike(drawn, expected)
+    by_leaf = given | {"state.image": given["state"]["image"], "state.speed": given["state"]["speed"]}
+    del by_leaf["state"]
+    np.testing.assert_array_equal(actor.open.whole(by_leaf, weights, versions, ending).payload, shipment.payload)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"reward": None}, EntryError, "'reward' stores"),
+        ({"speed": np.zeros(6)}, EntryError, "'speed' stores nothing: the columns are"),
+        ({"action": np.zeros((5, 2), np.float32)}, EntryError, r"float32\[6, 2\]"),
+        ({"reward": np.full((6, 2), np.nan, np.float32)}, EntryError, "finite"),
+        ({"qvest": np.zeros((6, 2), np.float32)}, EntryError, "'qvest' stores nothing"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(change: dict[str, Any], error: type[Exception], says: str) -> None:
+    given = {name: value for name, value in (arrays_of(6) | change).items() if value is not None}
+    with pytest.raises(error, match=says):
+        Actor(Parameters()).open.whole(given, 1.0, 0, {})
+
+
+def test_an_episode_without_entries_is_refused() -> None:
+    with pytest.raises(ParameterError, match="at least one entry"):
+        Actor(Parameters()).open.whole(arrays_of(0), 1.0, 0, {})
+    with pytest.raises(ParameterError, match="init_w"):
+        Actor(Parameters()).open.whole(arrays_of(3), -1.0, 0, {})
+
+
+# What comes in
+
+
+def refused(made: EpisodePool, body: wire.Body, payload: Any, **options: Any) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        made.check(body, payload, **options)
+    return f"{caught.value.code}: {caught.value.detail}"
+
+
+def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None:
+    made, _ = filled(capacity=300)
+    before = made.stats()
+    actor = Actor(Parameters())
+    good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
+    message = good.message(0, 1, 1)
+    assert (
+        refused(made, wire.Cache(number=1, pushed_bytes=1), good.payload)
+        == "unexpected: CACHE was pushed; this table stores whole episodes"
+    )
+    bare = wire.Episode(number=1, pushed_bytes=1)
+    assert refused(made, bare, good.payload).startswith("parameters:")  # it has a final state, which the message denies
+    assert refused(made, message, good.payload, checksum=1).startswith("payload:")
+    assert refused(made, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
+    long = Actor(Parameters(), capacity=400).open.whole(arrays_of(301), 1.0, 0, {})
+    assert "there is room for 300 in all" in refused(made, long.message(0, 1, 1), long.payload)
+    for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
+        fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
+        assert refused(made, wire.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
+    layout = cache.layout_of(SCHEMA, Parameters(), cache.Kind.EPISODE, final=True)
+    for name, value in (("reward", np.inf), ("value", np.nan)):
+        broken = good.payload.copy()
+        row = cache.table(broken)[layout.place(cache.Part.PREV, name)]  # type: ignore[index]
+        broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
+        assert refused(made, message, broken) == f"value: column {name!r} is not finite"
+    for at in range(0, good.payload.nbytes, 7):  # nothing but ProtocolError comes out, and nothing is stored
+        broken = good.payload.copy()
+        broken[at] ^= 0x55
+        try:
+            made.check(message, broken)
+        except ProtocolError:
+            pass
+    assert made.stats() == before
+
+
+def test_the_oldest_episodes_make_room() -> None:
+    made, actor = EpisodePool(SCHEMA, capacity=10), Actor(Parameters())
+    shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
+    assert [received(made, shipment) for _ in range(4)] == [0, 0, 1, 1]
+    stats = made.stats()
+    assert (stats.caches, stats.held, stats.added) == (2, 8, 4)
+    assert (stats.overwritten, stats.overwritten_samples, stats.clients) == (2, 8, 1)
+    assert stats.bytes == 8 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)
+
+
+def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
+    made, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
+    shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
+    checked = made.check(shipment.message(0, 1, 1), shipment.payload)
+    assert made.limit(10 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)) == 0
+    with pytest.raises(ProtocolError, match="too_large"):
+        made.add(CLIENT, 1, checked)
+    assert made.stats().held == 0
+    made.memory.check_invariants()
+
+
+def test_capacity_and_bytes_that_do_not_fit_each_other_are_refused() -> None:
+    size = SCHEMA.entry_bytes + ENTRY_OVERHEAD
+    assert EpisodePool(SCHEMA, byte_limit=7 * size + 1).capacity == 7
+    assert EpisodePool(SCHEMA, byte_limit=7 * size, capacity=5).capacity == 5
+    with pytest.raises(ParameterError, match=f"byte_limit must be at least {8 * size} for 8 entries"):
+        EpisodePool(SCHEMA, byte_limit=8 * size - 1, capacity=8)
+    with pytest.raises(ParameterError, match="byte_limit must be at least"):
+        EpisodePool(SCHEMA, byte_limit=3)
+    with pytest.raises(ParameterError, match="capacity"):
+        EpisodePool(SCHEMA, capacity=-1)
+
+
+# Names
+
+
+def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() -> None:
+    made, reference = filled(capacity=300)
+    drawn = made.get(40).gathered
+    assert drawn.ids.dtype == ID
+    assert set(drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)) == {made.owner}
+    number = drawn.ids["number"][:1]
+    assert made.apply(made.owner, number, np.array([3.5], np.float32)) == (1, 0)
+    exponent = made.parameters.priority_exponent
+    at = np.flatnonzero(made.memory._inside()["meta"]["number"] == number[0])
+    assert made.memory._inside()["meta"]["priority"][at] == np.float32(3.5 + 1e-6)
+    assert exponent > 0
+    assert made.apply(b"x" * 16, number, np.array([9.0], np.float32)) is None
+    former, held = made.owner, made.stats().caches
+    assert made.clear() == held
+    assert made.owner != former
+    assert made.apply(former, number, np.array([9.0], np.float32)) is None
+    assert made.apply(made.owner, number, np.array([9.0], np.float32)) == (0, 1)
+    assert (made.stats().applied, made.stats().stale) == (1, 1)
+    assert made.stats().held == 0
+
+
+def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_them() -> None:
+    size = SCHEMA.entry_bytes + ENTRY_OVERHEAD
+    made, _ = filled(byte_limit=300 * size)
+    made.apply(made.owner, made.get(5).gathered.ids["number"], np.full(5, 7.0, np.float32))
+    before, owner = made.memory.sums(), made.owner
+    ages = sorted(made.memory._inside()["meta"]["born"])[-made.memory.num_entries :]
+    assert made.limit(200 * size) == 0
+    assert made.capacity == 200
+    assert made.owner != owner
+    np.testing.assert_allclose(made.memory.sums(), before, rtol=1e-12)
+    assert sorted(made.memory._inside()["meta"]["born"])[-made.memory.num_entries :] == ages
+    entries, episodes = made.memory.num_entries, made.memory.num_episodes
+    assert made.limit((entries - 1) * size) >= 1
+    assert made.memory.num_episodes < episodes
+    assert made.byte_limit == (entries - 1) * size
+    with pytest.raises(ParameterError):
+        made.limit(0)
+    made.memory.check_invariants()
+
+
+def test_parameters_weigh_what_is_stored_anew() -> None:
+    made, reference = filled(capacity=300)
+    for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount_factor": (0.5,)}):
+        parameters = made.parameters.replace(**changes)
+        assert made.configure(parameters) == 0
+        reference.configure(parameters)
+        np.testing.assert_allclose(made.memory.sums(), reference.sums(), rtol=1e-9)
+    assert made.configure(made.parameters.replace(max_episode=2)) == made.stats().added - 2
+    with pytest.raises(ParameterError):
+        made.configure(made.parameters.replace(prev=("nothing",)))
+
+
+# What goes out
+
+
+def test_batches_have_the_importance_of_a_buffer() -> None:
+    made, reference = filled(Parameters(importance_exponent=1.0, normalize="global"), capacity=300)
+    drawn = made.get(100)
+    total, positives, smallest = made.memory.sums()
+    chance = made.memory.weights(drawn.gathered.ids["number"]) / total
+    np.testing.assert_allclose(drawn.importance, (smallest / total) / chance, rtol=1e-6)
+    assert drawn.left_out == 0.0
+    assert drawn.divisor == pytest.approx(1.0 / (positives * smallest / total))
+    assert made.stats().drawn == 100
+
+
+def test_arrays_of_the_caller_are_filled() -> None:
+    made, _ = filled(capacity=300)
+    out = {"action": np.empty((8, 2), np.float32), "state.image": np.empty((8, 3, 2), np.uint8), "ids": np.empty(8, ID)}
+    drawn = made.get(8, out=out).gathered
+    assert drawn.prev["action"] is out["action"] or drawn.prev["action"].base is out["action"]
+    alike(drawn, made.memory.gather(drawn.ids["number"]))
+    with pytest.raises(ParameterError, match="action"):
+        made.get(8, out={"action": np.empty((7, 2), np.float32)})
+    with pytest.raises(WrongType, match="out"):
+        made.get(8, out=drawn)
+    with pytest.raises(ParameterError, match="batch_size"):
+        made.get(0)
+
+
+def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
+    made, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
+    with pytest.raises(NotEnoughSamples):
+        made.get(4)
+    with pytest.raises(NotEnoughSamples, match=r"after waiting 0\.0 s"):
+        made.get(4, timeout=0.01)
+    assert made.stats().misses == 2
+    waiting, box = in_thread(lambda: made.get(4, timeout=30.0))
+    until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
+    received(made, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
+    waiting.join(10)
+    assert len(box["value"].gathered.ids) == 4
+    made.clear()
+    waiting, box = in_thread(lambda: made.get(4, timeout=30.0))
+    until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
+    made.close()
+    made.close()
+    waiting.join(10)
+    assert isinstance(box["error"], Closed)
+    with pytest.raises(Closed):
+        made.draw_counts(b"r" * 16, np.zeros(0, wire.CLIENT_COUNTS))
+    shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
+    assert received(made, shipment) == 0
+    assert made.stats().held == 0
+
+
+def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
+    now = [0.0]
+    made = EpisodePool(SCHEMA, capacity=300, client_timeout=10.0, clock=lambda: now[0])
+    shipment = Actor(Parameters()).open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
+    received(made, shipment)
+    made.heard(b"2" * 16)
+    assert not made.sums(b"3" * 16, 1, 1.0, 1, 1.0)
+    made.goodbye(b"3" * 16)
+    assert made.stats().clients == 2
+    now[0] = 11.0
+    made.heard(b"4" * 16)
+    assert made.stats().clients == 1
+    assert made.expire() == 0
+    assert made.forget(b"4" * 16) == 0
+    assert (made.stats().clients, made.stats().held) == (0, 4)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
+    parameters = EVERY[name].replace(importance_exponent=1.0)
+    made, _ = filled(parameters, capacity=300)
+    rows = made.reserve(b"r" * 16, 64)
+    assert rows["client"].tobytes() == made.owner
+    planned = pool.plan([rows], 64, 0.5)
+    assert planned is not None
+    (counts,) = planned.counts
+    payload = made.draw_counts(b"r" * 16, counts, now=7.0)
+    layout = cache.layout_of(SCHEMA, parameters, cache.Kind.DRAWN)
+    held = cache.check(payload, layout)
+    drawn = pool.finish(planned, [held], layout, parameters, 1, 1.0)
+    gathered = drawn.gathered
+    assert gathered.ids["client"].tobytes() == made.owner * 64
+    expected = made.memory.gather(gathered.ids["number"])
+    if gathered.mask is None:
+        alike(gathered, expected)
+    chance = made.memory.weights(gathered.ids["number"]) / made.memory.total_weight
+    np.testing.assert_allclose(drawn.importance * drawn.divisor, 1.0 / (made.memory.num_positive * chance), rtol=1e-5)
+
+
+def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
+    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, wire.CLIENT_COUNTS)
+    assert len(made.reserve(b"r" * 16, 10)) == 0
+    assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
+    counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3
+    assert made.draw_counts(b"r" * 16, counts) is None
+    counts["count"] = pool.MOST_DRAWN
+    with pytest.raises(ProtocolError, match="samples at once"):
+        made.draw_counts(b"r" * 16, counts)
+
+
+def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
+    """Three pools of 20, 60 and 200 entries whose weights differ a hundredfold; beta 1, and systematic shares."""
+    parameters, rng = Parameters(importance_exponent=1.0, priority_exponent=1.0), np.random.default_rng(5)
+    pools, truth = [], []
+    for entries, scale in ((20, 1.0), (60, 100.0), (200, 0.5)):
+        made = EpisodePool(PLAIN, parameters, capacity=300, seed=entries)
+        values = rng.normal(scale, 1.0, entries).astype(np.float32)
+
+        def pack(*columns: Any) -> Any:
+            return cache.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+
+        shipped: list[Any] = []
+        store = OpenEpisodes(PLAIN, 300, parameters, pack=pack, ship=shipped.append)
+        obs = np.stack([values, values], axis=1)
+        weights = rng.uniform(0.01, scale, entries).astype(np.float32)
+        columns = {"obs": obs, "action": np.zeros(entries, np.int32), "reward": np.zeros(entries, np.float32)}
+        received(made, store.whole(columns, weights, 0, {"terminated": True}))
+        pools.append(made)
+        truth.append(values)
+    expected = np.concatenate(truth).mean()
+    layout = cache.layout_of(PLAIN, parameters, cache.Kind.DRAWN)
+    means = []
+    for draw in range(300):
+        planned = pool.plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
+        assert planned is not None
+        parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
+        held = [cache.check(part, layout) for part in parts]
+        drawn = pool.finish(planned, held, layout, parameters, draw, 1.0)
+        factor = drawn.importance.astype(np.float64) * drawn.divisor
+        means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
+    error = np.std(means) / np.sqrt(len(means))
+    assert abs(np.mean(means) - expected) < 4.0 * error
+
+
+def test_threads_add_draw_and_change_at_once() -> None:
+    made, actor = EpisodePool(SCHEMA, byte_limit=500 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)), Actor(Parameters())
+    shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
+    received(made, shipment)
+    stop, errors = threading.Event(), []
+
+    def repeat(action: Any) -> None:
+        try:
+            while not stop.is_set():
+                action()
+        except BaseException as error:
+            errors.append(error)
+
+    def draw() -> None:
+        ids = made.get(16, timeout=5.0).gathered.ids
+        made.apply(ids[0]["client"].tobytes(), ids["number"], np.ones(16, np.float32))
+
+    work = [lambda: received(made, shipment), draw, lambda: made.configure(made.parameters), lambda: made.stats()]
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in work]
+    for thread in threads:
+        thread.start()
+    for entries in (400, 300, 500):
+        made.limit(entries * (SCHEMA.entry_bytes + ENTRY_OVERHEAD))
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert not errors
+    made.memory.check_invariants()
