@@ -36,6 +36,8 @@ LONG = 60.0
 FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
 CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer)
 
+EPISODE = {"obs": np.zeros((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.zeros(5, np.float32)}
+
 
 class Alone:
     """One of each, that knew each other once; now nobody answers anybody."""
@@ -54,6 +56,11 @@ class Alone:
         self.proxy = self.cluster.proxy([self.way.endpoint])
         record(self.client, length=20)
         assert self.client.push_cache(10.0)  # and from now on its window is full
+        self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
+        self.shipper = self.cluster._keep(
+            Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
+        )
+        assert self.shipper.push_episode(EPISODE, timeout=10.0)
         self.classic_server = ReplayMemoryServer(
             *templates(), 100, "inproc://pub", 4, context=self.cluster.context, seed=1, limits=FEW_LINES
         )
@@ -107,6 +114,9 @@ def first(batches):
 WAITS = {
     (Client, "update"): Waits(lambda at, t: at.client.update(t)),
     (Client, "push_cache"): Waits(lambda at, t: at.client.push_cache(t), gives=False),
+    (Client, "push_episode"): Waits(
+        lambda at, t: at.shipper.push_episode(EPISODE, timeout=t), gives=False, owner="shipper"
+    ),
     (Client, "sync"): Waits(lambda at, t: at.client.sync(timeout=t)),
     (Client, "log"): Waits(lambda at, t: at.client.log("one too many", t), gives=False),
     (Client, "batches"): Waits(lambda at, t: first(at.client.batches(8, t)), ended="no batch"),
@@ -152,7 +162,7 @@ LOOPS = {
 
 NEVER = {
     Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters readiness run scalars
-        schema stats subscribe table writer""",
+        schema stats storage subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
     Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
@@ -257,7 +267,8 @@ def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
     thread, box = in_thread(case.call, alone, LONG)
     thread.join(0.1)
     assert thread.is_alive(), box
-    closing, _ = in_thread(owner_of(alone, which[0]).close, 1.0)
+    owner = getattr(alone, case.owner) if case.owner else owner_of(alone, which[0])
+    closing, _ = in_thread(owner.close, 1.0)
     began = time.monotonic()
     thread.join(LONG / 2)
     assert time.monotonic() - began < LATE  # also while the close itself goes on telling the server

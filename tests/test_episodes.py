@@ -368,7 +368,7 @@ def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() ->
     made, reference = filled(capacity=300)
     drawn = made.get(40).gathered
     assert drawn.ids.dtype == ID
-    assert set(drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)) == {made.owner}
+    assert {drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)} == {made.owner}
     number = drawn.ids["number"][:1]
     assert made.apply(made.owner, number, np.array([3.5], np.float32)) == (1, 0)
     exponent = made.parameters.priority_exponent
