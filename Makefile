@@ -13,7 +13,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports
 
-.PHONY: help demo test test-plain test-checked soak lint $(LINTS) format bench wheel clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -23,6 +23,7 @@ help:
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
+	@echo "make bench-peers   beside cpprb and TorchRL, which are installed into build/peers (with torch: gigabytes)"
 	@echo "make wheel         a wheel in dist/"
 	@echo "make clean         remove what the targets above made"
 
@@ -82,6 +83,10 @@ bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
+
+# cpprb and TorchRL, and so torch, are installed into build/peers: gigabytes.
+bench-peers: setup-dev
+	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
 
 wheel: setup
 	@rm -rf dist
