@@ -870,7 +870,8 @@ cdef struct Meta:  # one cache line for each row
     float priority  # below 0: none, the weight has no such factor
     int32_t episode  # slot in `episodes`; below 0: no entry here
     uint8_t learned  # a learner set the priority; closing keeps it
-    uint8_t spare[19]
+    uint32_t drawn  # how often it was drawn
+    uint8_t spare[12]
 
 
 cdef enum:
@@ -954,14 +955,17 @@ cdef enum:  # how chances follow from weights
     BY_RANK = 1
     GREEDY = 2
 
+cdef int64_t LATEST = 0x7FFFFFFFFFFFFFFF, EARLIEST = -0x7FFFFFFFFFFFFFFF
+cdef uint32_t MOST_COUNTED = 0xFFFFFFFF  # draws of an entry
+
 cdef struct Copy:  # one column of a batch to be filled
     Column* column
     char* out
 
 META = np.dtype({
-    "names": ["number", "born", "model_version", "position", "init_w", "priority", "episode", "learned"],
-    "formats": ["i8", "f8", "i8", "i8", "f4", "f4", "i4", "u1"],
-    "offsets": [0, 8, 16, 24, 32, 36, 40, 44],
+    "names": ["number", "born", "model_version", "position", "init_w", "priority", "episode", "learned", "drawn"],
+    "formats": ["i8", "f8", "i8", "i8", "f4", "f4", "i4", "u1", "u4"],
+    "offsets": [0, 8, 16, 24, 32, 36, 40, 44, 48],
     "itemsize": 64,
 })
 EPISODE = np.dtype({
@@ -1025,6 +1029,15 @@ cdef class EntryStore:
     cdef double exponent  # of priorities
     cdef double lambda_, max_priority_, fixed_now, max_share
     cdef uint64_t random[4]
+    # Limits: what was drawn `most_drawn` times, was added before `oldest_born` or made by a model before `oldest_model` weighs 0.
+    # Of each page, and of all, the least of both facts over the rows with a weight (or less): only pages with something to expire
+    # are looked through.
+    cdef bint is_limited
+    cdef int64_t most_drawn, draws_left_  # 0: any; over all rows with a weight, what they may be drawn yet
+    cdef double most_age, oldest_born, eldest  # 0: any
+    cdef int64_t most_lag, newest_model_, oldest_model, least_model  # below 0: any
+    cdef double* page_born
+    cdef int64_t* page_model
     cdef object lock
     cdef dict arrays
     cdef list rooms, order_rooms, data_arrays, final_arrays
@@ -1034,6 +1047,7 @@ cdef class EntryStore:
         self.arrays = {}
         self.max_priority_ = 1.0
         self.fixed_now = -1.0
+        self.most_lag = -1
         self.oldest = self.newest = self.free_episode = -1
         self.first_page = self.last_page = -1
         self.reward_column = self.value_column = self.return_column = -1
@@ -1112,6 +1126,8 @@ cdef class EntryStore:
             self.pages[page].older, self.pages[page].newer = page - 1, page + 1
         self.pages[self.page_count - 1].newer = -1
         self.first_page, self.last_page = 0, self.page_count - 1
+        self._keep("page_born", _aligned(self.page_count, np.float64))
+        self._keep("page_model", _aligned(self.page_count, np.int64))
         self._keep("lanes", _aligned(0, LANE))
         self._keep("episodes", _aligned(0, EPISODE))
         self._keep("bootstraps", _aligned(0, np.float32))
@@ -1128,6 +1144,10 @@ cdef class EntryStore:
             self.meta = <Meta*>cnp.PyArray_DATA(array)
         elif name == "pages":
             self.pages = <Page*>cnp.PyArray_DATA(array)
+        elif name == "page_born":
+            self.page_born = <double*>cnp.PyArray_DATA(array)
+        elif name == "page_model":
+            self.page_model = <int64_t*>cnp.PyArray_DATA(array)
         elif name == "lanes":
             self.lanes = <Lane*>cnp.PyArray_DATA(array)
         elif name == "episodes":
@@ -1298,6 +1318,8 @@ cdef class EntryStore:
         meta.priority = -1.0
         meta.episode = self.lanes[index].episode
         meta.learned = 0
+        meta.drawn = 0
+        self.newest_model_ = max(self.newest_model_, model_version)
         episode.length += 1
         self.entries += 1
         self.generated_ += 1
@@ -1393,7 +1415,109 @@ cdef class EntryStore:
                 order_remove(&self.order, row, former)
             if weight > 0.0:
                 order_insert(&self.order, row, weight)
+        if self.is_limited:
+            if former > 0.0:
+                self.draws_left_ -= self._left_of(row)
+            if weight > 0.0:
+                self._watch(row)
         tree_put(&self.tree, row, weight)
+
+    # Limits
+
+    cdef inline int64_t _left_of(self, int64_t row) noexcept nogil:
+        """How often an entry may be drawn yet, where that is limited."""
+        return max(self.most_drawn - <int64_t>self.meta[row].drawn, 0)
+
+    cdef inline bint _is_fresh(self, const Meta* meta) noexcept nogil:
+        """Whether an entry is within the limits, as they were looked at last."""
+        if self.most_drawn > 0 and meta.drawn >= self.most_drawn:
+            return False
+        return meta.born >= self.oldest_born and meta.model_version >= self.oldest_model
+
+    cdef void _watch(self, int64_t row) noexcept nogil:
+        """A row has a weight: note what it may still be drawn, and what its page has to be looked through for."""
+        cdef const Meta* meta = &self.meta[row]
+        cdef int64_t page = inside(row >> self.page_shift, self.page_count)
+        self.draws_left_ += self._left_of(row)
+        self.page_born[page] = min(self.page_born[page], meta.born)
+        self.page_model[page] = min(self.page_model[page], meta.model_version)
+        self.eldest = min(self.eldest, meta.born)
+        self.least_model = min(self.least_model, meta.model_version)
+
+    cdef void _expire(self) noexcept nogil:
+        """Take the weight of what has become too old. Cost: nothing while nothing has, else one look at each page's least."""
+        cdef int64_t page, row, begin
+        if self.most_age > 0.0:
+            self.oldest_born = self._now() - self.most_age  # goes back where the clock does: what is new is fresh
+        if self.most_lag >= 0:
+            self.oldest_model = self.newest_model_ - self.most_lag
+        if self.eldest >= self.oldest_born and self.least_model >= self.oldest_model:
+            return
+        self.eldest, self.least_model = INFINITY, LATEST
+        for page in range(self.page_count):
+            if self.page_born[page] < self.oldest_born or self.page_model[page] < self.oldest_model:
+                self.page_born[page], self.page_model[page] = INFINITY, LATEST
+                begin = page * self.page_rows
+                for row in range(begin, begin + self._page_size(page)):
+                    if self.tree.sums[0][row] <= 0.0:
+                        continue
+                    if not self._is_fresh(&self.meta[row]):
+                        self._put(row, 0.0)
+                        continue
+                    self.page_born[page] = min(self.page_born[page], self.meta[row].born)
+                    self.page_model[page] = min(self.page_model[page], self.meta[row].model_version)
+            self.eldest = min(self.eldest, self.page_born[page])
+            self.least_model = min(self.least_model, self.page_model[page])
+
+    cdef void _watch_anew(self) noexcept nogil:
+        """Note for all rows what `_watch` notes for one: the limits are others than before."""
+        cdef int64_t page, row
+        self.draws_left_ = 0
+        self.eldest, self.least_model = INFINITY, LATEST
+        for page in range(self.page_count):
+            self.page_born[page], self.page_model[page] = INFINITY, LATEST
+        for row in range(self.capacity_ if self.is_limited else 0):
+            if self.tree.sums[0][row] > 0.0:
+                self._watch(row)
+
+    def _limit(self, int64_t most_drawn, double most_age, int64_t most_lag):
+        """Set limits (0, 0 and below 0: none) before `_configure`, which weighs everything by them. Returns whether they are new."""
+        self._hold()
+        try:
+            if (most_drawn, most_age, most_lag) == (self.most_drawn, self.most_age, self.most_lag):
+                return False
+            self.is_limited = False  # until everything is weighed: nothing is noted meanwhile
+            self.most_drawn, self.most_age, self.most_lag = most_drawn, most_age, most_lag
+            self.oldest_born, self.oldest_model = -INFINITY, EARLIEST
+            if most_age > 0.0:
+                self.oldest_born = self._now() - most_age
+            if most_lag >= 0:
+                self.oldest_model = self.newest_model_ - most_lag
+            return True
+        finally:
+            self._release()
+
+    def saw_model(self, int64_t version):
+        """There is a model of this version, from which `Parameters.max_model_lag` counts; older ones change nothing."""
+        self._hold()
+        self.newest_model_ = max(self.newest_model_, version)
+        self._release()
+
+    @property
+    def newest_model(self):
+        """The highest version that an entry was made by, or that was seen."""
+        return self.newest_model_
+
+    @property
+    def draws_left(self):
+        """How often entries may be drawn yet, all together; -1 where that is not limited."""
+        self._hold()
+        try:
+            with nogil:
+                self._expire()
+            return self.draws_left_ if self.most_drawn > 0 else -1
+        finally:
+            self._release()
 
     cdef inline double _mass(self, int64_t row) noexcept nogil:
         """What a row's chance is proportional to: its weight, or what its rank makes of it."""
@@ -1452,6 +1576,8 @@ cdef class EntryStore:
         if episode.state == OPEN and not self.is_live:
             return 0.0
         if self.start == SKIP and meta.position < self.frame_stack - 1:
+            return 0.0
+        if not self._is_fresh(meta):
             return 0.0
         if not episode.ended and meta.position + self.multi_step >= episode.length:
             return 0.0
@@ -1765,7 +1891,8 @@ cdef class EntryStore:
                 row = self._after(row)
 
     def _configure(self, double alpha, double lambda_, int64_t frame_stack, int64_t multi_step, int start, int64_t most_episodes,
-                   list gamma, list coeff, int prioritization, bint stratified, int64_t stride, int64_t burn_in, double max_share):
+                   list gamma, list coeff, int prioritization, bint stratified, int64_t stride, int64_t burn_in, double max_share,
+                   bint are_limits_new):
         """Set what weights and windows depend on, and weigh everything stored anew."""
         cdef int64_t d
         cdef int32_t index
@@ -1776,7 +1903,7 @@ cdef class EntryStore:
         self._hold()
         try:
             values = lambda_ != self.lambda_
-            weights = exponent != self.exponent or frame_stack != self.frame_stack or multi_step != self.multi_step or start != self.start
+            weights = are_limits_new or exponent != self.exponent or frame_stack != self.frame_stack or multi_step != self.multi_step or start != self.start
             for d in range(self.dimensions):
                 values = values or gamma[d] != self.gamma[d]
                 weights = weights or coeff[d] != self.coeff[d]
@@ -1807,6 +1934,9 @@ cdef class EntryStore:
                     for index in range(<int32_t>self.lane_count):
                         if self.lanes[index].episode >= 0:
                             self._ripen_again(index)
+                if are_limits_new:
+                    self.is_limited = self.most_drawn > 0 or self.most_age > 0.0 or self.most_lag >= 0
+                    self._watch_anew()
                 tree_settle(&self.tree)
             if is_order_new:
                 self._order_anew()
@@ -2078,7 +2208,8 @@ cdef class EntryStore:
         return self.max_priority_
 
     def _sums(self, bint with_least=True):
-        """(total weight, entries with positive weight, least positive weight or infinity), of one moment.
+        """(total weight, entries with positive weight, least positive weight or infinity), of one moment. What has become too old
+        by then weighs nothing.
 
         The least costs as much as has changed since it was last asked; without it 0 is returned.
         """
@@ -2086,6 +2217,8 @@ cdef class EntryStore:
         self._hold()
         try:
             with nogil:
+                if self.is_limited:
+                    self._expire()
                 tree_settle(&self.tree)
                 least = self._least() if with_least else 0.0
             return self._total(), self.tree.positive, least
@@ -2105,45 +2238,94 @@ cdef class EntryStore:
         s[3] = (s[3] << 45) | (s[3] >> 19)
         return <double>(mixed >> 11) * (1.0 / 9007199254740992.0)
 
-    def _draw(self, int64_t count, fractions):
-        """Numbers int64 [count] of entries drawn with replacement by their chances; None where all weights are 0. Greedily: the heaviest
-        ones, each once before any comes twice.
+    def _draw(self, int64_t count, fractions, cnp.ndarray weights=None):
+        """Numbers int64 [count] of entries drawn with replacement by their chances; None where all weights are 0, or together may not
+        be drawn so often. Greedily: the heaviest ones, each once before any comes twice.
 
-        fractions: checked float64 [count], or None for random ones.
+        fractions: checked float64 [count], or None for random ones. weights: filled with what the chances were proportional to, as in
+        `_draw_limited` where draws are limited.
         """
         cdef cnp.ndarray given = fractions
         cdef cnp.ndarray result = np.empty(count, np.int64)
+        cdef cnp.ndarray shares = np.empty(count, np.float64) if weights is None else weights
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(result)
+        cdef double* weight = <double*>cnp.PyArray_DATA(shares)
         cdef const double* fraction = NULL if fractions is None else <const double*>cnp.PyArray_DATA(given)
-        cdef double masses[CHUNK]
-        cdef double total
-        cdef int64_t i, start, size
+        cdef bint is_possible
         assert fractions is None or cnp.PyArray_SIZE(given) == count
+        assert cnp.PyArray_SIZE(shares) == count
         self._hold()
         try:
             with nogil:
+                if self.is_limited:
+                    self._expire()
                 tree_settle(&self.tree)
-                total = self._total()
-                if total > 0.0:
-                    start = 0
-                    while start < count:
-                        size = min(<int64_t>CHUNK, count - start)
-                        for i in range(size):
-                            masses[i] = self._fraction(start + i, count, fraction) * total
-                        if self.prioritization == PROPORTIONAL:
-                            tree_find(&self.tree, masses, size, number + start)
-                        else:
-                            self._find_ranked(masses, size, number + start)
-                        for i in range(start, start + size):
-                            prefetch(&self.meta[number[i]])
-                        for i in range(start, start + size):
-                            number[i] = self.meta[inside(number[i], self.capacity_)].number
-                        start += CHUNK
+                is_possible = self._total() > 0.0 and (self.most_drawn == 0 or self.draws_left_ >= count)
+                if is_possible:
+                    if self.most_drawn > 0:
+                        self._draw_limited(count, fraction, number, weight)
+                    else:
+                        self._draw_any(count, fraction, number, weight)
                     if fraction == NULL and (self.is_stratified or self.prioritization == GREEDY):
-                        self._shuffle(number, count)
-            return result if total > 0.0 else None
+                        self._shuffle(number, weight, count)
+            return result if is_possible else None
         finally:
             self._release()
+
+    cdef void _draw_any(self, int64_t count, const double* fraction, int64_t* number, double* weight) noexcept nogil:
+        """A draw in which nothing changes: all samples are of the same chances."""
+        cdef double masses[CHUNK]
+        cdef double total = self._total()
+        cdef int64_t i, start = 0, size
+        cdef Meta* meta
+        while start < count:
+            size = min(<int64_t>CHUNK, count - start)
+            for i in range(size):
+                masses[i] = self._fraction(start + i, count, fraction) * total
+            if self.prioritization == PROPORTIONAL:
+                tree_find(&self.tree, masses, size, number + start)
+            else:
+                self._find_ranked(masses, size, number + start)
+            for i in range(start, start + size):
+                prefetch(&self.meta[number[i]])
+            for i in range(start, start + size):
+                meta = &self.meta[inside(number[i], self.capacity_)]
+                weight[i] = self._mass(number[i])
+                meta.drawn += meta.drawn < MOST_COUNTED
+                number[i] = meta.number
+            start += CHUNK
+
+    cdef void _draw_limited(self, int64_t count, const double* fraction, int64_t* number, double* weight) noexcept nogil:
+        """A draw in which an entry that has been drawn often enough is not drawn again: one sample after the other, each by the chances
+        that are left.
+
+        `weight` is w S / S_j N_j / N, with S, N before the draw and S_j, N_j before this sample, so that N weight / S is the chance
+        times the number of entries that there were: what importance is made of, as if nothing had changed.
+        """
+        cdef double mass, left, total = self._total(), entries = <double>self.tree.positive
+        cdef int64_t i, row, at = 0
+        cdef Meta* meta
+        for i in range(count):
+            left = self._total()
+            if self.prioritization == GREEDY:
+                at = 0 if at >= self.order.count else at
+                row = order_leaf(&self.order, at + 1)
+                at += 1
+            else:
+                mass = self._fraction(i, count, fraction) * left
+                if self.prioritization == PROPORTIONAL:
+                    tree_find(&self.tree, &mass, 1, &row)
+                else:
+                    self._find_ranked(&mass, 1, &row)
+            meta = &self.meta[inside(row, self.capacity_)]
+            weight[i] = self._mass(row) * (total / left) * (<double>self.tree.positive / entries)
+            number[i] = meta.number
+            meta.drawn += 1
+            self.draws_left_ -= 1
+            if meta.drawn >= self.most_drawn:
+                self._put(row, 0.0)
+                tree_settle(&self.tree)
+                at -= 1
 
     cdef double _fraction(self, int64_t i, int64_t count, const double* given) noexcept nogil:
         """Where in [0, 1) the i-th of `count` samples is drawn."""
@@ -2164,14 +2346,15 @@ cdef class EntryStore:
                 rank = order_find(&self.order, masses[i], self.order.count)
             rows[i] = order_leaf(&self.order, rank)
 
-    cdef void _shuffle(self, int64_t* numbers, int64_t count) noexcept nogil:
+    cdef void _shuffle(self, int64_t* numbers, double* weights, int64_t count) noexcept nogil:
         """In place, all orders alike: Fisher and Yates."""
         cdef int64_t i, other, number
+        cdef double weight
         for i in range(count - 1, 0, -1):
             other = min(<int64_t>(self._random() * <double>(i + 1)), i)
-            number = numbers[i]
-            numbers[i] = numbers[other]
-            numbers[other] = number
+            number, weight = numbers[i], weights[i]
+            numbers[i], weights[i] = numbers[other], weights[other]
+            numbers[other], weights[other] = number, weight
 
     cdef int64_t _rows_of(self, const int64_t* numbers, int64_t count, int64_t* rows) noexcept nogil:
         """Rows of entries. Position of the first that is not there (any more), or -1."""
@@ -2242,15 +2425,17 @@ cdef class EntryStore:
         finally:
             self._release()
 
-    def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born):
+    def _set_facts(self, cnp.ndarray numbers, cnp.ndarray priorities, cnp.ndarray learned, cnp.ndarray born, cnp.ndarray drawn=None):
         """Give entries what another memory knew of them: priority float32 [B] (below 0: none yet), whether a learner reported it
-        uint8 [B], and when they were added float64 [B]. Position of the first that is not there, or -1."""
+        uint8 [B], when they were added float64 [B], and how often they were drawn uint32 [B] (None leaves that). Position of the first
+        that is not there, or -1."""
         cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
         cdef cnp.ndarray rows_ = np.empty(count, np.int64)
         cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
         cdef float* priority = <float*>_data(priorities, count)
         cdef uint8_t* is_learned = <uint8_t*>_data(learned, count)
         cdef double* since = <double*>_data(born, count)
+        cdef uint32_t* times = <uint32_t*>_data(drawn, count)
         cdef Meta* meta
         self._hold()
         try:
@@ -2258,7 +2443,10 @@ cdef class EntryStore:
                 bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, rows)
                 for i in range(count if bad < 0 else 0):
                     meta = &self.meta[rows[i]]
+                    self._put(rows[i], 0.0)  # by what was known of it until now
                     meta.priority, meta.learned, meta.born = priority[i], is_learned[i], since[i]
+                    if times != NULL:
+                        meta.drawn = times[i]
                     self.max_priority_ = max(self.max_priority_, <double>priority[i])
                     self._put(rows[i], self._weight(rows[i]))
                 tree_settle(&self.tree)

@@ -103,7 +103,23 @@ class EmptyMemory(MemoireError, RuntimeError):
             return f"nothing to draw: {self.reason}."
         return (
             f"nothing to draw: {self.entries} entries are stored and none has a positive weight. Close an episode "
-            f"that is longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...)."
+            f"that is longer than frame_stack - 1 + multi_step, or say how it ended (final_state=...). Where there are "
+            f"limits (max_times_sampled, max_age, max_model_lag), wait for entries that are within them."
+        )
+
+
+class UsedUp(EmptyMemory):
+    """More samples were asked for than entries may be drawn yet; none was taken."""
+
+    def __init__(self, wanted: int, left: int, times: int) -> None:
+        Exception.__init__(self, wanted, left, times)
+        self.entries, self.wanted, self.left, self.times = 0, wanted, left, times
+
+    def __str__(self) -> str:
+        return (
+            f"a draw of {self.wanted} samples is not possible: an entry is drawn {self.times} times at most "
+            f"(max_times_sampled), and all together {self.left} times yet. None was taken. "
+            f"Add entries first, or draw fewer."
         )
 
 
@@ -136,14 +152,19 @@ class NoSuchRow(MemoireError, IndexError):
 
 
 class NotEnoughSamples(MemoireError, RuntimeError):
-    """A batch cannot be filled; no sample was taken."""
+    """A batch cannot be filled, or has to wait for entries (`reason` says so); no sample was taken."""
 
-    def __init__(self, wanted: int, unused: int, caches: int, clients: int, waited: float = 0.0) -> None:
-        super().__init__(wanted, unused, caches, clients, waited)
+    def __init__(
+        self, wanted: int, unused: int, caches: int, clients: int, waited: float = 0.0, reason: str = ""
+    ) -> None:
+        super().__init__(wanted, unused, caches, clients, waited, reason)
         self.wanted, self.unused, self.caches, self.clients, self.waited = wanted, unused, caches, clients, waited
+        self.reason = reason
 
     def __str__(self) -> str:
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
+        if self.reason:
+            return f"a batch of {self.wanted} has to wait: {self.reason}{after}. None was taken."
         return (
             f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
             f"{self.caches} caches of {self.clients} clients{after}. None was taken. "

@@ -28,6 +28,7 @@ from .errors import (
     NoSuchRow,
     ParameterError,
     StaleEntry,
+    UsedUp,
     WrongType,
 )
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
@@ -75,7 +76,7 @@ class Windows(NamedTuple):
     next_rows: Int64s
     """[n] frame code of the newest of these: where the next side's other columns come from."""
     weights: Float64s
-    """[n] what sampling was proportional to."""
+    """[n] what sampling was proportional to, before the draw where its entries were used up (`max_times_sampled`)."""
     reward: NDArray[np.float32]
     """[n, *R] sums of the windows' discounted rewards."""
     discount: NDArray[np.float32]
@@ -237,6 +238,7 @@ class Memory(_core.EntryStore):
             "num_positive": positive,
             "min_weight": least,
             "max_priority": self.max_priority,
+            "newest_model": self.newest_model,
             "entry_bytes": self.schema.entry_bytes,
             "ragged_bytes": self.ragged_bytes,
             "live": self.live,
@@ -413,6 +415,9 @@ class Memory(_core.EntryStore):
             stride,
             new.burn_in,
             new.sequence_max_share,
+            self._limit(
+                new.max_times_sampled, new.max_age or 0.0, -1 if new.max_model_lag is None else new.max_model_lag
+            ),
         )
         names = (
             self.schema.names if new.prev is None else new.prev,
@@ -427,24 +432,35 @@ class Memory(_core.EntryStore):
     # Drawing
 
     def draw(self, count: int, fractions: ArrayLike | None = None) -> Int64s:
-        """Numbers int64 [count] of entries, drawn with replacement: P = weight / total_weight.
+        """Numbers int64 [count] of entries, drawn with replacement: P = weight / total_weight. With `max_times_sampled`
+        one after the other: an entry that was drawn so often weighs 0 from then on, also within this draw.
 
         Args:
             count: How many, at least 1.
             fractions: Where in the cumulative weights to draw, [count] in [0, 1); None draws at random.
 
         Raises:
-            EmptyMemory: no entry has a weight above 0.
+            EmptyMemory: no entry has a weight above 0. UsedUp, one of these: all together may not be drawn so often.
         """
+        return self._drawn(count, fractions, None)
+
+    def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
+        """`draw`, with what the chances were proportional to in `weights`."""
         _check_whole("count", count, 1, MOST_ROWS)
         if fractions is not None:
             fractions = np.ascontiguousarray(fractions, np.float64)
             if fractions.shape != (count,) or not ((fractions >= 0.0) & (fractions < 1.0)).all():
                 raise ParameterError("fractions", fractions, f"{count} numbers in [0, 1)")
-        numbers = self._draw(count, fractions)
-        if numbers is None:
-            raise EmptyMemory(self.num_entries)
-        return numbers
+        with self.held():
+            numbers = self._draw(count, fractions, weights)
+            if numbers is None:
+                left = self.draws_left
+                raise (
+                    UsedUp(count, left, self._parameters.max_times_sampled)
+                    if left > 0
+                    else EmptyMemory(self.num_entries)
+                )
+            return numbers
 
     def weights(self, numbers: ArrayLike) -> Float64s:
         """Weights float64 [B] of entries by number. Raises StaleEntry where one has left."""
@@ -532,11 +548,13 @@ class Memory(_core.EntryStore):
             made = self._allocate(count)
             if out is not None:
                 place(self.schema, made, out)
-            numbers = self.draw(count)
             weights = np.empty(count, np.float64)
-            self._weights(numbers, weights)
             sums = self._sums(self._parameters.normalize == "global")
-            return Sample(self._filled(numbers, made), weights, *sums)
+            numbers = self._drawn(count, None, weights)
+            filled = self._filled(numbers, made)
+            if self._parameters.max_times_sampled:
+                filled.weight[:] = weights  # some weigh nothing any more
+            return Sample(filled, weights, *sums)
 
     def _allocate(self, size: int) -> Gathered:
         """Uninitialised arrays for a batch; under the lock, since parameters say what they are like."""
@@ -672,18 +690,19 @@ class Memory(_core.EntryStore):
     def draw_windows(self, count: int) -> Windows:
         """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
         with self.held():
-            numbers = self.draw(count)
+            weights, sums = np.empty(count, np.float64), self.sums()
+            numbers = self._drawn(count, None, weights)
             rows = numbers % self.capacity
             stack = self._parameters.frame_stack
             prev, next_ = np.empty((count, stack), np.int64), np.empty((count, stack), np.int64)
-            next_rows, weights = np.empty(count, np.int64), np.empty(count, np.float64)
+            next_rows = np.empty(count, np.int64)
             shape = (count, *self._reward_shape)
             returns = np.empty(shape, np.float32), np.empty(shape, np.float32)
             steps, ages, versions = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.int64)
             self._windows(rows, prev, next_, next_rows, steps, *returns)
-            self._facts(rows, ages, versions, weights)
+            self._facts(rows, ages, versions, None)
             told = (*returns, steps, ages, versions)
-            return Windows(numbers, rows, prev, next_, next_rows, weights, *told, *self.sums())
+            return Windows(numbers, rows, prev, next_, next_rows, weights, *told, *sums)
 
     def draw_sequences(self, count: int) -> Sequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
@@ -761,6 +780,7 @@ class Memory(_core.EntryStore):
             assert (inside["meta"]["number"] % self.capacity == np.arange(self.capacity)).all()
             assert not weights[~held].any() and (weights >= 0.0).all()
             assert positive == (weights > 0.0).sum()
+            self._check_limits(inside, weights > 0.0)
             if self._parameters.prioritization != "proportional":
                 rows = np.flatnonzero(weights > 0.0)
                 assert (self._ranked() == rows[np.lexsort((rows, -weights[rows]))]).all()
@@ -771,6 +791,19 @@ class Memory(_core.EntryStore):
                 assert 0 <= live <= room <= 2 * live + (8 << 20)
             assert math.isclose(total, math.fsum(weights), rel_tol=1e-12)
             assert math.isclose(least, weights[weights > 0.0].min(initial=math.inf), rel_tol=1e-12)
+
+    def _check_limits(self, inside: dict[str, Any], has_weight: NDArray[np.bool_]) -> None:
+        """What is watched for limits bounds what there is, and nothing beyond them has a weight."""
+        limits, meta = self._parameters, inside["meta"][has_weight]
+        if limits.max_times_sampled:
+            assert (meta["drawn"] < limits.max_times_sampled).all()
+            assert self.draws_left == (limits.max_times_sampled - meta["drawn"].astype(np.int64)).sum()
+        if limits.max_model_lag is not None:
+            assert (meta["model_version"] >= self.newest_model - limits.max_model_lag).all()
+        if limits.max_times_sampled or limits.max_age or limits.max_model_lag is not None:
+            pages = np.flatnonzero(has_weight) // inside["page_rows"]
+            assert (inside["page_born"][pages] <= meta["born"]).all()
+            assert (inside["page_model"][pages] <= meta["model_version"]).all()
 
     # Converting and explaining
 

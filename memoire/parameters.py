@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -97,7 +97,22 @@ class Parameters:
     next: tuple[str, ...] | None = None
     """Columns that come of the entry `multi_step` later; None is the state columns."""
     samples_per_insert: float = 1.0
-    """Samples that a client's writer pushes for each entry it records. At least 0; 0 pushes none."""
+    """Samples that a client's writer pushes for each entry it records, and what drawing is held to where there is a
+    tolerance. At least 0; 0 pushes none."""
+    samples_per_insert_tolerance: float | None = None
+    """Samples by which drawing may run ahead of inserts * samples_per_insert, or stay behind: beyond it learners wait,
+    or actors do. None limits neither. At least samples_per_insert, and 1."""
+    min_size: int = 0
+    """Entries that can be drawn, over all clients, before anything is. At least 0."""
+    max_times_sampled: int = 0
+    """Draws after which an entry weighs 0, also within one draw; of a held sample too, with reuse_cache. 0 is any."""
+    max_age: float | None = None
+    """Seconds after which an entry weighs 0, and a held sample is passed over. Above 0; None is any."""
+    max_model_lag: int | None = None
+    """Versions that the model which made an entry may be behind the newest; older entries weigh 0, and their held
+    samples are passed over. At least 0; None is any."""
+    model_topic: str | None = None
+    """Topic of the models that `max_model_lag` counts; None is the highest version of all topics."""
     normalize: Normalize = "batch"
     """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
     compression: Compression = "none"
@@ -131,8 +146,45 @@ class Parameters:
         put(self, "prev", _columns("prev", self.prev))
         put(self, "next", _columns("next", self.next))
         put(self, "samples_per_insert", _real("samples_per_insert", self.samples_per_insert))
+        self._check_rates(put)
         put(self, "normalize", _one_of("normalize", self.normalize, NORMALIZATIONS))
         put(self, "compression", _one_of("compression", self.compression, COMPRESSIONS))
+
+    def _check_rates(self, put: Callable[[Any, str, Any], None]) -> None:
+        """Fields that limit what is drawn and how often, and that they can be met together."""
+        put(self, "min_size", _whole("min_size", self.min_size, 0, (1 << 53) - 1))
+        put(self, "max_times_sampled", _whole("max_times_sampled", self.max_times_sampled, 0, (1 << 32) - 1))
+        if self.max_age is not None:
+            put(self, "max_age", _real("max_age", self.max_age))
+            if self.max_age == 0.0:
+                raise ParameterError("max_age", self.max_age, "above 0, or None for any: each entry would be too old")
+        if self.max_model_lag is not None:
+            put(self, "max_model_lag", _whole("max_model_lag", self.max_model_lag, 0, (1 << 53) - 1))
+        if self.model_topic is not None and (
+            not isinstance(self.model_topic, str) or not 0 < len(self.model_topic) <= 256 or "\0" in self.model_topic
+        ):
+            raise ParameterError("model_topic", self.model_topic, "a topic of 1 to 256 characters, or None")
+        ratio = self.samples_per_insert
+        if 0 < self.max_times_sampled < ratio:
+            expected = f"at most max_times_sampled, {self.max_times_sampled}: no entry may be drawn more often"
+            raise ParameterError("samples_per_insert", ratio, expected)
+        if self.samples_per_insert_tolerance is None:
+            return
+        tolerance = _real("samples_per_insert_tolerance", self.samples_per_insert_tolerance)
+        put(self, "samples_per_insert_tolerance", tolerance)
+        if ratio == 0.0:
+            raise ParameterError(
+                "samples_per_insert", ratio, "above 0 where there is a tolerance: nothing could be drawn"
+            )
+        if tolerance < max(1.0, ratio):
+            expected = f"at least {max(1.0, ratio):g}, what one sample or one insert moves it by"
+            raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
+
+    def newest_model(self, versions: Mapping[str, int]) -> int:
+        """The version that `max_model_lag` counts from, of the newest versions of all topics; 0 where there is none."""
+        if self.model_topic is not None:
+            return versions.get(self.model_topic, 0)
+        return max(versions.values(), default=0)
 
     def beta(self, batches: int) -> float:
         """The importance exponent of whoever has drawn this many batches. Schaul et al., ICLR 2016, section 3.4.

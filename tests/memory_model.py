@@ -18,6 +18,8 @@ class Entry:
     version: int
     priority: float | None = None
     learned: bool = False
+    born: float = 0.0
+    drawn: int = 0
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Model:
         self.closed: list[Episode] = []
         self.lanes: dict[int, Episode] = {}
         self.max_priority = 1.0
+        self.now, self.newest_model = 0.0, 0
         self.reward_shape = schema[schema.reward].shape if schema.reward else ()
 
     # What happened
@@ -53,7 +56,8 @@ class Model:
 
     def add(self, lane: int, values: dict, init_w: float, number: int, version: int = 0) -> None:
         episode = self.lanes[lane]
-        episode.entries.append(Entry(values, init_w, number, version))
+        episode.entries.append(Entry(values, init_w, number, version, born=self.now))
+        self.newest_model = max(self.newest_model, version)
         if self.live:
             self.ripen(episode)
 
@@ -91,6 +95,20 @@ class Model:
                 self.max_priority = max(self.max_priority, entries[number].priority)
                 applied += 1
         return applied, len(numbers) - applied
+
+    def drew(self, numbers) -> None:
+        entries = {entry.number: entry for episode in self.episodes() for entry in episode.entries}
+        for number in numbers:
+            entries[number].drawn += 1
+
+    def is_fresh(self, entry: Entry) -> bool:
+        times, age, lag = (getattr(self.parameters, name) for name in ("max_times_sampled", "max_age", "max_model_lag"))
+        is_young = age is None or self.now - entry.born <= age
+        return (
+            is_young
+            and (not times or entry.drawn < times)
+            and (lag is None or self.newest_model - entry.version <= lag)
+        )
 
     def forget(self, present: set) -> list[Episode]:
         """Drop the episodes that have left; each must have left as a whole, and no open one."""
@@ -154,6 +172,8 @@ class Model:
             return 0.0
         if parameters.start == "skip" and t < parameters.frame_stack - 1:
             return 0.0
+        if not self.is_fresh(entry):
+            return 0.0
         if not episode.ended and t + parameters.multi_step > len(episode.entries) - 1:
             return 0.0
         share = entry.init_w * episode.multiplier
@@ -203,6 +223,7 @@ class Model:
             "reward": reward,
             "discount": zero if end == length and episode.terminated else gamma**steps * np.ones(self.reward_shape),
             "version": episode.entries[t].version,
+            "age": self.now - episode.entries[t].born,
             "prev": {},
             "next": {},
         }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry
+from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry, UsedUp
 from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.schema import Column, Schema
@@ -53,6 +53,8 @@ class Walk:
         self.memory = Memory(self.schema, capacity, parameters, live=live, seed=3, page_rows=page_rows)
         self.memory._set_clock(1000.0)
         self.model = Model(self.schema, capacity, parameters, live)
+        self.model.now = 1000.0
+        self.version = 4
         self.ring = Ring(capacity) if self.lanes == 1 else None
         self.rng = np.random.default_rng(capacity)
         self.numbers: set[int] = set()
@@ -71,6 +73,8 @@ class Walk:
         "open",
         "update",
         "configure",
+        "wait",
+        "draw",
     )
 
     def step(self) -> None:
@@ -93,6 +97,9 @@ class Walk:
             next=self.schema.names,
             prioritization=self.choose(["proportional", "proportional", "rank", "greedy"]),
             stratified=self.choose([False, True]),
+            max_times_sampled=self.choose([0, 0, 1, 3]),
+            max_age=self.choose([None, None, 2.0, 5.0]),
+            max_model_lag=self.choose([None, None, 0, 2]),
         )
 
     def values(self, axes: tuple = ()) -> tuple:
@@ -128,7 +135,7 @@ class Walk:
             values = self.values()
             generated = self.memory.generated
             try:
-                number = self.memory.add(lane, values, init_w)
+                number = self.memory.add(lane, values, init_w, self.version)
             except EpisodeClosedError:
                 assert lane not in self.model.lanes
                 return
@@ -141,7 +148,7 @@ class Walk:
                 else:
                     assert error.length == self.memory.capacity
                 return
-            self.remember(lane, values, init_w, number, 0)
+            self.remember(lane, values, init_w, number, self.version)
             self.forget()
 
     def extend(self) -> None:
@@ -150,7 +157,7 @@ class Walk:
         values, init_w = self.values((count,)), self.rng.choice([0.0, 1.0, 1.5], count)
         length = self.memory.open_length(lane)
         try:
-            numbers = self.memory.extend(lane, values, init_w, model_version=4)
+            numbers = self.memory.extend(lane, values, init_w, model_version=self.version)
         except EpisodeClosedError:
             assert lane not in self.model.lanes
             return
@@ -159,7 +166,7 @@ class Walk:
             assert self.ring is None or length + count > self.memory.capacity
             return
         for t, number in enumerate(numbers.tolist()):
-            self.remember(lane, [column[t] for column in values], init_w[t], number, 4)
+            self.remember(lane, [column[t] for column in values], init_w[t], number, self.version)
         self.forget()
 
     def add_many(self) -> None:
@@ -169,7 +176,7 @@ class Walk:
                 self.open_lane(lane)
         values, generated = self.values((len(lanes),)), self.memory.generated
         try:
-            numbers = self.memory.add_many(lanes, values, 1.0, 9)
+            numbers = self.memory.add_many(lanes, values, 1.0, self.version)
         except EpisodeClosedError:
             assert not set(lanes) <= self.model.lanes.keys() and generated == self.memory.generated
             return
@@ -177,7 +184,7 @@ class Walk:
             assert generated == self.memory.generated
             return
         for i, (lane, number) in enumerate(zip(lanes, numbers.tolist(), strict=True)):
-            self.remember(lane, [column[i] for column in values], 1.0, number, 9)
+            self.remember(lane, [column[i] for column in values], 1.0, number, self.version)
         self.forget()
 
     def close(self) -> None:
@@ -217,6 +224,40 @@ class Walk:
         self.memory.configure(parameters)
         self.forget()
         self.model.configure(parameters)
+
+    def wait(self) -> None:
+        """Time passes, and models come."""
+        self.model.now += self.choose([0.5, 1.0, 3.0])
+        self.memory._set_clock(self.model.now)
+        self.version += self.choose([-1, 0, 1, 2])
+        if self.choose([False, True]):
+            self.model.newest_model = max(self.model.newest_model, self.version + 1)
+            self.memory.saw_model(self.version + 1)
+
+    def draw(self) -> None:
+        """Draw, each sample by the weights that there are before it, and none of an entry that is used up."""
+        count, before = self.choose([1, 3, 12]), self.model.weights()
+        times = self.model.parameters.max_times_sampled
+        entries = {entry.number: entry for episode in self.model.episodes() for entry in episode.entries}
+        left = sum(times - entries[number].drawn for number, weight in before.items() if weight > 0.0)
+        assert self.memory.draws_left == (left if times else -1)
+        possible = left >= count if times else any(before.values())
+        total, positive, _ = self.memory.sums()
+        try:
+            drawn = self.memory.sample(count)
+        except UsedUp as error:
+            assert times and 0 < left < count and (error.left, error.wanted) == (left, count)
+            return
+        except EmptyMemory:
+            assert not possible and not any(before.values())
+            return
+        assert possible and (drawn.total_weight, drawn.num_positive) == (total, positive)
+        numbers = drawn.gathered.ids.tolist()
+        self.model.drew(numbers)
+        for number in numbers:
+            assert before[number] > 0.0
+            assert not times or entries[number].drawn <= times
+        assert ((drawn.weights > 0.0) & (drawn.weights <= total * (1 + 1e-9))).all()
 
     # Keeping the model beside the memory
 
@@ -262,9 +303,11 @@ class Walk:
             with pytest.raises(EmptyMemory):
                 memory.draw(1)
             return
-        assert set(memory.draw(20)) <= set(drawable)
+        drawn = memory.draw(20).tolist() if memory.draws_left in (-1, *range(20, 10**6)) else []
+        assert set(drawn) <= set(drawable)
         chosen = drawable if len(drawable) < 6 else self.rng.choice(drawable, 6, replace=False)
         self.compare(memory.gather(chosen), chosen)
+        self.model.drew(drawn)
 
     def masses(self, numbers: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """What chances are proportional to, given weights: of equal ones the entry in the lower row comes first."""
@@ -288,4 +331,6 @@ class Walk:
                 for name, value in want[side].items():
                     np.testing.assert_allclose(mine[name][i], value, **CLOSE, err_msg=f"{side} {name}")
         np.testing.assert_array_equal(got.ids, numbers)
-        assert (got.age == 0.0).all()
+        np.testing.assert_allclose(
+            got.age, [self.model.sample(number)["age"] for number in numbers.tolist()], atol=1e-6
+        )
