@@ -2834,6 +2834,8 @@ cdef class EntryStore:
     def _set_clock(self, seconds):
         """Hold the clock still at unix `seconds`, for tests; None lets it go again."""
         self.fixed_now = -1.0 if seconds is None else seconds
+        if self.most_age > 0.0:
+            self.oldest_born = self._now() - self.most_age
 
 
 cdef inline float _float(double number) noexcept nogil:

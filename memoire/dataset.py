@@ -41,6 +41,7 @@ _FACTS: Final = {
     "priority": ("priority", "<f4"),
     "learned": ("learned", "|u1"),
     "born": ("born", "<f8"),
+    "drawn": ("drawn", "<u4"),
     "model_version": ("model_version", "<i8"),
 }
 _EPISODE: Final = np.dtype(
@@ -72,6 +73,8 @@ class Episode:
     """[T] Unix seconds at which the entries were added. None: as they are put somewhere."""
     model_version: NDArray[np.int64]
     """[T] of the models that acted."""
+    drawn: NDArray[np.uint32] | None = None
+    """[T] how often the entries were drawn; None: never."""
     multiplier: float = 1.0
     terminated: bool | None = None
     """None: nobody said how it ended."""
@@ -129,10 +132,11 @@ def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | 
             terminated=episode.terminated,
             bootstrap_value=episode.bootstrap_value,
         )
+        drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
         found = memory._inside()["meta"][numbers % memory.capacity]
         priority = found["priority"] if episode.priority is None else episode.priority
         born = found["born"] if episode.born is None else episode.born
-        facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age)
+        facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age, drawn)
         memory._set_facts(numbers, *map(np.ascontiguousarray, facts))
     return numbers
 
@@ -532,6 +536,7 @@ class _Opened:
             learned=rows["learned"] != 0,
             born=rows["born"],
             model_version=rows["model_version"],
+            drawn=rows["drawn"],
             multiplier=multiplier,
             terminated=None if terminated < 0 else bool(terminated),
             final_state=final,

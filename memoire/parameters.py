@@ -161,7 +161,7 @@ class Parameters:
         if self.max_model_lag is not None:
             put(self, "max_model_lag", _whole("max_model_lag", self.max_model_lag, 0, (1 << 53) - 1))
         if self.model_topic is not None and (
-            not isinstance(self.model_topic, str) or not 0 < len(self.model_topic) <= 256 or "\0" in self.model_topic
+            type(self.model_topic) is not str or not 0 < len(self.model_topic) <= 256 or "\0" in self.model_topic
         ):
             raise ParameterError("model_topic", self.model_topic, "a topic of 1 to 256 characters, or None")
         ratio = self.samples_per_insert

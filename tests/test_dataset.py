@@ -18,6 +18,7 @@ def walked(seed, steps=60):
     walk = Walk(random.Random(seed).choice)
     for _ in range(steps):
         walk.step()
+    walk.memory.now = walk.model.now
     return walk.memory
 
 
@@ -25,7 +26,7 @@ def alike(one, other):
     assert one.columns.keys() == other.columns.keys()
     for name, column in one.columns.items():
         np.testing.assert_array_equal(column, other.columns[name], err_msg=name)
-    for name in ("init_w", "priority", "learned", "born", "model_version"):
+    for name in ("init_w", "priority", "learned", "born", "model_version", "drawn"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     assert (one.multiplier, one.terminated, one.update_value, one.update_weight) == (
         other.multiplier,
@@ -51,6 +52,8 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     for one, other in zip(before, read, strict=True):
         alike(one, other)
     again = Memory(memory.schema, memory.capacity + 300, memory.parameters, live=memory.live, seed=1)
+    again._set_clock(memory.now)
+    again.saw_model(memory.newest_model)
     assert dataset.fill(again, path) == count
     again.check_invariants()
     closed = [episode for episode in before if not episode.is_open]
