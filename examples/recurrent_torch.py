@@ -1,7 +1,7 @@
 """A recurrent Q-network that has to remember: the way is shown once, at the start of a corridor of 7 to 10 steps.
 
-Sequences of 6 entries never reach from start to end. Each entry has the hidden state in which it was met, so that a
-sequence goes on with what the network knew there, and two entries of burn-in let it catch up with what it has learned
+Sequences of 6 entries never reach from start to end. Each comes with the hidden state in which its first entry was met,
+so that it goes on with what the network knew there, and two entries of burn-in let it catch up with what it has learned
 since (R2D2: Kapturowski et al., ICLR 2019). With `zeros` as argument it starts from zeros instead, and learns nothing.
 """
 
@@ -15,7 +15,7 @@ import memoire
 from memoire.torch import TorchBatch
 
 MAZES, UNITS, ROUNDS, STORED = 32, 32, 400, float("zeros" not in sys.argv)
-CUT = {"sequence_length": 6, "sequence_overlap": 3, "burn_in": 2}
+CUT = {"sequence_length": 6, "sequence_overlap": 3, "burn_in": 2, "sequence_first": ("hidden",)}
 
 
 def values(net: torch.nn.ModuleDict, obs: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ for turn in range(ROUNDS):
     returns.append(play(agent, writer, rng, max(0.02, 1.0 - turn / 100)))
     for _ in range(4):
         batch = TorchBatch(buffer.sample(64))
-        q, later = (values(net, batch.obs, STORED * batch.hidden[:, 0])[0] for net in (agent, target))
+        q, later = (values(net, batch.obs, STORED * batch.hidden)[0] for net in (agent, target))
         best = later[:, 1:].gather(2, q[:, 1:].argmax(2, keepdim=True))[..., 0].detach()
         td_errors = batch.reward + batch.discount * best - q[:, :-1].gather(2, batch.action[..., None])[..., 0]
         loss = (batch.importance[:, None] * torch.where(batch.mask, td_errors, 0.0) ** 2).sum() / batch.mask.sum()

@@ -45,8 +45,8 @@ class Gathered:
     """[B] the version of the model that acted, as the writer was told; 0 where it was not."""
     mask: NDArray[np.bool_] | None = None
     """[B, T] for sequences of T entries, else None: which are there and not only for warming up. With sequences prev
-    has states [B, T + 1, K, *F] and the others [B, T, *F], reward and discount are [B, T, *R] of each entry, next is
-    empty, and ids, weight, age and model_version are those of the first entry."""
+    has states [B, T + 1, K, *F] and the others [B, T, *F] (or [B, *F], of the first entry alone), reward and discount
+    are [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
     max_share: float = 1.0
     """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
     prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)

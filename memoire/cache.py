@@ -309,12 +309,14 @@ class Layout:
 class SequenceLayout(Layout):
     """The layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
 
-    States are `prev` ones with the state after the last entry; other columns are unique entries and an index. The
-    reward is always there, whether it is among `prev` or not.
+    States are `prev` ones with the state after the last entry; other columns are unique entries and an index, or those
+    of the first entries alone. The reward is always there, whether it is among `prev` or not.
     """
 
-    def __init__(self, schema: Schema, frame_stack: int, prev: Iterable[str], kind: Kind, length: int) -> None:
-        self.length = length
+    def __init__(
+        self, schema: Schema, frame_stack: int, prev: Iterable[str], kind: Kind, length: int, first: tuple[str, ...]
+    ) -> None:
+        self.length, self.first = length, first
         super().__init__(schema, frame_stack, prev, (), kind)
         if any(form.row_bytes > MOST_ROW_BYTES for form in self.blocks):
             most = f"such that what belongs to a sequence takes at most {MOST_ROW_BYTES} bytes in each block"
@@ -360,7 +362,7 @@ class SequenceLayout(Layout):
         return parts | _OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
 
     def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
-        if column.role == "state" or not (name in self.prev or column.role == "reward"):
+        if column.role == "state" or name in self.first or not (name in self.prev or column.role == "reward"):
             return super()._sides(name, column, final)
         return _ENTRIES
 
@@ -374,6 +376,9 @@ class SequenceLayout(Layout):
                 outputs.append(_Output("prev", name, (frames, self.frame_stack, *column.shape), column.dtype))
                 places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
                 fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
+            elif name in self.first:
+                outputs.append(_Output("prev", name, column.shape, column.dtype))
+                fields.append((self._rows_of(name, "prev", False), -1, 1, 1, column.nbytes))
             elif column.role != "reward":
                 outputs.append(_Output("prev", name, (self.length, *column.shape), column.dtype))
                 fields.append(self._entries(name, column))
@@ -404,8 +409,10 @@ def _layout(
 
 
 @lru_cache(maxsize=64)
-def _sequence_layout(schema: Schema, stack: int, prev: tuple[str, ...], kind: Kind, length: int) -> SequenceLayout:
-    return SequenceLayout(schema, stack, prev, kind, length)
+def _sequence_layout(
+    schema: Schema, stack: int, prev: tuple[str, ...], kind: Kind, length: int, first: tuple[str, ...]
+) -> SequenceLayout:
+    return SequenceLayout(schema, stack, prev, kind, length, first)
 
 
 def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, final: bool = False) -> Layout:
@@ -421,7 +428,8 @@ def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     if parameters.sequence_length:
         whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES
-        return _sequence_layout(schema, parameters.frame_stack, prev, whose, parameters.sequence_length)
+        cut = parameters.sequence_length, parameters.sequence_first
+        return _sequence_layout(schema, parameters.frame_stack, prev, whose, *cut)
     next = schema.states if parameters.next is None else tuple(parameters.next)
     return _layout(schema, parameters.frame_stack, prev, next, kind, False)
 
@@ -607,7 +615,8 @@ def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> 
     has_frames, has_entries = Part.PREV_INDEX in layout.indices, Part.ENTRY_INDEX in layout.indices
     frames, states, _ = memory.unique_frames(drawn.state_codes if has_frames else None, None, ordered=ordered)
     entries, places, _ = memory.unique_frames(drawn.codes if has_entries else None, None, ordered=False)
-    return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, {Part.ENTRIES: entries})
+    rows = {Part.ENTRIES: entries, Part.PREV: np.ascontiguousarray(drawn.codes[:, 0])}
+    return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, rows)
 
 
 def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:

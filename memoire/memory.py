@@ -560,7 +560,7 @@ class Memory(_core.EntryStore):
         """Uninitialised arrays for a batch; under the lock, since parameters say what they are like."""
         prev, next_ = self._sides
         if self._parameters.sequence_length:
-            return self._allocate_sequences(size, self._parameters.sequence_length)
+            return self._allocate_sequences(size, self._parameters.sequence_length, self._parameters.sequence_first)
         return Gathered(
             prev={name: np.empty((size, *shape), dtype) for name, shape, dtype in prev},
             next={name: np.empty((size, *shape), dtype) for name, shape, dtype in next_},
@@ -573,14 +573,14 @@ class Memory(_core.EntryStore):
             model_version=np.empty(size, np.int64),
         )
 
-    def _allocate_sequences(self, size: int, length: int) -> Gathered:
+    def _allocate_sequences(self, size: int, length: int, first: tuple[str, ...] = ()) -> Gathered:
+        """Arrays for sequences, of which the columns `first` have no time axis."""
         prev, _ = self._sides
-        states = self.schema.states
-        steps = {name: length + 1 if name in states else length for name, *_ in prev}
+        axes = dict.fromkeys(self.schema.states, (size, length + 1)) | dict.fromkeys(first, (size,))
         reward = (size, length, *self._reward_shape)
         return Gathered(
             prev={
-                name: np.empty((size, steps[name], *shape), dtype)
+                name: np.empty((*axes.get(name, (size, length)), *shape), dtype)
                 for name, shape, dtype in prev
                 if name != self.schema.reward
             },
@@ -610,23 +610,26 @@ class Memory(_core.EntryStore):
             made.ids = np.where(codes >= 0, numbers[codes], -1)
             return made, codes
 
-    def _fill_sequences(self, numbers: Int64s, made: Gathered) -> Int64s:
-        """Fill `made` with the sequences that begin with these entries; returns their rows. Raises StaleEntry."""
+    def _fill_sequences(self, numbers: Int64s, made: Gathered, first: tuple[str, ...] = ()) -> Int64s:
+        """Fill `made`, allocated with the same `first`, with the sequences that begin with these entries; returns their
+        rows. Raises StaleEntry.
+        """
         frames, codes, burn_in = self._cut(numbers, made.steps, made.discount)
         stack = self._parameters.frame_stack
         stacks = frames if stack == 1 else np.ascontiguousarray(sliding_window_view(frames, stack, axis=1))
+        begins = np.ascontiguousarray(codes[:, 0])
+        places = dict.fromkeys(self.schema.states, stacks) | dict.fromkeys(first, begins)
         for name, out in made.prev.items():
-            self._copy_column(self._index[name], stacks if name in self.schema.states else codes, out)
+            self._copy_column(self._index[name], places.get(name, codes), out)
         if self.schema.reward is not None:
             self._copy_column(self._index[self.schema.reward], codes, made.reward)
         weights = np.empty(len(numbers), np.float64)
-        self._facts(codes[:, 0].copy(), made.age, made.model_version, weights)
+        self._facts(begins, made.age, made.model_version, weights)
         made.ids, made.weight[:] = numbers, weights
         assert made.mask is not None
         if self.schema.ragged:
-            stacks = stacks.reshape(len(numbers), -1, stack)
-            own = {name: stacks if name in self.schema.states else codes for name in self._ragged_sides[0]}
-            self._fill_ragged(made, [own, {}])
+            places |= dict.fromkeys(self.schema.states, stacks.reshape(len(numbers), -1, stack))
+            self._fill_ragged(made, [{name: places.get(name, codes) for name in self._ragged_sides[0]}, {}])
         sequence_mask(burn_in, made.steps, made.mask)
         return codes
 
@@ -645,7 +648,7 @@ class Memory(_core.EntryStore):
     def _filled(self, numbers: Int64s, made: Gathered) -> Gathered:
         """The samples of these entries in the arrays of `made`. Raises StaleEntry."""
         if made.mask is not None:
-            self._fill_sequences(numbers, made)
+            self._fill_sequences(numbers, made, self._parameters.sequence_first)
             return made
         made.ids = numbers
         index = self._index

@@ -80,6 +80,8 @@ class Parameters:
     sequence_length."""
     sequence_max_share: float = 0.9
     """eta: a sequence's priority is eta * maximum + (1 - eta) * mean of its entries' errors. In [0, 1]."""
+    sequence_first: tuple[str, ...] = ()
+    """Plain columns of which a sequence has its first entry's value only: what a network needs to go on from there."""
     cache_size: int = 256
     """Samples in one cache. At least 1."""
     max_episode: int = 0
@@ -135,6 +137,7 @@ class Parameters:
         for name in ("sequence_overlap", "burn_in"):
             put(self, name, _whole(name, getattr(self, name), 0, max(0, self.sequence_length - 1)))
         put(self, "sequence_max_share", _real("sequence_max_share", self.sequence_max_share, high=1.0))
+        put(self, "sequence_first", _columns("sequence_first", self.sequence_first) or ())
         if self.sequence_length and self.multi_step != 1:
             raise ParameterError("multi_step", self.multi_step, "1 where sequences are drawn (sequence_length)")
         put(self, "cache_size", _whole("cache_size", self.cache_size, 1, (1 << 31) - 1))
@@ -221,6 +224,9 @@ class Parameters:
             for column in getattr(self, name) or ():
                 if column not in known:
                     raise ParameterError(name, getattr(self, name), f"columns of the schema ({', '.join(known)})")
+        if not all(name in known and schema[name].role == "plain" for name in self.sequence_first):
+            plain = ", ".join(name for name in known if schema[name].role == "plain")
+            raise ParameterError("sequence_first", self.sequence_first, f"plain columns of the schema ({plain})")
 
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""

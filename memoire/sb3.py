@@ -74,6 +74,7 @@ class ReplayBuffer(BaseBuffer):
         """The buffer, unless a cluster is used."""
         self._writer, self._source = writer, source
         if writer is None:
+            _refuse_sequences(parameters.get("sequence_length", 0))
             spaces = SimpleNamespace(observation_space=observation_space, action_space=action_space)
             self.memory = Buffer(
                 schema_of(spaces),
@@ -105,6 +106,7 @@ class ReplayBuffer(BaseBuffer):
 
     def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples:
         size = len(batch.ids)
+        _refuse_sequences(0 if batch.gathered.mask is None else batch.gathered.mask.shape[1])
         return ReplayBufferSamples(
             self._tensors(self._normalize_obs(batch["obs"], env)),
             self.to_torch(batch["action"].reshape(size, -1), copy=False),
@@ -136,6 +138,11 @@ class ReplayBuffer(BaseBuffer):
 def schema_of(env: Any) -> Schema:
     """The columns that a `ReplayBuffer` writes for an environment (or anything with its two spaces): for a server."""
     return Schema.from_env(env)
+
+
+def _refuse_sequences(length: int) -> None:
+    if length:
+        raise ParameterError("sequence_length", length, "0: Stable-Baselines3's algorithms learn from transitions")
 
 
 def _copied(value: Any) -> Any:

@@ -222,7 +222,8 @@ def test_the_same_seed_draws_the_same_episodes():
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_groups_agree_with_a_slow_model_while_episodes_come_and_go(data):
-    buffer = Buffer(SCHEMA, 60, sampler=Uniform(), seed=3, sequence_length=data.draw(st.sampled_from([0, 3])))
+    length, first = data.draw(st.sampled_from([(0, ()), (3, ()), (3, ("prompt",))]))
+    buffer = Buffer(SCHEMA, 60, sampler=Uniform(), seed=3, sequence_length=length, sequence_first=first)
     stored = []  # (first action, prompt, length), the oldest first
     for e in range(data.draw(st.integers(1, 25))):
         length, prompt = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))

@@ -57,6 +57,7 @@ def test_sequences_are_what_the_slow_model_cuts_out(data):
     parameters = Parameters(
         sequence_length=m, sequence_overlap=draw(st.integers(0, m - 1)), burn_in=draw(st.integers(0, m - 1)), start=draw(st.sampled_from(["skip", "repeat", "zero"])),
         frame_stack=draw(st.integers(1, 3)), discount_factor=0.5, priority_exponent=0.0, prev=("obs", "hidden", "reward"),
+        sequence_first=draw(st.sampled_from([(), ("hidden",)])),
     )  # fmt: skip
     memory = Memory(SCHEMA, 64, parameters, seed=1)
     expected = {}
@@ -80,6 +81,8 @@ def test_sequences_are_what_the_slow_model_cuts_out(data):
 
 def compare(got, i, parameters, begin, t, length, ending):
     m, k = parameters.sequence_length, parameters.frame_stack
+    if parameters.sequence_first:
+        np.testing.assert_array_equal(got.prev["hidden"][i], [begin + t, -(begin + t)])
     steps = min(m, length - t)
     assert got.steps[i] == steps
     for j in range(m + 1):
@@ -94,7 +97,9 @@ def compare(got, i, parameters, begin, t, length, ending):
                 assert frame == begin + at
     for j in range(m):
         there = j < steps
-        np.testing.assert_array_equal(got.prev["hidden"][i, j], [begin + t + j, -(begin + t + j)] if there else [0, 0])
+        if not parameters.sequence_first:
+            hidden = [begin + t + j, -(begin + t + j)] if there else [0, 0]
+            np.testing.assert_array_equal(got.prev["hidden"][i, j], hidden)
         assert got.reward[i, j] == ((begin + t + j) / 8 if there else 0.0)
         terminal = ending == "terminated" and t + j == length - 1
         assert got.discount[i, j] == (0.5 if there and not terminal else 0.0)

@@ -62,6 +62,7 @@ def test_sequences_that_crossed_the_wire_are_those_of_the_memory(data):
         sequence_length=m, sequence_overlap=draw(st.integers(0, m - 1)), burn_in=draw(st.integers(0, m - 1)),
         start=draw(st.sampled_from(["skip", "repeat", "zero"])), frame_stack=draw(st.integers(1, 3)),
         prev=draw(st.sampled_from([None, ("obs",), ("hidden",), ("reward",), ()])), sequence_max_share=0.25,
+        sequence_first=draw(st.sampled_from([(), ("hidden",)])),
         compression=draw(st.sampled_from(["none", "zlib"])), reuse_cache=draw(st.booleans()),
     )  # fmt: skip
     memory = Memory(SCHEMA, 64, parameters, seed=1)
@@ -190,6 +191,33 @@ def test_values_that_no_sequence_has_are_refused(part, value, code):
     with pytest.raises(ProtocolError) as problem:
         containers.make(layout, 6, replace={part: values}).held()
     assert problem.value.code == code
+
+
+def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
+    schema = Schema({"obs": (np.float32, (2,)), "reward": np.float32, "hidden": (np.float32, (256,))})
+    sizes = {}
+    for first in ((), ("hidden",)):
+        memory = Memory(schema, 500, CUT.replace(sequence_length=20, sequence_overlap=10, sequence_first=first), seed=1)
+        memory.open()
+        for t in range(400):
+            memory.add(0, (np.ones(2, np.float32), np.float32(1), np.full(256, t, np.float32)))
+        memory.close(final_state=np.ones(2, np.float32))
+        payload = cache.build(memory, 20, now=0.0)
+        sizes[first] = sum(row.stored for row in cache.table(payload) if row.column == 2)
+    assert sizes["hidden",] == 20 * 1024 and sizes[()] > 10 * sizes["hidden",]
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        ("hidden", "sequence of different"),
+        (("none",), r"plain columns of the schema \(hidden\)"),
+        (("obs",), "plain columns of the schema"),
+    ],
+)
+def test_only_plain_columns_are_of_a_first_entry_alone(first, text):
+    with pytest.raises(ParameterError, match=text):
+        Pool(SCHEMA, Parameters(sequence_length=4, sequence_first=first))
 
 
 def test_sequences_of_another_length_and_transitions_say_that_parameters_differ():

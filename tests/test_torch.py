@@ -165,3 +165,27 @@ class TestStableBaselines:
             assert server.total_steps == 400 and server.stats().feedback_given > 0
             with pytest.raises(ParameterError, match="given together"):
                 DQN("MlpPolicy", env, replay_buffer_kwargs={"source": server})
+
+    def test_sequences_are_refused_by_algorithms_that_learn_from_transitions(self):
+        import gymnasium
+
+        from memoire.sb3 import ReplayBuffer, schema_of
+
+        env = gymnasium.make("CartPole-v1")
+        spaces = env.observation_space, env.action_space
+        with pytest.raises(ParameterError, match="sequence_length must be 0: Stable-Baselines3's algorithms"):
+            ReplayBuffer(100, *spaces, sequence_length=4)
+        source = Buffer(schema_of(env), 100, sampler=Prioritized(0.6), sequence_length=4)
+        writer = source.writer(num_envs=1, autoreset="disabled", check=False)
+        for step in range(20):
+            writer.step(
+                np.full((1, 4), step),
+                np.zeros(1, int),
+                np.ones(1),
+                np.zeros(1, bool),
+                np.zeros(1, bool),
+                np.full((1, 4), step),
+            )
+        source.get_batch = lambda size, timeout: source.sample(size)
+        with pytest.raises(ParameterError, match="got 4"):
+            ReplayBuffer(100, *spaces, writer=writer, source=source).sample(8)
