@@ -570,7 +570,7 @@ class ReplayMemoryServer:
         state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: As of `ReplayMemory`.
         max_step: Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: as fit 256 MiB.
         pub_endpoint: Where messages are published; bound at once.
-        n_caches: Caches held; the oldest of the largest holder is overwritten.
+        n_caches: Caches held; the oldest of the largest holder is overwritten. With storage="episodes", episodes.
         run: Name of the experiment that totals and log lines belong to.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
@@ -603,14 +603,15 @@ class ReplayMemoryServer:
         **options: Any,
     ) -> None:
         buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
-        schema = seven_fields(buffers)
+        schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
+        stores_episodes = options.get("storage") == "episodes"
         self._server = Server(
             None,
             schema,
-            parameters=defaults(schema),
+            parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),
             max_step=whole("max_step", max_step, 0),
             pub_endpoint=pub_endpoint,
-            cache_limit=whole("n_caches", n_caches, 1),
+            cache_limit=0 if stores_episodes else most,
             run=run,
             context=context,
             seed=seed,

@@ -602,6 +602,7 @@ class Client(Node):
         self._push_shipment(shipment, self._block_timeout if self._when_full == "block" else 0.0)
 
     def _push_shipment(self, shipment: Shipment, patience: float) -> bool:
+        self._check_open()
         size = shipment.payload.nbytes
         if size > self._most_bytes:
             expected = f"at most {self._most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"

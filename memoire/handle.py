@@ -38,10 +38,19 @@ class TableStats:
     waited: float
     """Seconds that get_batch waited for samples, in all."""
     held_caches: int
+    """Where episodes are stored, these."""
+    held_samples: int
+    """Of all held caches; where episodes are stored, entries."""
     held_bytes: int
     byte_limit: int
     unused_samples: int
+    """Never drawn; where episodes are stored, entries that can be drawn."""
     overwritten_caches: int
+    """Caches or episodes that made room."""
+    applied: int
+    """Priorities that learners have set of entries that are stored here."""
+    stale: int
+    """And of entries that had made room."""
     parameters_version: int
     samples_per_insert: float
     """The parameter."""
@@ -159,10 +168,13 @@ class TableHandle:
             samples=pool.drawn,
             waited=waited,
             held_caches=pool.caches,
+            held_samples=pool.held,
             held_bytes=pool.bytes,
             byte_limit=table.pool.byte_limit,
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
+            applied=pool.applied,
+            stale=pool.stale,
             parameters_version=version,
             samples_per_insert=table.parameters.samples_per_insert,
             freshness=self._looks.newest,

@@ -238,6 +238,10 @@ class Server(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
     ) -> None:
+        if storage == "episodes" and cache_limit:
+            raise ParameterError(
+                "cache_limit", cache_limit, "0 where episodes are stored: capacity says how many entries"
+            )
         settings = _settings(
             schema,
             tables,

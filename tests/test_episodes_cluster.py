@@ -1,0 +1,423 @@
+"""Clusters that store episodes at the server: the same samples as elsewhere, each episode accounted for, feedback in place."""
+
+import numpy as np
+import pytest
+
+from memoire.buffer import Buffer
+from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from memoire.schema import Column, Schema
+from memoire.table import Table
+from classic_help import templates
+from netkit import QUICK, SCHEMA, WIDE, Cluster, in_thread, record, until
+
+VALUED = Schema(
+    {
+        "obs": Column(np.float32, (3,), "state"),
+        "action": Column(np.int32),
+        "reward": Column(np.float32, (), "reward"),
+        "value": Column(np.float32, (), "value"),
+    }
+)
+EPISODE = {"obs": np.ones((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def play(writers, steps=90, seed=0):
+    """The same steps of two environments for every writer; the first number of an observation names it."""
+    rng = np.random.default_rng(seed)
+    obs = np.zeros((2, 3), np.float32)
+    number = 0
+
+    def observe():
+        nonlocal number
+        number += 2
+        return np.column_stack([[number, number + 1], rng.normal(size=(2, 2))]).astype(np.float32)
+
+    obs = observe()
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(steps):
+        next_obs, reward = observe(), rng.normal(size=2)
+        terminated, truncated = rng.random(2) < 0.08, rng.random(2) < 0.05
+        given = {"value": rng.normal(size=2), "bootstrap_value": rng.normal(size=2), "model_version": 7}
+        for writer in writers:
+            writer.step(obs, rng.integers(0, 3, 2) * 0 + number % 5, reward, terminated, truncated, next_obs, **given)
+        done = terminated | truncated
+        obs = next_obs.copy()
+        if done.any():
+            fresh = observe()
+            obs[done] = fresh[done]
+            for writer in writers:
+                writer.reset(obs, mask=done)
+    for writer in writers:
+        writer.close()
+
+
+def by_name(batch):
+    """Each sample under the name of the newest observation in its window."""
+    found = {}
+    stacks = batch.gathered.prev["obs"]
+    for i, name in enumerate(stacks[:, -1, 0].tolist()):
+        arrays = (batch.obs, batch.next_obs, batch.action, batch.reward, batch.discount, batch.steps, batch.qvest)
+        found[name] = [np.asarray(array[i]).tolist() for array in arrays] + [float(batch.gathered.weight[i])]
+    return found
+
+
+WAYS = {
+    "plain": {},
+    "windows": {"frame_stack": 2, "multi_step": 3, "start": "repeat"},
+    "skipped starts": {"frame_stack": 3, "multi_step": 2, "start": "skip", "compression": "zlib"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_buffer_caches_and_episodes_give_the_same_samples_of_the_same_entries(cluster, way):
+    chosen = Parameters(priority_exponent=0.7, discount_factor=0.9, mix_lambda=0.8, cache_size=256, **WAYS[way])
+    buffer = Buffer(
+        VALUED,
+        1000,
+        seed=3,
+        discount=0.9,
+        **{k: v for k, v in chosen.to_wire().items() if k not in ("discount_factor",)},
+    )
+    caches = cluster.server(schema=VALUED, parameters=chosen, limits=QUICK)
+    episodes = cluster.server(schema=VALUED, parameters=chosen, limits=QUICK, storage="episodes", capacity=1000)
+    clients = [cluster.client(server, limits=QUICK) for server in (caches, episodes)]
+    play([each.writer(num_envs=2, autoreset="disabled") for each in (buffer, *clients)])
+    for _ in range(4):
+        assert clients[0].push_cache(10.0)
+    for client in clients:
+        client.update(10.0)
+    reader = cluster.reader([episodes], limits=QUICK)
+    drawn = [
+        by_name(buffer.sample(1500)),
+        by_name(caches.get_batch(1000, timeout=10.0)),
+        by_name(until(lambda: episodes.get_batch(1500, timeout=10.0))),
+        by_name(reader.get_batch(1500, 10.0)),
+    ]
+    until(lambda: episodes.stats().tables["default"].held_samples == 180)
+    truth = drawn[0]
+    assert min(map(len, drawn)) > 0.7 * len(truth)
+    for other in drawn[1:]:
+        assert set(other) <= set(range(1000))
+        for name in set(other) & set(truth):
+            assert other[name] == truth[name], name
+    pool = episodes._tables.first.pool
+    np.testing.assert_allclose(pool.memory.sums(), buffer.memory.sums(), rtol=1e-12)
+
+
+def settled(client):
+    client.update(10.0)
+    return client.stats().in_flight_caches == 0
+
+
+def test_a_writer_ships_every_episode_and_keeps_none(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    assert client.storage == "episodes"
+    record(client, episodes=12, length=20)
+    until(lambda: settled(client))
+    stats, held = client.stats(), server.stats().tables["default"]
+    assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches, stats.skipped_caches) == (12, 12, 0, 0)
+    assert (stats.episodes, stats.steps) == (12, 240)
+    assert (held.held_caches, held.held_samples, held.storage) == (12, 240, "episodes")
+    assert (server.total_episodes, server.total_steps, server.total_caches) == (12, 240, 12)
+    assert client.memory.num_entries == 0
+    totals = server.totals()
+    assert (totals.accepted_samples, totals.accepted_bytes) == (240, stats.pushed_bytes)
+    account = next(iter(server._desk.ledger))
+    assert account.report.shipped_episodes == account.accepted_caches == 12
+    batch = server.get_batch(64)
+    assert batch.left_out == 0.0
+    assert set(batch.ids["client"].reshape(-1).tolist()) == set(
+        np.frombuffer(server._tables.first.pool.owner, "<u8").tolist()
+    )
+
+
+def test_arrays_are_pushed_by_hand_and_counted_once(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK, multi_step=2)
+    client = cluster.client(server, limits=QUICK)
+    assert client.push_episode(EPISODE, terminated=True, model_version=4)
+    assert client.push_episode(EPISODE, final_state=np.full(4, 2.0, np.float32), init_w=2.0)
+    until(lambda: settled(client))
+    assert (client.stats().episodes, client.stats().steps, server.total_steps) == (2, 10, 10)
+    assert [ended.returned for _, ended in server.episodes()] == [5.0, 5.0]
+    batch = server.get_batch(200)
+    assert set(batch.model_version.tolist()) == {0, 4}
+    assert set(batch.next_obs[:, 0].tolist()) == {0.0, 1.0, 2.0}  # what is behind a terminal entry is zeros
+
+
+def test_each_storage_says_what_it_does_not_take(cluster):
+    episodes, caches = cluster.server(storage="episodes", name="e"), cluster.server(name="c")
+    shipping, drawing = cluster.client(episodes), cluster.client(caches)
+    with pytest.raises(ParameterError, match="must be 'caches' for push_cache; server 'e' stores whole episodes"):
+        shipping.push_cache()
+    with pytest.raises(ParameterError, match="must be 'episodes' for push_episode; server 'c' stores caches"):
+        drawing.push_episode(EPISODE)
+    with pytest.raises(NotEnoughSamples):
+        episodes.get_batch(1)
+
+
+def test_a_message_of_the_other_storage_is_refused_and_counted(cluster):
+    server = cluster.server(
+        tables={"a": Table(SCHEMA), "b": Table(SCHEMA, storage="episodes")}, schema=None, limits=QUICK
+    )
+    drawing, shipping = (cluster.client(server, table=name, limits=QUICK) for name in ("a", "b"))
+    record(drawing)
+    record(shipping, episodes=0)
+    assert drawing.push_cache()
+    assert shipping.push_episode(EPISODE, terminated=True)
+    for client in (drawing, shipping):
+        until(lambda client=client: settled(client))
+        assert client.stats().accepted_caches == 1
+    drawing._channel.table, shipping._channel.table = shipping._channel.table, drawing._channel.table
+    assert drawing.push_cache()
+    assert shipping.push_episode(EPISODE, terminated=True)
+    until(lambda: server.stats().refused.get("unexpected", 0) == 2)
+    assert server.stats().tables["a"].held_caches == server.stats().tables["b"].held_caches == 1
+
+
+def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
+    limits = Limits(credit=1, update_every=0.02, resend_after=0.05)
+    server = cluster.server(schema=WIDE, storage="episodes", limits=limits)
+    way = cluster.way(server, drop=0.0, double=0.0)
+    client = cluster.client(way.endpoint, limits=limits)
+    record(client, episodes=1, length=5)
+    until(lambda: settled(client))
+    way.drop = 1.0  # nobody says what arrived
+    record(client, episodes=3, length=5)
+    stats = client.stats()
+    assert (stats.pushed_caches, stats.skipped_caches, stats.episodes) == (2, 2, 4)
+    assert stats.not_pushed == {"window full": 2}
+    assert not client.push_episode(
+        {"obs": np.zeros((3, 4000), np.float32), "reward": np.zeros(3, np.float32)}, timeout=0.01
+    )
+    assert client.push_reason == "window full"
+    assert client.stats().episodes == 4  # counted when it is pushed
+    client.configure_limits(when_full="block", block_timeout=10.0)
+    thread, box = in_thread(record, client, 1, 5)
+    until(lambda: client._pressed)
+    way.drop = 0.0
+    thread.join(15.0)
+    assert "error" not in box
+    until(lambda: settled(client))
+    assert client.stats().accepted_caches == 3
+    until(lambda: server.totals().skipped_caches == 3)
+    assert server.stats().tables["default"].held_samples == 15
+
+
+def test_an_endless_episode_is_cut_to_what_the_server_takes(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK, capacity=100)
+    client = cluster.client(server, limits=QUICK, capacity=None)
+    writer = client.writer()
+    obs = np.zeros(4, np.float32)
+    for step in range(270):
+        following = np.full(4, step + 1, np.float32)
+        writer.step(obs, 0, 1.0, False, False, following)
+        obs = following
+    until(lambda: settled(client))
+    stats = client.stats()
+    assert stats.rejected == {}
+    assert stats.accepted_caches >= 2
+    assert stats.episodes == 0  # it has not ended
+    assert 0 < server.stats().tables["default"].held_samples <= 100
+    batch = server.get_batch(500)
+    np.testing.assert_array_equal(batch.next_obs[:, 0], batch.obs[:, 0] + 1)  # across the cuts as well
+
+
+def test_an_episode_larger_than_a_message_is_refused_at_the_actor(cluster):
+    server = cluster.server(schema=WIDE, storage="episodes", limits=Limits(message_bytes=100_000))
+    client = cluster.client(server)
+    with pytest.raises(ParameterError, match="at most 100000 .limits.message_bytes. in an episode"):
+        client.push_episode({"obs": np.zeros((9, 4000), np.float32), "reward": np.zeros(9, np.float32)})
+    assert client.memory.capacity == 2 * (100_000 // (WIDE.entry_bytes + 16))
+
+
+def test_learners_here_and_far_away_set_priorities_at_once(cluster):
+    servers = [cluster.server(storage="episodes", limits=QUICK, name=name, seed=i) for i, name in enumerate("ab")]
+    proxy = cluster.proxy(servers, limits=QUICK)
+    clients = [cluster.client(server, limits=QUICK) for server in servers]
+    for client in clients:
+        record(client, episodes=3, length=10)
+        until(lambda client=client: settled(client))
+    memories = [server._tables.first.pool.memory for server in servers]
+    batch = servers[0].get_batch(16)
+    assert batch.update_priorities(np.full(16, 9.0)) == 0  # none lost
+    assert {9.0} == set(
+        np.round(memories[0]._inside()["meta"]["priority"][batch.ids["number"] % memories[0].capacity], 4).tolist()
+    )
+    table = servers[0].stats().tables["default"]
+    assert (table.applied, table.stale) == (16, 0)
+    reader = cluster.reader([proxy], limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    owners = {server._tables.first.pool.owner: i for i, server in enumerate(servers)}
+    seen = set()
+    for round in range(100):
+        batch = reader.get_batch(32, 10.0)
+        batch.update_priorities(np.full(32, 20.0 + round))
+        where = [owners[one.tobytes()] for one in batch.ids["client"]]
+        for i, number in zip(where, batch.ids["number"].tolist(), strict=True):
+            seen.add((i, number % memories[i].capacity))
+        if {i for i, _ in seen} == {0, 1} and round > 3:
+            break
+    assert {i for i, _ in seen} == {0, 1}
+    until(lambda: all(memories[i]._inside()["meta"]["priority"][row] >= 19.9 for i, row in seen))
+    assert sum(server.stats().tables["default"].stale for server in servers) == 0
+    assert reader.stats().feedback_lost == 0
+    assert sum(client.stats().applied for client in clients) == 0  # actors have nothing to do with it
+
+
+def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
+    """One server has 15 entries of small weight, the other 150 of a large one; a third has none."""
+    chosen = Parameters(priority_exponent=1.0, importance_exponent=1.0)
+    servers = [cluster.server(storage="episodes", limits=QUICK, parameters=chosen, seed=i) for i in range(3)]
+    values, rng = [], np.random.default_rng(1)
+    for server, (entries, weight) in zip(servers, ((15, 0.1), (150, 30.0)), strict=False):
+        client = cluster.client(server, limits=QUICK)
+        marks = rng.normal(weight, 1.0, entries).astype(np.float32)
+        columns = {"obs": np.repeat(marks[:, None], 4, axis=1), "action": np.zeros(entries, np.int32)}
+        columns["reward"] = np.zeros(entries, np.float32)
+        assert client.push_episode(columns, terminated=True, init_w=rng.uniform(0.1, 1.0, entries) * weight)
+        until(lambda client=client: settled(client))
+        values.append(marks)
+    reader = cluster.reader(servers, limits=QUICK)
+    until(lambda: len(reader.servers) == 3)
+    means = []
+    for _ in range(80):
+        batch = reader.get_batch(64, 10.0)
+        assert batch.left_out == 0.0
+        means.append(float((batch.importance * batch.divisor * batch.obs[:, 0]).mean()))
+    truth, error = np.concatenate(values).mean(), np.std(means) / np.sqrt(len(means))
+    assert abs(np.mean(means) - truth) < 4.0 * error
+
+
+def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=2)
+    until(lambda: settled(client))
+    ids = server.get_batch(4).ids
+    again = cluster.restart(server, storage="episodes", limits=QUICK)
+    until(lambda: client.stats().updates and client._told.epoch == again._desk.epoch)
+    record(client, episodes=3)
+    until(lambda: settled(client))
+    assert again.stats().tables["default"].held_caches >= 1
+    assert again.update_priorities(ids, np.ones(4)) == 4
+    stats = client.stats()
+    assert stats.pushed_caches == stats.accepted_caches + stats.lost_caches + stats.in_flight_caches + sum(
+        stats.rejected.values()
+    )
+    third = cluster.restart(again, limits=QUICK)  # stores caches from now on
+    until(lambda: client._failed)
+    with pytest.raises(SchemaMismatch, match="storage"):
+        record(client)
+    assert third.stats().totals.clients <= 1
+
+
+def test_a_new_run_begins_with_an_empty_memory(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=2)
+    until(lambda: settled(client))
+    server.begin_run("two")
+    assert server.stats().tables["default"].held_caches == 0
+    until(lambda: client.run == "two")
+    record(client)
+    until(lambda: settled(client))
+    assert (server.stats().tables["default"].held_caches, server.total_episodes) == (1, 1)
+
+
+def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=4, length=9)
+    until(lambda: settled(client))
+    reader = cluster.reader([server], limits=QUICK)
+    assert reader.get_batch(8, 10.0).obs.shape == (8, 4)
+    server.configure(sequence_length=4, sequence_overlap=2)
+    assert server.get_batch(8).obs.shape == (8, 5, 4)
+    until(lambda: reader.get_batch(8, 10.0).obs.shape == (8, 5, 4))
+    server.configure(sequence_length=0, sequence_overlap=0, prioritization="rank")
+    assert server.get_batch(8).obs.shape == (8, 4)
+
+
+def test_byte_limits_change_while_it_runs(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK, byte_limit=100_000)
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=20, length=20)
+    until(lambda: settled(client))
+    held = server.stats().held_caches
+    server.configure_limits(held_bytes=50_000)
+    assert 0 < server.stats().held_caches < held
+    assert server.stats().held_bytes <= 50_000
+    assert len(server.get_batch(8).ids) == 8
+
+
+def test_a_closed_client_ships_nothing_more(cluster):
+    server = cluster.server(storage="episodes", limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    memory = client.memory
+    memory.open()
+    memory.add(0, tuple(np.zeros(SCHEMA[name].shape, SCHEMA[name].dtype) for name in SCHEMA.entry_names))
+    client.close()
+    with pytest.raises(Closed):
+        memory.close(terminated=True)
+    with pytest.raises(Closed):
+        client.push_episode(EPISODE)
+
+
+def test_the_classic_classes_store_episodes_as_well(cluster):
+    zeros = templates()
+    server = ReplayMemoryServer(
+        *zeros, 100, "inproc://pub", 2, context=cluster.context, storage="episodes", limits=QUICK
+    )
+    try:
+        server.server.add_request_worker("inproc://req")
+        server.server.add_pull_worker("inproc://push", bind=True)
+        client = ReplayMemoryClient(
+            "inproc://pub", "inproc://req", "inproc://push", context=cluster.context, limits=QUICK
+        )
+        try:
+            for _ in range(3):
+                client.rem.new_episode()
+                for step in range(5):
+                    client.rem.add_entry(*(np.full_like(each, step) for each in (*zeros[:5], zeros[6])))
+                client.rem.close_episode(final_state=zeros[0])
+            client.update_counter()
+            until(lambda: server.total_caches == 3)
+            assert (server.total_episodes, server.total_steps) == (3, 15)
+            assert server.server.stats().held_caches == 2
+            assert client.push_cache() == -1
+            assert "'caches' for push_cache" in client.push_failure
+            prev, _, weight = server.get_batch(10)
+            assert prev.state.shape[0] == len(weight) == 10
+        finally:
+            client.close()
+    finally:
+        server.close()
+
+
+def test_episodes_stand_beside_caches_in_one_server(cluster):
+    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=100)}
+    server = cluster.server(tables=tables, schema=None, limits=QUICK)
+    actor, teacher = (cluster.client(server, table=name, limits=QUICK) for name in tables)
+    record(actor)
+    assert actor.push_cache()
+    record(teacher, episodes=2)
+    for client in (actor, teacher):
+        until(lambda client=client: settled(client))
+    mixed = next(iter(server.batches({"online": 6, "demo": 2})))
+    stats = server.stats().tables
+    assert (stats["online"].storage, stats["demo"].storage) == ("caches", "episodes")
+    assert len(server.table("demo").get_batch(50).ids) == 50
+    assert mixed.update_priorities({"online": np.ones(6), "demo": np.ones(2)}) == {"online": 0, "demo": 0}
+    assert server.stats().tables["demo"].applied == 2
