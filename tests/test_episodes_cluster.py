@@ -1,8 +1,9 @@
-"""Clusters that store episodes at the server: the same samples as elsewhere, each episode accounted for, feedback in place."""
+"""Clusters whose servers store episodes: samples as elsewhere, every episode accounted for, feedback in place."""
 
 import numpy as np
 import pytest
 
+from classic_help import templates
 from memoire.buffer import Buffer
 from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
@@ -10,7 +11,6 @@ from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Column, Schema
 from memoire.table import Table
-from classic_help import templates
 from netkit import QUICK, SCHEMA, WIDE, Cluster, in_thread, record, until
 
 VALUED = Schema(
