@@ -3228,7 +3228,12 @@ cdef struct Block:
     uint16_t column
     uint8_t part
     uint8_t extent
-    uint64_t row_bytes
+    int lengths  # of a ragged column: the block of its values' lengths; FIXED: it is not ragged; WHOLE: it holds one value
+    uint64_t row_bytes  # of a ragged column: of one element
+
+cdef enum:
+    FIXED = -1
+    WHOLE = -2
 
 cdef struct Field:
     int block       # where its rows are
@@ -3236,7 +3241,7 @@ cdef struct Field:
     size_t each     # indices of one sample
     size_t frames   # rows of one sample: row j is the one at index j / stack + j % stack, so that stacks of a sequence overlap
     size_t stack
-    size_t size     # bytes of one row
+    size_t size     # bytes of one row, of a ragged column those of an element
 
 cdef struct Fault:
     int status
@@ -3270,6 +3275,7 @@ cdef enum:
     BAD_EXPANSION
     BAD_INDEX
     BAD_VALUE
+    BAD_LENGTHS
 
 _FAULTS = {
     BAD_CHECKSUM: ("payload", "the payload's checksum is {found:#x}, the header says {expected:#x}; it changed on the way"),
@@ -3296,6 +3302,7 @@ _FAULTS = {
     BAD_EXPANSION: ("too_large", "unpacked it has {found} bytes; {expected} are allowed (message_bytes)"),
     BAD_INDEX: ("index", "block {block} holds {found}, expected less than {expected}"),
     BAD_VALUE: ("value", "row {found} of block {block} is outside of its range"),
+    BAD_LENGTHS: ("index", "the lengths of block {block} reach {found} bytes, but it has {expected} raw (and a value at most 2**26)"),
 }
 
 
@@ -3304,36 +3311,40 @@ cdef class Layout:
     """Blocks that a container must have, and the arrays that its samples are gathered into. Unchangeable; made by cache.py.
 
     Args:
-        blocks: (column, part, extent, bytes of a row) in the order of the container.
+        blocks: (column, part, extent, bytes of a row) in the order of the container; of ragged columns the bytes of an element.
         fields: (block, index block or -1, rows of a sample, of these side by side in the index, bytes of a row) for each array of a batch.
         length: Entries of a sequence; 0: samples are transitions.
+        ragged: Number of each block of a ragged column's values -> that of their lengths, or WHOLE, -2.
+        ragged_fields: As fields, for the arrays of ragged columns.
     """
 
     cdef Block* block
-    cdef Field* field
+    cdef Field* field  # those of ragged columns behind the others
     cdef int of_part[MOST_PARTS]  # block of each bookkeeping part, -1: not there
-    cdef readonly int kind, blocks, fields, frame_stack, reward_size, length
+    cdef readonly int kind, blocks, fields, frame_stack, reward_size, length, ragged_fields
     cdef bint is_cache, is_drawn  # has sums of its own; has chances and owners in their place
     cdef int otherwise  # the kind where transitions are sequences, and the other way round; 0: there is none
 
-    def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields, int length=0):
+    def __cinit__(self, int kind, int frame_stack, int reward_size, list blocks, list fields, int length, dict ragged, list ragged_fields):
         cdef int i
         self.kind, self.frame_stack, self.reward_size, self.length = kind, frame_stack, reward_size, length
         self.is_cache = kind == KIND_CACHE or kind == KIND_SEQUENCES
         self.is_drawn = kind == KIND_DRAWN or kind == KIND_DRAWN_SEQUENCES
         self.otherwise = {1: 5, 5: 1, 4: 6, 6: 4}.get(kind, 0)
-        self.blocks, self.fields = len(blocks), len(fields)
+        self.blocks, self.fields, self.ragged_fields = len(blocks), len(fields), len(ragged_fields)
         self.block = <Block*>calloc(max(1, self.blocks), sizeof(Block))
-        self.field = <Field*>calloc(max(1, self.fields), sizeof(Field))
+        self.field = <Field*>calloc(max(1, self.fields + self.ragged_fields), sizeof(Field))
         if self.block == NULL or self.field == NULL:
             raise MemoryError()
         for i in range(MOST_PARTS):
             self.of_part[i] = -1
         for i, (column, part, extent, row_bytes) in enumerate(blocks):
-            self.block[i] = Block(column, part, extent, row_bytes)
+            self.block[i] = Block(column, part, extent, ragged.get(i, FIXED), row_bytes)
+            if not WHOLE <= self.block[i].lengths < self.blocks:
+                raise IndexError("lengths in a block that is not there")
             if column == BOOKKEEPING:
                 self.of_part[<int>part] = i
-        for i, (block, index, frames, stack, size) in enumerate(fields):
+        for i, (block, index, frames, stack, size) in enumerate(fields + ragged_fields):
             if not (0 <= block < self.blocks and -1 <= index < self.blocks):
                 raise IndexError("a field of a block that is not there")
             each = self.block[<int>index].row_bytes // 4 if index >= 0 else 1
@@ -3346,10 +3357,11 @@ cdef class Layout:
         free(self.field)
 
 
-def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict packed):
+def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_t owners, uint64_t entries, dict packed, dict elements):
     """A payload, uint8 [n] that begins with a cache line, with its block table and paddings; head and blocks are for the caller.
 
     packed: block -> (codec, bytes) of those that are stored compressed; these are written. Others are filled by `fill`.
+    elements: block -> elements of all its values, for each block of a ragged column's values.
     """
     cdef uint64_t rows, raw, stored, at = HEAD_BYTES + <uint64_t>ROW_BYTES * layout.blocks, end = at
     cdef uint64_t of_extent[EXTENTS]
@@ -3364,7 +3376,8 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
     if max(samples, frames, owners, entries) > ZERO_FRAME:
         raise ValueError(f"{max(samples, frames, owners, entries)} rows are more than an index of 32 bits can tell apart")
     for i in range(layout.blocks):
-        stored = of_extent[layout.block[i].extent] * layout.block[i].row_bytes
+        stored = layout.block[i].row_bytes
+        stored *= of_extent[layout.block[i].extent] if layout.block[i].lengths == FIXED else <uint64_t>elements[i]
         at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
         if at >> 40:
             raise MemoryError(f"a container of {at} bytes")
@@ -3374,7 +3387,7 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
     for i in range(layout.blocks):
         block = &layout.block[i]
         at, rows = _block_begin(end), of_extent[block.extent]
-        raw, codec = rows * block.row_bytes, 0
+        raw, codec = block.row_bytes * (rows if block.lengths == FIXED else <uint64_t>elements[i]), 0
         stored = raw
         memset(begin + end, 0, at - end)
         if i in packed:
@@ -3518,7 +3531,10 @@ cdef int _check_table(Layout layout, const uint8_t* source, uint64_t size, uint6
             if rows != most:
                 return _fail(fault, BAD_ROWS, i, rows, most)
         # rows < 2**32 and a row has less than 2**27 bytes: the product cannot overflow
-        if raw != rows * block.row_bytes:
+        if block.lengths != FIXED:
+            if raw % block.row_bytes or raw >> 48:
+                return _fail(fault, BAD_RAW, i, raw, block.row_bytes)
+        elif raw != rows * block.row_bytes:
             return _fail(fault, BAD_RAW, i, raw, rows * block.row_bytes)
         if codec == 0 and stored != raw:
             return _fail(fault, BAD_STORED, i, stored, raw)
@@ -3612,6 +3628,24 @@ cdef int _check_part(Layout layout, const uint8_t* source, int i, const uint32_t
     return GOOD
 
 
+cdef int _check_lengths(Layout layout, const uint8_t* source, int i, Fault* fault) noexcept nogil:
+    """Whether the values of a ragged column's block `i` are as long as their lengths say, and none is longer than an entry may be."""
+    cdef const Block* block = &layout.block[i]
+    cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
+    cdef const uint8_t* words
+    cdef uint64_t raw = _read64(row + 24), total = 0, length, j
+    if block.lengths == WHOLE:
+        return _fail(fault, BAD_LENGTHS, i, raw, MOST_VALUE_BYTES) if raw > MOST_VALUE_BYTES else GOOD
+    words = source + _read64(source + HEAD_BYTES + ROW_BYTES * block.lengths + 8)
+    for j in range(_read32(row + 4)):
+        length = _read32(words + 4 * j) * block.row_bytes
+        # fewer than 2**32 values of less than 2**27 bytes: the sum cannot overflow
+        if length > MOST_VALUE_BYTES:
+            return _fail(fault, BAD_LENGTHS, i, length, raw)
+        total += length
+    return _fail(fault, BAD_LENGTHS, i, total, raw) if total != raw else GOOD
+
+
 cdef int _check_container(Layout layout, const uint8_t* source, uint64_t size, uint64_t limit, Fault* fault) noexcept nogil:
     cdef uint32_t of_extent[EXTENTS]  # rows of the blocks of each
     cdef int i
@@ -3624,12 +3658,15 @@ cdef int _check_container(Layout layout, const uint8_t* source, uint64_t size, u
     for i in range(layout.blocks):
         if layout.block[i].column == BOOKKEEPING and _check_part(layout, source, i, of_extent, fault):
             return fault.status
+        if layout.block[i].lengths != FIXED and _check_lengths(layout, source, i, fault):
+            return fault.status
     return GOOD
 
 
 cdef struct View:
     # What kernels need of a held cache; it lives as long as its HeldCache.
     const uint8_t** block   # begin of each block's raw bytes
+    uint64_t** begins       # of each block of a ragged column: where its values begin, and where the last one ends; else NULL
     uint32_t samples
     double total_weight     # S_k, N_k
     double positives
@@ -3688,9 +3725,31 @@ cdef class HeldCache:
         self._locate(source, unpack)
 
     def __dealloc__(self):
+        cdef int i
         free(self.view.block)
+        if self.view.begins != NULL:
+            for i in range(self.layout.blocks):
+                free(self.view.begins[i])
+        free(self.view.begins)
         if self.is_held:
             PyBuffer_Release(&self.buffer)
+
+    cdef _sum_lengths(self, const uint8_t* source, int i):
+        """Note where each value of a ragged column's block begins."""
+        cdef const uint8_t* row = source + HEAD_BYTES + ROW_BYTES * i
+        cdef const Block* block = &self.layout.block[i]
+        cdef uint64_t rows = _read32(row + 4), j
+        cdef uint64_t* begins = <uint64_t*>malloc((rows + 1) * sizeof(uint64_t))
+        if begins == NULL:
+            raise MemoryError()
+        self.view.begins[i] = begins
+        self.nbytes += (rows + 1) * sizeof(uint64_t)
+        begins[0] = 0
+        if block.lengths == WHOLE:
+            begins[1] = _read64(row + 24)
+            return
+        for j in range(rows):
+            begins[j + 1] = begins[j] + block.row_bytes * _read32(self.view.block[block.lengths] + 4 * j)
 
     cdef _locate(self, const uint8_t* source, unpack):
         """Note where each block's raw bytes are, unpacking those that are packed."""
@@ -3698,7 +3757,8 @@ cdef class HeldCache:
         cdef Py_ssize_t stored, raw
         cdef int i
         self.view.block = <const uint8_t**>calloc(max(1, self.layout.blocks), sizeof(uint8_t*))
-        if self.view.block == NULL:
+        self.view.begins = <uint64_t**>calloc(max(1, self.layout.blocks), sizeof(uint64_t*))
+        if self.view.block == NULL or self.view.begins == NULL:
             raise MemoryError()
         for i in range(self.layout.blocks):
             row = source + HEAD_BYTES + ROW_BYTES * i
@@ -3711,6 +3771,9 @@ cdef class HeldCache:
                 self.unpacked.append(data)
                 self.nbytes += raw
                 self.view.block[i] = <const uint8_t*><const char*>data
+        for i in range(self.layout.blocks):
+            if self.layout.block[i].lengths != FIXED:
+                self._sum_lengths(source, i)
 
     @property
     def samples(self):
@@ -4098,6 +4161,43 @@ cdef class Picks:
         finally:
             free(target)
 
+    def gather_lengths(self, int index, target):
+        """How many elements each sample's values have in ragged field `index`: int32 [B, rows] into `target`; returns the most."""
+        cdef const Field* field = self._ragged_field(index)
+        cdef int32_t* to = <int32_t*>_target(target, self.size * field.frames * 4)
+        cdef const char* begin
+        cdef size_t j
+        cdef Py_ssize_t i
+        cdef int32_t most = 0, length
+        with nogil:
+            for i in range(self.size):
+                for j in range(field.frames):
+                    length = <int32_t>(_value_of(field, &self.pick[i], j, &begin) // field.size)
+                    to[self.pick[i].position * field.frames + j] = length
+                    most = max(most, length)
+        return most
+
+    def gather_padded(self, int index, Py_ssize_t longest, target):
+        """Copy the values of ragged field `index` to their samples' positions: [B, rows, longest, ...] into `target`, zeros behind each."""
+        cdef const Field* field = self._ragged_field(index)
+        cdef size_t row = longest * field.size, j, size
+        cdef char* to = _target(target, self.size * field.frames * row)
+        cdef char* place
+        cdef const char* begin
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(self.size):
+                for j in range(field.frames):
+                    place = to + (<size_t>self.pick[i].position * field.frames + j) * row
+                    size = min(_value_of(field, &self.pick[i], j, &begin), row)
+                    memcpy(place, begin, size)
+                    memset(place + size, 0, row - size)
+
+    cdef const Field* _ragged_field(self, int index) except NULL:
+        if not 0 <= index < self.layout.ragged_fields:
+            raise IndexError(index)
+        return &self.layout.field[self.layout.fields + index]
+
     def importance(self, double exponent, bint by_largest, target):
         """(N P(i) N_k / N_c) ** -exponent of every sample over a divisor: float32 [B] into `target`; returns the divisor.
 
@@ -4138,10 +4238,26 @@ cdef class Picks:
         """Copy each sample's row of `block` in the order of the draw (positions are left aside)."""
         cdef Py_ssize_t i
         cdef size_t size = self.layout.block[inside(block, self.layout.blocks)].row_bytes
-        cdef char* to = _target(target, self.size * size)
+        cdef char* to
+        if self.layout.block[block].lengths != FIXED:
+            to = _target(target, self.bytes_of(block))
+            for i in range(self.size):
+                to = _pack_value(self.pick[i].view, block, self.pick[i].sample, to)
+            return
+        to = _target(target, self.size * size)
         with nogil:
             for i in range(self.size):
                 copy_row(to + i * size, <const char*>self.pick[i].view.block[block] + <size_t>self.pick[i].sample * size, size)
+
+    def bytes_of(self, int block):
+        """Bytes of each sample's value together, in a block of a ragged column."""
+        cdef Py_ssize_t i
+        cdef size_t total = 0
+        if self.layout.block[inside(block, self.layout.blocks)].lengths == FIXED:
+            raise ValueError("not a block of a ragged column")
+        for i in range(self.size):
+            total += _value_bytes(self.pick[i].view, block, self.pick[i].sample)
+        return total
 
     def pack_owners(self, owner, chance, population):
         """Fill uint32, float64, float64 [B]: whose each sample is, w_i / S_k and N_k. Returns the owners' ids, 16 bytes each."""
@@ -4218,11 +4334,27 @@ cdef class Frames:
                     frame = _read32(pick[i].view.block[index] + 4 * (<size_t>pick[i].sample * each + j))
                     target[i * each + j] = frame if frame == ZERO_FRAME else self._find(pick[i].view, frame)
 
+    def bytes_of(self, int block):
+        """Bytes of the rows' values together, in a block of a ragged column."""
+        cdef Py_ssize_t i
+        cdef size_t total = 0
+        if self.picks.layout.block[inside(block, self.picks.layout.blocks)].lengths == FIXED:
+            raise ValueError("not a block of a ragged column")
+        for i in range(self.size):
+            total += _value_bytes(self.order[i].view, block, self.order[i].frame)
+        return total
+
     def pack_frames(self, int block, target):
         """Copy the rows of block `block` into `target`, by number."""
         cdef size_t size = self.picks.layout.block[inside(block, self.picks.layout.blocks)].row_bytes
-        cdef char* to = _target(target, self.size * size)
+        cdef char* to
         cdef Py_ssize_t i
+        if self.picks.layout.block[block].lengths != FIXED:
+            to = _target(target, self.bytes_of(block))
+            for i in range(self.size):
+                to = _pack_value(self.order[i].view, block, self.order[i].frame, to)
+            return
+        to = _target(target, self.size * size)
         with nogil:
             for i in range(self.size):
                 copy_row(to + i * size, <const char*>self.order[i].view.block[block] + <size_t>self.order[i].frame * size, size)
@@ -4257,10 +4389,37 @@ cdef void _gather_rows(const Field* field, const Pick* pick, Py_ssize_t size, ch
         copy_row(target + <size_t>pick[i].position * row, <const char*>pick[i].view.block[block] + <size_t>pick[i].sample * row, row)
 
 
+cdef inline uint32_t _index_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
+    """Number of row `j` of a sample, or ZERO_FRAME."""
+    cdef size_t at = j if field.stack == field.frames else j // field.stack + j % field.stack
+    return _read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.each + at))
+
+
+cdef inline size_t _value_bytes(const View* view, int block, uint32_t row) noexcept nogil:
+    """Of a value in a block of a ragged column."""
+    return view.begins[block][row + 1] - view.begins[block][row]
+
+
+cdef inline size_t _value_of(const Field* field, const Pick* pick, size_t j, const char** begin) noexcept nogil:
+    """Where value `j` of a sample begins, in a ragged column, and its bytes."""
+    cdef uint32_t row = pick.sample if field.index < 0 else _index_of(field, pick, j)
+    begin[0] = <const char*>pick.view.block[field.block]
+    if row == ZERO_FRAME:
+        return 0
+    begin[0] += pick.view.begins[field.block][row]
+    return _value_bytes(pick.view, field.block, row)
+
+
+cdef inline char* _pack_value(const View* view, int block, uint32_t row, char* to) noexcept nogil:
+    """Copy a value of a ragged column; returns where the next one goes."""
+    cdef size_t size = _value_bytes(view, block, row)
+    memcpy(to, view.block[block] + view.begins[block][row], size)
+    return to + size
+
+
 cdef inline const char* _frame_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
     """Row `j` of a sample; NULL for one of zeros."""
-    cdef size_t at = j if field.stack == field.frames else j // field.stack + j % field.stack
-    cdef uint32_t frame = _read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.each + at))
+    cdef uint32_t frame = _index_of(field, pick, j)
     if frame == ZERO_FRAME:
         return NULL
     return <const char*>pick.view.block[field.block] + <size_t>frame * field.size

@@ -66,6 +66,7 @@ class Part(IntEnum):
     ENTRIES = 12
     ENTRY_INDEX = 13
     BURN_IN = 14
+    ENTRIES_LENGTHS = 15
     NUMBER = 16
     WEIGHT = 17
     REWARD_SUM = 18
@@ -102,12 +103,14 @@ class BlockForm(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """An array of a batch."""
+    """An array of a batch; of a ragged column without the axis of its values' lengths."""
 
     side: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    element: tuple[int, ...] | None = None
+    """Of a ragged column: the end of its shape, behind the lengths' axis."""
 
 
 _BOOKKEEPING: Final = {
@@ -128,6 +131,12 @@ _WIDTHS: Final = {
 }  # fmt: skip
 
 
+_LENGTHS_OF: Final = {
+    Part.PREV: Part.PREV_LENGTHS, Part.NEXT: Part.NEXT_LENGTHS, Part.FRAMES: Part.FRAMES_LENGTHS,
+    Part.PREV_FRAMES: Part.FRAMES_LENGTHS, Part.NEXT_FRAMES: Part.FRAMES_LENGTHS, Part.ENTRIES: Part.ENTRIES_LENGTHS,
+}  # fmt: skip
+_LENGTHS: Final = frozenset(_LENGTHS_OF.values())
+_WHOLE: Final = -2  # in place of a block of lengths: the one value is as long as its block
 _INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
 _OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
 _Field: TypeAlias = tuple[int, int, int, int, int]
@@ -166,7 +175,12 @@ class Layout:
         self.reward_shape = () if schema.reward is None else schema[schema.reward].shape
         self.blocks: tuple[BlockForm, ...] = (*self._bookkeeping(), *self._columns(final))
         self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
-        self._outputs, fields = self._fields()
+        outputs, fields = self._fields()
+        both = list(zip(outputs, fields, strict=False))
+        self._outputs = [output for output in outputs if output.element is None]
+        self._ragged = [output for output in outputs if output.element is not None]
+        ragged_fields = [field for output, field in both if output.element is not None]
+        fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
         forms = list(enumerate(self.blocks))
         self.facts = [(i, _OF_WINDOWS[form.part]) for i, form in forms if form.part in _OF_WINDOWS]
         """Blocks that hold what a memory says of each sample, with its name in `Windows` or `Sequences`."""
@@ -175,21 +189,32 @@ class Layout:
         self.indices = tuple(part for part in _INDICES if (BOOKKEEPING, part) in self._place)
         """Parts that are indices into the frames, or into the entries of sequences."""
         rewards = max(1, self.length) * prod(self.reward_shape)
-        self.core = _core.Layout(kind, frame_stack, rewards, list(self.blocks), fields, self.length)
+        self.ragged = {i: self._lengths_of(form) for i, form in forms if self._is_ragged(form)}
+        """Number of each block that has a ragged column's values -> that of their lengths, or -2: it is one value."""
+        blocks = list(self.blocks)
+        self.core = _core.Layout(kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields)
 
     def place(self, part: Part, name: str | None = None) -> int | None:
         """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
 
+    def _is_ragged(self, form: BlockForm) -> bool:
+        if form.column == BOOKKEEPING or form.part in _LENGTHS:
+            return False
+        return self.schema.names[form.column] in self.schema.ragged
+
+    def _lengths_of(self, form: BlockForm) -> int:
+        return self._place[form.column, _LENGTHS_OF[form.part]] if form.part in _LENGTHS_OF else _WHOLE
+
     def bookkeeping(self, part: Part) -> int:
         """Number of a block of bookkeeping that is there."""
         return self._place[BOOKKEEPING, part]
 
     def allocate(self, samples: int) -> Gathered:
-        """Arrays for a batch of `samples`."""
+        """Arrays for a batch of `samples`; those of ragged columns are made when it is gathered."""
         sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
-        for side, name, shape, dtype in self._outputs:
+        for side, name, shape, dtype, _ in self._outputs:
             sides[side][name] = np.empty((samples, *shape), dtype)
         reward = np.empty if self.schema.reward is not None else np.zeros
         return Gathered(
@@ -207,14 +232,27 @@ class Layout:
     def gather(self, picks: "_core.Picks", out: Gathered) -> None:
         """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
         picks.gather(
-            [(out.prev if side == "prev" else out.next)[name] for side, name, _, _ in self._outputs],
+            [(out.prev if output.side == "prev" else out.next)[output.name] for output in self._outputs],
             out.reward if self.schema.reward is not None else None,
             out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
         )  # fmt: skip
+        self._gather_ragged(picks, out)
+
+    def _gather_ragged(self, picks: "_core.Picks", out: Gathered) -> None:
+        """Add the ragged columns to `out`: both sides as wide as the longest value of both, and at least 1."""
+        longest: dict[str, int] = {}
+        lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
+        for i, (side, name, shape, _, _) in enumerate(self._ragged):
+            lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
+            longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
+        for i, (side, name, shape, dtype, element) in enumerate(self._ragged):
+            made = np.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
+            picks.gather_padded(i, longest[name], made)
+            (out.prev if side == "prev" else out.next)[name] = made
 
     def check_out(self, out: Gathered, samples: int) -> None:
         """Raise ValueError unless every array is what `allocate` would make."""
-        for side, name, shape, dtype in self._outputs:
+        for side, name, shape, dtype, _ in self._outputs:
             array = (out.prev if side == "prev" else out.next).get(name)
             _check_out(f"out.{side}[{name!r}]", array, (samples, *shape), dtype)
         per_reward = (samples, *self._per_reward())
@@ -263,7 +301,11 @@ class Layout:
             return []
         forms: list[BlockForm] = []
         for i, (name, column) in enumerate(self.schema.items()):
-            forms += [BlockForm(i, part, extent, column.nbytes) for part, extent in self._sides(name, column, final)]
+            sides = self._sides(name, column, final)
+            own = [BlockForm(i, part, extent, column.nbytes) for part, extent in sides]
+            if column.is_ragged:
+                own += [BlockForm(i, _LENGTHS_OF[part], extent, 4) for part, extent in sides if part in _LENGTHS_OF]
+            forms += sorted(own)
         return forms
 
     def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
@@ -290,8 +332,7 @@ class Layout:
                 column = self.schema[name]
                 is_state = column.role == "state"
                 block = self._rows_of(name, side, is_state)
-                shape = (self.frame_stack, *column.shape) if is_state else column.shape
-                outputs.append(_Output(side, name, shape, column.dtype))
+                outputs.append(_output(side, name, (self.frame_stack,) if is_state else (), column))
                 fields.append(
                     (block, self._place[BOOKKEEPING, index], self.frame_stack, self.frame_stack, column.nbytes)
                     if is_state
@@ -336,9 +377,10 @@ class SequenceLayout(Layout):
         burn_in = np.empty(picks.size, np.uint32)
         rewards = [] if self.schema.reward is None else [out.reward]
         picks.gather(
-            [*(out.prev[name] for _, name, _, _ in self._outputs), *rewards, burn_in],
+            [*(out.prev[output.name] for output in self._outputs), *rewards, burn_in],
             None, out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
         )  # fmt: skip
+        self._gather_ragged(picks, out)
         sequence_mask(burn_in, out.steps, out.mask)
 
     def check_out(self, out: Gathered, samples: int) -> None:
@@ -373,14 +415,14 @@ class SequenceLayout(Layout):
             column = self.schema[name]
             if column.role == "state":
                 frames = self.length + 1
-                outputs.append(_Output("prev", name, (frames, self.frame_stack, *column.shape), column.dtype))
+                outputs.append(_output("prev", name, (frames, self.frame_stack), column))
                 places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
                 fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
             elif name in self.first:
                 outputs.append(_Output("prev", name, column.shape, column.dtype))
                 fields.append((self._rows_of(name, "prev", False), -1, 1, 1, column.nbytes))
             elif column.role != "reward":
-                outputs.append(_Output("prev", name, (self.length, *column.shape), column.dtype))
+                outputs.append(_output("prev", name, (self.length,), column))
                 fields.append(self._entries(name, column))
         if self.schema.reward is not None:
             fields.append(self._entries(self.schema.reward, self.schema[self.schema.reward]))
@@ -393,6 +435,12 @@ class SequenceLayout(Layout):
 
 
 _ENTRIES: Final = [(Part.ENTRIES, Extent.PER_ENTRY)]
+
+
+def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> _Output:
+    if column.is_ragged:
+        return _Output(side, name, axes, column.dtype, column.element)
+    return _Output(side, name, axes + column.shape, column.dtype)
 
 
 def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
@@ -422,9 +470,6 @@ def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *
     """
     if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
         return _layout(schema, 1, (), (), kind, final)
-    if schema.ragged:
-        expected = "columns of fixed shape in a cluster: a Buffer stores ragged ones"
-        raise ParameterError("schema", ", ".join(schema.ragged), expected)
     prev = schema.names if parameters.prev is None else tuple(parameters.prev)
     if parameters.sequence_length:
         whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES
@@ -453,6 +498,7 @@ class Container:
         layout, head: What it holds.
         samples, frames, owners, entries: Rows of blocks of each extent.
         packed: Compressed blocks: number -> (codec, bytes).
+        elements: Of each block of a ragged column's values: how many elements they have together.
     """
 
     def __init__(
@@ -464,9 +510,11 @@ class Container:
         owners: int = 0,
         packed: dict[int, tuple[int, bytes]] | None = None,
         entries: int = 0,
+        elements: dict[int, int] | None = None,
     ) -> None:
         self.layout = layout
-        self.payload: Payload = _core.container(layout.core, samples, frames, owners, entries, packed or {})
+        rows = (samples, frames, owners, entries)
+        self.payload: Payload = _core.container(layout.core, *rows, packed or {}, elements or {})
         HEAD.pack_into(
             self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
             head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
@@ -584,15 +632,19 @@ def _pack_cut(
     carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
 ) -> Payload:
     """The container of drawn samples, with what else each of them carries. The memory is held."""
-    packed = _pack_frames(memory, layout, cut.frames, codec) if codec else {}
-    rows, entries = cut.rows, len(cut.rows.get(Part.ENTRIES, ()))
-    made = Container(layout, head, len(cut.drawn.numbers), len(cut.frames), 1, packed=packed, entries=entries)
+    rows = {block: cut.rows.get(part, cut.frames) for block, part, _ in layout.columns}
+    lengths = {block: memory.lengths(name, rows[block]) for block, _, name in layout.columns if block in layout.ragged}
+    elements = {block: int(each.sum(dtype=np.int64)) for block, each in lengths.items()}
+    packed = _pack_frames(memory, layout, cut.frames, codec, elements) if codec else {}
+    counts = (len(cut.drawn.numbers), len(cut.frames), 1, packed, len(cut.rows.get(Part.ENTRIES, ())), elements)
+    made = Container(layout, head, *counts)
     facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
     facts |= {layout.bookkeeping(part): cut.indices[part] for part in layout.indices}
+    facts |= {layout.ragged[block]: each for block, each in lengths.items()}
     made.fill_blocks(facts | {layout.bookkeeping(part): values for part, values in carried.items()})
     for block, part, name in layout.columns:
-        if block not in packed:
-            memory.copy_frames(name, rows.get(part, cut.frames), made.view(block))
+        if block not in packed and part not in _LENGTHS:
+            memory.copy_frames(name, rows[block], made.view(block))
     return made.payload
 
 
@@ -619,12 +671,14 @@ def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> 
     return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, rows)
 
 
-def _pack_frames(memory: Any, layout: Layout, sources: Any, codec: int) -> dict[int, tuple[int, bytes]]:
+def _pack_frames(
+    memory: Any, layout: Layout, sources: Any, codec: int, elements: dict[int, int]
+) -> dict[int, tuple[int, bytes]]:
     """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
     packed: dict[int, tuple[int, bytes]] = {}
     for i, form in enumerate(layout.blocks):
-        if form.extent is Extent.PER_FRAME:
-            raw: Payload = np.empty(len(sources) * form.row_bytes, np.uint8)
+        if form.extent is Extent.PER_FRAME and form.part not in _LENGTHS:
+            raw: Payload = np.empty(elements.get(i, len(sources)) * form.row_bytes, np.uint8)
             memory.copy_frames(layout.schema.names[form.column], sources, raw)
             _pack_block(packed, i, raw, codec)
     return packed
@@ -750,7 +804,14 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
     owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
     owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
     head = Head(picks.multi_step, made_at=now)
-    made = Container(drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=entries.size)
+    of_extent = {Extent.PER_SAMPLE: picks, Extent.PER_FRAME: frames, Extent.PER_ENTRY: entries}
+    forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
+    elements = {
+        i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
+    }
+    made = Container(
+        drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=entries.size, elements=elements
+    )
     for part, values in (
         *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
         (Part.CHANCE, chance), (Part.POPULATION, population),
@@ -758,10 +819,16 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
         made.fill(part, values)
     for i, form in enumerate(drawn.blocks):
         if form.part not in _OF_DRAWN and form.part not in layout.indices:
-            source = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
-            assert source is not None
-            _fill_drawn(made.view(i), picks, entries if form.extent is Extent.PER_ENTRY else frames, source, form)
+            distinct = entries if form.extent is Extent.PER_ENTRY else frames
+            _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
     return made.payload
+
+
+def _same_block(layout: Layout, drawn: Layout, form: BlockForm) -> int:
+    """Number in caches of a block of drawn containers."""
+    block = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
+    assert block is not None
+    return block
 
 
 def _fill_drawn(target: Payload, picks: Any, distinct: Any, source: int, form: BlockForm) -> None:

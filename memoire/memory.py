@@ -488,7 +488,7 @@ class Memory(_core.EntryStore):
         with self.held():
             lengths = self.lengths(name, where)
             made = np.empty((int(lengths.sum(dtype=np.int64)), *column.element), column.dtype)
-            self._copy_ragged(self._index[name], where, lengths, made, -1)
+            self.copy_frames(name, where, made)
         return Ragged(made, lengths)
 
     def lengths(self, name: str, codes: Int64s) -> NDArray[np.int32]:
@@ -727,13 +727,17 @@ class Memory(_core.EntryStore):
         return _core.unique_frames(prev_codes, next_codes, ordered)
 
     def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
-        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes.
+        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes: of a ragged column one value
+        after the other.
 
         -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
         columns zeros. Raises NoSuchRow for a code that cannot be.
         """
         codes = np.ascontiguousarray(sources, np.int64)
-        bad = self._copy_column(self._index[name], codes, out)
+        if name in self.schema.ragged:
+            bad = self._copy_ragged(self._index[name], codes, np.empty(codes.shape, np.int32), out, -1)
+        else:
+            bad = self._copy_column(self._index[name], codes, out)
         if bad >= 0:
             raise NoSuchRow("frame code", int(codes.flat[bad]), int(bad), f"of column {name!r} is no row")
 

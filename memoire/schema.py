@@ -501,6 +501,8 @@ def _check_column(name: str, column: Column) -> None:
             f"column {name!r} has dtype {column.dtype}, but only booleans, integers and floats of up to 8 bytes can be "
             f"stored. Encode the value as numbers, or leave the column out."
         )
+    if column.is_ragged and column.nbytes == 0:
+        raise SchemaError(f"column {name!r} is ragged, but its elements have no bytes: {column}. Leave it out.")
     if len(column.shape) > _MOST_DIMENSIONS:
         raise SchemaError(f"column {name!r} has {len(column.shape)} axes, more than {_MOST_DIMENSIONS}. Reshape it.")
 

@@ -65,10 +65,10 @@ def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames
     column = layout.schema[layout.schema.names[form.column]]
     raw = rng.integers(0, 256, (rows, form.row_bytes)).astype("u1")
     if column.dtype.kind == "f":  # no NaN: arrays are compared
-        raw = rng.normal(size=(rows, *column.shape)).astype(column.dtype).reshape(rows, -1).view("u1")
+        raw = rng.normal(size=(rows, *column.element)).astype(column.dtype).reshape(rows, -1).view("u1")
     if column.dtype.kind == "b":
         raw &= 1
-    return raw.view(column.dtype).reshape(rows, *column.shape)
+    return raw.view(column.dtype).reshape(rows, *column.element)
 
 
 def make(
@@ -94,17 +94,20 @@ def make(
         Extent.PER_ENTRY: ENTRIES,
     }  # fmt: skip
     blocks, packed = {}, {}
+    lengths = {i: rng.integers(0, 4, counts[layout.blocks[i].extent]).astype("<u4") for i in layout.ragged}
+    elements = {i: int(each.sum()) for i, each in lengths.items()}
+    of_values = {place: lengths[i] for i, place in layout.ragged.items()}
     for i, form in enumerate(layout.blocks):
-        rows = counts[form.extent]
+        rows = elements.get(i, counts[form.extent])
         name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]
-        values = _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
+        values = of_values[i] if i in of_values else _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
         if name is None and replace and form.part in replace:
             values = np.asarray(replace[form.part]).astype(DTYPES[form.part]).reshape(values.shape)
         blocks[form.part, name] = values
-        if codec and form.extent is Extent.PER_FRAME and form.row_bytes:
+        if codec and form.extent is Extent.PER_FRAME and form.row_bytes and i not in of_values:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             packed[i] = (codec, cache._COMPRESS[codec](raw))
-    made = Container(layout, head, samples, frames, owners, packed, ENTRIES)
+    made = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)
     for i, form in enumerate(layout.blocks):
         if i not in packed:
             name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]

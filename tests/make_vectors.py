@@ -14,10 +14,12 @@ import numpy as np
 
 from memoire import wire
 from memoire.cache import Kind, Part
-from memoire.schema import Schema
+from memoire.schema import Column, Schema
 
 FOLDER = Path(__file__).with_name("vectors")
 SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})
+POINTS = Column(np.float32, (None, 3))
+RAGGED = Schema({"cloud": Column(np.float32, (None, 3), "state"), "points": POINTS, "reward": np.float32})
 CLIENT = bytes(range(16))
 OTHER = bytes(range(16, 32))
 Z = 0xFFFFFFFF
@@ -86,15 +88,34 @@ def containers() -> dict[str, bytes]:
         block(0xFFFF, Part.OWNERS, "u1", [list(CLIENT), list(OTHER)]),
         own(Part.TD_ERROR, "<f4", [0.5, -2.0, 0.0]),
     ]
-    # A ragged column: here "points", float32 with a free first axis of (3,) rows. Sample 0 has 2 points, 1 none, 2 one;
-    # the ragged state "cloud" has 1 and 2 points in its two unique frames.
-    ragged = [
-        own(Part.PREV_INDEX, "<u4", [[0], [1], [0]]),
-        *WINDOWS[2:],
+    # Ragged columns: "points", float32 with a free first axis of rows (3,), of which sample 0 has 2, sample 1 none and
+    # sample 2 one; the state "cloud" has 1 and 2 of them in its two unique frames. Sample 1 ends with its episode.
+    clouds = [
         (0, Part.FRAMES, 2, np.arange(1, 10, dtype="<f4").tobytes()),
         block(0, Part.FRAMES_LENGTHS, "<u4", [1, 2]),
         block(1, Part.PREV, "<f4", [[1, 0, 0], [2, 0, 0], [3, 0, 0]]),
         block(1, Part.PREV_LENGTHS, "<u4", [2, 0, 1]),
+        block(2, Part.PREV, "<f4", [1.0, -0.25, 1.0]),
+    ]
+    ragged = [
+        own(Part.PREV_INDEX, "<u4", [[0], [1], [0]]),
+        own(Part.NEXT_INDEX, "<u4", [[1], [Z], [1]]),
+        *WINDOWS[2:],
+    ]
+    # Two sequences of 3 entries; the three entries have 2, 0 and 1 points, the four clouds 1, 2, 0 and 0.
+    ragged_sequences = [
+        (0, Part.PREV_FRAMES, 4, np.arange(1, 10, dtype="<f4").tobytes()),
+        block(0, Part.FRAMES_LENGTHS, "<u4", [1, 2, 0, 0]),
+        block(1, Part.ENTRIES, "<f4", [[1, 0, 0], [2, 0, 0], [3, 0, 0]]),
+        block(1, Part.ENTRIES_LENGTHS, "<u4", [2, 0, 1]),
+        block(2, Part.ENTRIES, "<f4", [1.0, -0.25, 1.0]),
+    ]
+    ragged_episode = [
+        *episode[:4],
+        (0, Part.PREV, 3, np.arange(3, dtype="<f4").tobytes()),
+        block(0, Part.PREV_LENGTHS, "<u4", [0, 1, 0]),
+        (0, Part.FINAL, 1, np.arange(6, dtype="<f4").tobytes()),
+        *clouds[2:],
     ]
     # Sequences of 3 entries, stack 1: the second begins one entry later and ends with its episode after 2.
     sequences = [
@@ -122,7 +143,10 @@ def containers() -> dict[str, bytes]:
         "drawn": container(Kind.DRAWN, 3, 2, 2, WINDOWS + drawn + COLUMNS),
         "episode": container(Kind.EPISODE, 3, 1, 1, episode),
         "feedback": container(Kind.FEEDBACK, 3, 1, 1, feedback),
-        "ragged": container(Kind.CACHE, 3, 1, 2, ragged, (8.0, 6, 0.5)),
+        "ragged": container(Kind.CACHE, 3, 1, 2, ragged + clouds, (8.0, 6, 0.5)),
+        "ragged_drawn": container(Kind.DRAWN, 3, 1, 2, ragged + drawn + clouds),
+        "ragged_episode": container(Kind.EPISODE, 3, 1, 1, ragged_episode),
+        "ragged_sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences[:9] + ragged_sequences, (8.0, 6, 0.5)),
         "sequences": container(Kind.SEQUENCES, 2, 1, 3, sequences, (8.0, 6, 0.5)),
         "drawn_sequences": container(Kind.DRAWN_SEQUENCES, 2, 1, 3, sequences[:9] + drawn_sequences + sequences[9:]),
     }

@@ -38,14 +38,22 @@ KINDS = (Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK)
 GOLDEN = {
     "cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK,
     "sequences": Kind.CACHE, "drawn_sequences": Kind.DRAWN,
+    "ragged": Kind.CACHE, "ragged_drawn": Kind.DRAWN, "ragged_episode": Kind.EPISODE, "ragged_sequences": Kind.CACHE,
 }  # fmt: skip
 VECTORS = Path(__file__).with_name("vectors")
 
 
 def golden(name: str) -> tuple[bytes, cache.Layout]:
-    parameters = Parameters(sequence_length=3) if "sequences" in name else Parameters(frame_stack=2, multi_step=2)
     data = (VECTORS / f"{name}.payload").read_bytes()
-    return data, cache.layout_of(make_vectors.SCHEMA, parameters, GOLDEN[name], final=True)
+    return data, cache.layout_of(*golden_settings(name), GOLDEN[name], final=True)
+
+
+def golden_settings(name: str) -> tuple[Schema, Parameters]:
+    if "sequences" in name:
+        parameters = Parameters(sequence_length=3)
+    else:
+        parameters = Parameters(frame_stack=1 if "ragged" in name else 2, multi_step=2)
+    return make_vectors.RAGGED if "ragged" in name else make_vectors.SCHEMA, parameters
 
 
 def refused(payload: Any, layout: cache.Layout, limits: Limits | None = None, **options: Any) -> str:
@@ -172,7 +180,7 @@ def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -
     ]
 
 
-@pytest.mark.parametrize("name", ["ragged", *GOLDEN])
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
     data = (VECTORS / f"{name}.payload").read_bytes()
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
@@ -407,8 +415,7 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     room = bytearray(data)
     room[at : at + len(patch)] = patch[: len(data) - at]
     if refused(room, layout) == "" and layout.kind in (Kind.CACHE, Kind.SEQUENCES):
-        parameters = Parameters(sequence_length=3) if layout.length else Parameters(frame_stack=2, multi_step=2)
-        pool = Pool(make_vectors.SCHEMA, parameters, seed=0)
+        pool = Pool(*golden_settings(name), seed=0)
         pool.add(make_vectors.CLIENT, 1, cache.check(room, pool.layout))
         picks = pool.get(2)  # whatever is accepted can be gathered
         assert np.isfinite(picks.importance).all()
