@@ -804,7 +804,7 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
     owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
     owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
     head = Head(picks.multi_step, made_at=now)
-    of_extent = {Extent.PER_SAMPLE: picks, Extent.PER_FRAME: frames, Extent.PER_ENTRY: entries}
+    of_extent: dict[Extent, Any] = {Extent.PER_SAMPLE: picks, Extent.PER_FRAME: frames, Extent.PER_ENTRY: entries}
     forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
     elements = {
         i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms

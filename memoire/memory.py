@@ -727,8 +727,8 @@ class Memory(_core.EntryStore):
         return _core.unique_frames(prev_codes, next_codes, ordered)
 
     def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
-        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes: of a ragged column one value
-        after the other.
+        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes: the values of
+        a ragged column one after the other.
 
         -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
         columns zeros. Raises NoSuchRow for a code that cannot be.

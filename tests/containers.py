@@ -100,7 +100,11 @@ def make(
     for i, form in enumerate(layout.blocks):
         rows = elements.get(i, counts[form.extent])
         name = None if form.column == cache.BOOKKEEPING else layout.schema.names[form.column]
-        values = of_values[i] if i in of_values else _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
+        values = (
+            of_values[i]
+            if i in of_values
+            else _values(rng, form, rows, samples, layout, frames, owners, head.multi_step)
+        )
         if name is None and replace and form.part in replace:
             values = np.asarray(replace[form.part]).astype(DTYPES[form.part]).reshape(values.shape)
         blocks[form.part, name] = values
