@@ -111,7 +111,7 @@ def containers() -> dict[str, bytes]:
         block(2, Part.ENTRIES, "<f4", [1.0, -0.25, 1.0]),
     ]
     ragged_episode = [
-        *episode[:4],
+        *episode[:3],
         (0, Part.PREV, 3, np.arange(3, dtype="<f4").tobytes()),
         block(0, Part.PREV_LENGTHS, "<u4", [0, 1, 0]),
         (0, Part.FINAL, 1, np.arange(6, dtype="<f4").tobytes()),
