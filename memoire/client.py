@@ -98,6 +98,7 @@ class ClientStats:
     endpoint: str
     home: str
     """Name of the server that counts it."""
+    table: str
     run: str
     episodes: int
     steps: int
@@ -853,6 +854,7 @@ class Client(Node):
                 label=self.uuid,
                 endpoint=self.endpoint,
                 home=self._told.home_name,
+                table=self._told.table_name,
                 run=self._told.run_name,
                 episodes=self._episodes,
                 steps=self._steps,

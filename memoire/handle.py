@@ -31,6 +31,9 @@ class TableStats:
     storage: Storage
     clients: int
     """Clients that belong to it and have not said goodbye."""
+    episodes: int
+    steps: int
+    """What clients of this run recorded for it, those that said goodbye included."""
     batches: int
     """Handed out in this process."""
     samples: int
@@ -158,12 +161,15 @@ class TableHandle:
         table, pool = self._table, self._table.pool.stats()
         with self._desk.lock:
             clients, version = self._desk.ledger.present[table.number], table.parameters_version
+            reports = [account.report for account in self._desk.ledger if account.table == table.number]
         with self._counting:
             batches, waited = self._batches, self._waited
         return TableStats(
             name=table.name,
             storage=table.storage,
             clients=clients,
+            episodes=sum(report.episodes for report in reports),
+            steps=sum(report.steps for report in reports),
             batches=batches,
             samples=pool.drawn,
             waited=waited,

@@ -80,6 +80,8 @@ class ClientStats:
 
     client: str
     """Its id in hex."""
+    table: str
+    """Name of the table that it fills; "" where this server does not have it any more."""
     label: int
     host: str
     episodes: int
@@ -1159,6 +1161,7 @@ def _client_stats(desk: Desk, account: Any) -> ClientStats:
     report = account.report
     return ClientStats(
         client=account.client.hex(),
+        table=desk.tables.name_of(account.table),
         label=account.label,
         host=account.host,
         episodes=report.episodes,

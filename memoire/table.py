@@ -195,6 +195,11 @@ class Tables:
         except KeyError:
             raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
 
+    def name_of(self, number: int) -> str:
+        """Name of the table of this number; "" where there is none."""
+        table = self._numbers.get(number)
+        return "" if table is None else table.name
+
     def share_out(self, held_bytes: int) -> None:
         """Hold so many bytes in all from now on, those of tables with a limit of their own included.
 

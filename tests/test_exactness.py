@@ -7,6 +7,7 @@ uncorrelated with mean 0 (a martingale's differences), and their standard error 
 says how small it must be: a mean that is 3 % off does not pass.
 """
 
+import itertools
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -23,6 +24,7 @@ from memoire.reader import Reader
 from memoire.sampling import Greedy, Prioritized, RankBased, importance
 from memoire.schema import Column, Schema
 from memoire.server import Server
+from memoire.table import Table
 from netkit import KeepingContext, in_thread, until
 
 SCHEMA = Schema(
@@ -357,6 +359,33 @@ def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(start, ta
             promise.take(server.get_batch(256), newest if turn > 20 else None)
     promise.holds(0.006)
     assert np.mean(promise.left_out[80:]) < 0.02
+
+
+def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start, tap):
+    tables = {"online": Table(SCHEMA, parameters=EXACT), "demo": Table(SCHEMA, parameters=EXACT)}
+    server = start(Server, "tcp://127.0.0.1:0", tables=tables, seed=3, limits=QUICK)
+    actors = {
+        name: [join(start, tap, server.endpoint, number, table=name) for number in numbers]
+        for name, numbers in (("online", (0, 2)), ("demo", (1, 3)))
+    }
+    promises = {name: Promise(tap, mine) for name, mine in actors.items()}
+    sizes = {"online": 160, "demo": 96}
+    batches = server.batches(sizes, timeout=20.0)
+    errors, truth = [], []
+    for turn in range(100):
+        newest = everybody([actor for mine in actors.values() for actor in mine], turn, [server])
+        for batch in itertools.islice(batches, 4):
+            counted = turn > 20 and not any(part.left_out > 1e-9 for part in batch.values())
+            for name, part in batch.items():
+                promises[name].take(part, {actor.id: newest[actor.id] for actor in actors[name]} if counted else None)
+            if counted:  # the whole of it: each table counts by its size, whatever the weights in it
+                joined = batch.joined
+                whole = (joined.importance.astype(float) * joined.divisor * joined.quantity).sum()
+                truth.append(sum(sizes[name] * promises[name].truth[-1] for name in sizes))
+                errors.append(whole - truth[-1])
+    for promise in promises.values():
+        promise.holds(0.009)
+    errors_are_none(errors, truth)
 
 
 def test_greedy_clients_give_their_heaviest_entries_by_how_many_they_hold(start, tap):

@@ -65,14 +65,17 @@ def test_each_table_has_clients_schema_and_batches_of_its_own(cluster):
     batch = server.table("demo").get_batch(64)
     assert batch.obs.shape == (64, 8, 8) and set(np.unique(batch.obs)) == {7}
     stats = server.stats()
-    assert {name: (table.clients, table.samples) for name, table in stats.tables.items()} == {
-        "online": (1, 64),
-        "demo": (1, 64),
+    assert {name: (each.clients, each.steps, each.samples) for name, each in stats.tables.items()} == {
+        "online": (1, 20, 64),
+        "demo": (1, 20, 64),
+    }
+    assert {client.client: client.table for client in server.clients()} == {
+        client.client_id.hex(): client.table for client in (online, demo)
     }
     assert stats.samples == 128 and stats.held_caches == 4 and server.tables == ("online", "demo")
     assert server.total_steps == 40 and server.schema == SCHEMA
     demo.close()
-    assert server.stats().tables["demo"].clients == 0
+    assert (server.stats().tables["demo"].clients, server.stats().tables["demo"].steps) == (0, 20)
 
 
 def test_who_names_no_table_gets_the_first(cluster):
