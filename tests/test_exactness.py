@@ -372,7 +372,7 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start,
     sizes = {"online": 160, "demo": 96}
     batches = server.batches(sizes, timeout=20.0)
     errors, truth = [], []
-    for turn in range(100):
+    for turn in range(80):
         newest = everybody([actor for mine in actors.values() for actor in mine], turn, [server])
         for batch in itertools.islice(batches, 4):
             counted = turn > 20 and not any(part.left_out > 1e-9 for part in batch.values())

@@ -24,6 +24,8 @@ PROMISES = {
     "durable.py": "after: 10 episodes, 100 steps, 1 lines",
     "sb3_dqn.py": "mean return of the last 10 episodes",
     "recurrent_torch.py": ", the way is remembered",
+    "demonstrations.py": "steps to the reward; 145 steps were shown",
+    "multi_agent.py": "100% of the numbers are understood",
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 # Those that need what is not installed for every test, and the reason that is said when it is not there.
