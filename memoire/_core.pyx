@@ -4021,7 +4021,8 @@ cdef class HeldClient:
     cdef readonly uint64_t number  # of clients that entered its pool before it
     cdef readonly bytes id
     cdef readonly Py_ssize_t pushed, caches, nbytes, unused, held, reserved
-    cdef readonly double minimum, between
+    cdef readonly double minimum
+    cdef public double between    # D_c; a client that comes back from a file has the one that it had
     cdef readonly uint64_t sequence  # of the message that its sums came with
     cdef bint has_sums
     cdef public double heard

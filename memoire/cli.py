@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_totals(commands)
     _add_drain(commands)
+    _add_snapshot(commands)
     return top
 
 
@@ -76,8 +77,24 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument(
         "--snapshot-caches",
         action="store_true",
-        help="keep the held caches in the state folder over an orderly restart",
+        help="keep what the server holds in the state folder over an orderly restart",
     )
+    server.add_argument(
+        "--snapshot-every",
+        type=float,
+        metavar="SECONDS",
+        help="keep it there while the server goes on, too, so that one that is killed has again what it held then",
+    )
+    server.add_argument(
+        "--restore",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="put these snapshots into the server at its start, once into each state folder; their parameters hold, "
+        "unless --set says others",
+    )
+    server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
+    server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     server.set_defaults(command=_server)
 
@@ -199,6 +216,24 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     drain.set_defaults(command=_drain)
 
 
+def _add_snapshot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    one = commands.add_parser(
+        "snapshot",
+        help="save what the servers of a cluster hold, or look into such a file",
+        description="Have every server behind an address write what it holds into its own state folder "
+        "(snapshots/NAME.snapshot) while everything goes on; or say what a file holds. `memoire server --restore` "
+        "takes such files. Exit status: 0 all is well; 1 nothing was ordered, or that is no snapshot; 3 a server has "
+        "not written its file, or the file is damaged.",
+    )
+    one.add_argument("endpoint", nargs="?", metavar="ENDPOINT", help="of a server or proxy, such as tcp://proxy:5560")
+    one.add_argument("--to", metavar="NAME", help="name of the files")
+    one.add_argument("--show", metavar="FILE", help="say what this file holds instead")
+    one.add_argument("--check", action="store_true", help="with --show: read it all and compare every checksum")
+    one.add_argument("--json", action="store_true", help="with --show: print one JSON object")
+    one.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for files (default: %(default)s)")
+    one.set_defaults(command=_snapshot)
+
+
 def _add_schema(to: argparse.ArgumentParser) -> None:
     source = to.add_mutually_exclusive_group(required=True)
     source.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
@@ -264,6 +299,10 @@ def _server(given: argparse.Namespace) -> int:
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,
+        snapshot_every=given.snapshot_every,
+        restore=given.restore,
+        part=given.part,
+        skip_damaged=given.skip_damaged,
         **_http(given),
     )
 
@@ -344,6 +383,16 @@ def _totals(given: argparse.Namespace) -> int:
     from memoire.cluster.totals import show
 
     return show(given.endpoints, given.run, timeout=given.timeout, as_json=given.json)
+
+
+def _snapshot(given: argparse.Namespace) -> int:
+    from memoire.cluster import snapshots
+
+    if given.show is not None and given.endpoint is None and given.to is None:
+        return snapshots.show(given.show, check=given.check, as_json=given.json)
+    if given.show is None and given.endpoint is not None and given.to is not None:
+        return snapshots.order(given.endpoint, given.to, timeout=given.timeout)
+    raise ParameterError("ENDPOINT", given.endpoint, "an address with --to NAME, or left out with --show FILE")
 
 
 def _drain(given: argparse.Namespace) -> int:

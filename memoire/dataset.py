@@ -11,6 +11,7 @@ way holds more than a stretch of it in memory.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,8 @@ _FACTS: Final = {
     "drawn": ("drawn", "<u4"),
     "model_version": ("model_version", "<i8"),
 }
+FACTS: Final = {name: dtype for name, (_, dtype) in _FACTS.items()}
+"""Of each entry: what is known of it beside its columns, and the type in which that is saved."""
 _EPISODE: Final = np.dtype(
     [
         ("length", "<i8"),
@@ -91,12 +94,39 @@ class Episode:
         return len(self.init_w)
 
 
+class KeptEpisode(NamedTuple):
+    """An episode with what names it for ever: the memory that holds it, and the number of its first entry there."""
+
+    owner: bytes
+    number: int
+    episode: Episode
+
+
 def episodes(memory: Memory) -> Iterator[Episode]:
     """The episodes of a memory, the oldest first, then the open ones. The memory is held until the iterator ends."""
     with memory.held():
         inside = _Inside(memory)
         for slot in inside.slots:
             yield inside.episode(slot)
+
+
+def walk(memory: Memory) -> Iterator[tuple[int, Episode]]:
+    """The closed episodes of a memory that goes on meanwhile, oldest first, each with the number of its first entry.
+
+    The memory is held while one of them is copied, and not in between: each is as it is when its turn comes, and those
+    that have left by then are not there. As many as there were at the beginning at most.
+    """
+    slot = number = -1
+    for _ in range(memory.num_episodes):
+        with memory.held():
+            inside = _Inside(memory)
+            slot = inside.after(slot, number)
+            if slot < 0:
+                return
+            number, episode = inside.number(slot), inside.episode(slot)
+        del inside
+        yield number, episode
+        del episode
 
 
 def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | None = None) -> NDArray[np.int64]:
@@ -172,9 +202,13 @@ class _Inside:
             for name, data in zip(memory.schema.names, self._inside["finals"], strict=True)
             if data is not None and name not in memory.schema.ragged
         }
+
+    @functools.cached_property
+    def slots(self) -> list[int]:
+        """Of all episodes, the oldest first, open ones at the end."""
         table = self._inside["episodes"]
         opened = np.flatnonzero((table["state"] == 1) & (table["length"] > 0))
-        self.slots = [*self._closed(), *opened.tolist()]
+        return [*self._closed(), *opened.tolist()]
 
     def _typed(self, name: str, data: NDArray[np.uint8], rows: int) -> NDArray[Any]:
         column = self.schema[name]
@@ -185,6 +219,18 @@ class _Inside:
         while slot >= 0:
             yield slot
             slot = int(self._inside["episodes"]["newer"][slot])
+
+    def after(self, slot: int, number: int) -> int:
+        """Slot of the closed episode that is next after the one in `slot`, whose first entry has this number; the
+        oldest where that one has left, as all before it have then; -1 at the end.
+        """
+        episode = self._inside["episodes"][slot]
+        is_there = slot >= 0 and episode["state"] == 2 and self.number(slot) == number
+        return int(episode["newer"] if is_there else self._inside["oldest"])
+
+    def number(self, slot: int) -> int:
+        """Number of an episode's first entry, which names it for ever."""
+        return int(self._inside["meta"]["number"][self._inside["episodes"]["first_row"][slot]])
 
     def stretches(self, slot: int) -> Iterator[slice]:
         """The rows of an episode in order, as slices."""

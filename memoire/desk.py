@@ -346,6 +346,10 @@ class Desk:
         except ProtocolError as error:
             return self.refuse(error)
 
+    def answer_with(self, body: type[wire.Body], answer: Callable[[wire.Header, Any, Any], Reply]) -> None:
+        """Have requests of this kind answered elsewhere, by what may raise ProtocolError. Before the first request."""
+        self._answers[body] = answer
+
     def _wrong_run(self) -> ProtocolError:
         return ProtocolError("run", f"this server counts run {self.run_name!r}; say HELLO again")
 
@@ -801,8 +805,17 @@ class Desk:
 
     def _inherit(self, header: wire.Header, body: wire.Inherit, _: Any) -> Reply:
         rows = merge(wire.unpack_accounts(body.accounts))
+        run = self.inherit(body.run_name, body.finished, rows)
+        return Reply(wire.Taken(samples=len(rows), finished=run.finished), until_saved=True)
+
+    def inherit(self, name: str, finished: bool, rows: Rows) -> Run:
+        """Keep accounts of other servers for a run, as `merge` gives them; returns the run.
+
+        Raises:
+            ProtocolError: there are too many, or the run's name is none.
+        """
         with self.lock:
-            run = self.runs.named(body.run_name) or self._former(body.run_name, body.finished)
+            run = self.runs.named(name) or self._former(name, finished)
             merged = merge(run.inherited, rows)
             if len(merged) > MOST_INHERITED:
                 raise ProtocolError("busy", f"{MOST_INHERITED} accounts of other servers are kept for run {run.name!r}")
@@ -811,7 +824,7 @@ class Desk:
                 # By half of the ids: a row more that is saved again does no harm.
                 mine = np.isin(merged["client"][:, 0], rows["client"][:, 0])
                 self.journal.inherit(run.name, merged[mine].tobytes())
-        return Reply(wire.Taken(samples=len(rows), finished=run.finished), until_saved=True)
+            return run
 
     def _former(self, name: str, finished: bool) -> Run:
         """A run that was counted elsewhere, and is kept here. Under the lock."""

@@ -17,7 +17,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,17 @@ from numpy.typing import NDArray
 from . import _core, cache, dataset, wire
 from .batch import ID, Gathered
 from .checks import whole
-from .errors import Closed, EmptyMemory, MemoireError, NotEnoughSamples, ParameterError, ProtocolError, WrongType
+from .dataset import KeptEpisode
+from .errors import (
+    Closed,
+    EmptyMemory,
+    MemoireError,
+    NotEnoughSamples,
+    ParameterError,
+    ProtocolError,
+    StaleEntry,
+    WrongType,
+)
 from .limits import Limits
 from .memory import MOST_ROWS, Memory
 from .parameters import Parameters, reward_size
@@ -94,6 +104,7 @@ class EpisodePool:
         self.byte_limit = byte_limit
         self._memory = Memory(schema, self._fitting(byte_limit), parameters, seed=seed)
         self._owner = secrets.token_bytes(16)
+        self._put_back: set[int] = set()  # checksums of the names of episodes that came from files
         self._changes = 0  # whatever may have brought something to draw
         self._sequence = 0
         self._clients: dict[bytes, float] = {}  # when each was last heard
@@ -232,6 +243,40 @@ class EpisodePool:
                 self._tell()
             return gone
 
+    def walk(self) -> Iterator[KeptEpisode]:
+        """Every episode with all that is known of its entries, the oldest first; see `dataset.walk`."""
+        with self._filled:
+            memory, owner = self._memory, self._owner
+        for number, episode in dataset.walk(memory):
+            yield KeptEpisode(owner, number, episode)
+
+    def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
+        """Store an episode that was walked over, here or elsewhere, with its priorities and ages. Ids are new.
+
+        Returns:
+            Whether it was not here already, or put back before; and how many left to make room.
+
+        Raises:
+            MemoireError: it does not fit.
+            Closed: `close` was called.
+        """
+        with self._changing:
+            if self._closed:
+                raise Closed("the pool")
+            name, memory = _core.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True)), self._memory
+            if name in self._put_back or (kept.owner == self._owner and _has(memory, kept.number)):
+                return False, 0
+            with memory.held():
+                before = memory.num_episodes
+                dataset.put(memory, kept.episode)
+                gone = before + 1 - memory.num_episodes
+            with self._filled:
+                self._put_back.add(name)
+                self._added += 1
+                self._overwritten += gone
+                self._tell()
+            return True, gone
+
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """A sign of life: what a client still holds is nobody's to draw from."""
         self.heard(client_id)
@@ -312,6 +357,7 @@ class EpisodePool:
         """Let all episodes go; returns how many."""
         with self._changing:
             old = self._memory
+            self._put_back.clear()
             self._replace(Memory(self.schema, old.capacity, self.parameters, seed=self._seed))
             return old.num_episodes
 
@@ -456,3 +502,12 @@ class EpisodePool:
         with self._filled:
             self._drawn += wanted
         return payload
+
+
+def _has(memory: Memory, number: int) -> bool:
+    """Whether an entry is still there."""
+    try:
+        memory.weights([number])
+    except StaleEntry:
+        return False
+    return True

@@ -348,6 +348,17 @@ class DataError(MemoireError, ValueError):
         return f"{self.path} {self.problem}. Nothing of it is used. Take another copy, or save it anew."
 
 
+class SnapshotMismatch(MemoireError, ValueError):
+    """A snapshot of a server that does not fit another one: of other tables, schemas or forms of samples."""
+
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        super().__init__(path, problem, advice)
+        self.path, self.problem, self.advice = path, problem, advice
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}. Nothing was restored. {self.advice}"
+
+
 class StateError(MemoireError, RuntimeError):
     """A state folder that cannot be used as it is; it was left as it was found."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
@@ -227,6 +227,14 @@ class ModelStore:
         self._numbered.clear()
         self._leases.clear()
         self.bytes = 0
+
+    def go_on_from(self, versions: Mapping[str, int]) -> None:
+        """Number what is published from here on above these versions, for topics that have none here: entries that were
+        made by those models may be.
+        """
+        for topic, version in versions.items():
+            if topic not in self._topics and (topic in self._passed or len(self._passed) < MOST_TOPICS):
+                self._passed[topic] = max(version, self._passed.get(topic, 0))
 
     def __iter__(self) -> Iterator[Model]:
         return (model for versions in self._topics.values() for model in versions.values())

@@ -21,9 +21,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,11 +158,36 @@ class AnyPool(Protocol):
     def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
         """The payload of a DRAWN message, for rows of `wire.CLIENT_COUNTS`; None where nothing was there."""
 
+    def walk(self) -> Iterator[Any]:
+        """All that is held, one by one, while it goes on: for a snapshot. `put_back` takes it."""
+
     def stats(self) -> PoolStats:
         """A frozen picture."""
 
     def close(self) -> None:
         """Wake everyone who waits (they raise Closed) and let everything go."""
+
+
+class KeptClient(NamedTuple):
+    """A client of which something is held, as a snapshot keeps it."""
+
+    id: bytes
+    sequence: int
+    """Of the message that its newest sums came with."""
+    total_weight: float
+    positives: float
+    minimum: float
+    between: float
+    """D_c: samples that anyone drew between two of its caches."""
+
+
+class KeptCache(NamedTuple):
+    """A held cache, as a snapshot keeps it."""
+
+    samples: int
+    used: int
+    """Samples that were drawn."""
+    payload: memoryview
 
 
 class Pool:
@@ -299,11 +324,9 @@ class Pool:
         Raises:
             ProtocolError: the cache is of another layout (parameters changed meanwhile), or larger than the pool.
         """
-        if held.nbytes > self.byte_limit:
-            raise ProtocolError("too_large", f"a cache of {held.nbytes} bytes; the pool holds {self.byte_limit} in all")
+        self._check_fits(held)
         with self._lock:
-            if held.layout is not self._layout.core:
-                raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+            self._check_layout(held)
             if self._closed:
                 return 0
             client = self._client(client_id)
@@ -314,22 +337,83 @@ class Pool:
             self._tell()
             return gone
 
-    def snapshot(self) -> list[tuple[bytes, int, int, memoryview]]:
-        """All held caches with a sample that was not drawn: client, sequence, samples drawn, payload; each client's
-        oldest first.
+    def _check_fits(self, held: "_core.HeldCache") -> None:
+        if held.nbytes > self.byte_limit:
+            raise ProtocolError("too_large", f"a cache of {held.nbytes} bytes; the pool holds {self.byte_limit} in all")
 
-        Nothing is copied. Of a client's caches the last one has the number of its newest sums, the others have 0: given
-        to `add` in this order, the newest sums count.
+    def _check_layout(self, held: "_core.HeldCache") -> None:
+        if held.layout is not self._layout.core:
+            raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+
+    # Snapshots
+
+    def walk(self) -> Iterator[KeptClient | KeptCache]:
+        """Each client that holds something, followed by its caches with a sample that was not drawn (with reuse_cache:
+        by all), oldest first.
+
+        The pool goes on meanwhile, is locked for one step at a time, and lets go of what it would without the walk:
+        nothing is copied, and no cache lives longer for it but the one that was given last. So each client is as it is
+        when its turn comes; of its caches there are as many as it had then at most.
         """
-        reuse = self._parameters.reuse_cache
         with self._lock:
-            return [
-                (client.id, client.sequence if place == len(queue) else 0, held.drawn, held.payload)
-                for client in self._clients.values()
-                for queue in [client.queued()]
-                for place, held in enumerate(queue, 1)
-                if reuse or held.drawn < held.samples
-            ]
+            clients = list(self._clients.values())
+        for client in clients:
+            with self._lock:
+                left, reuse = client.caches, self._parameters.reuse_cache
+                place = client.pushed - left
+                kept = KeptClient(
+                    client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between
+                )
+            if left:
+                yield kept
+            for _ in range(left):
+                with self._lock:
+                    gone = (
+                        client.pushed - client.caches
+                    )  # caches that it has had: the first in its queue has this place
+                    place = max(place, gone)
+                    queue = client.queued()[place - gone :]
+                    if not queue:
+                        break
+                    held, place = queue[0], place + 1
+                    kept_cache = KeptCache(held.samples, held.drawn, held.payload)
+                del held, queue
+                if reuse or kept_cache.used < kept_cache.samples:
+                    yield kept_cache
+
+    def put_back(self, kept: KeptClient, held: "_core.HeldCache", *, stays: bool = True) -> tuple[bool, int]:
+        """Hold a checked cache of a client that was walked over, here or elsewhere; its newest sums count unless newer
+        ones are known.
+
+        Args:
+            stays: Whether a client that is known by this alone stays until its samples are used or, with reuse_cache,
+                as long as there is room: who trains on what was kept has no actor who could be heard. Once it was
+                heard, it is like any other. False: it counts as heard now.
+
+        Returns:
+            Whether it was not held already, and how many were overwritten to make room.
+
+        Raises:
+            ProtocolError: it is of another layout, or larger than the pool.
+            Closed: `close` was called.
+        """
+        self._check_fits(held)
+        with self._lock:
+            if self._closed:
+                raise Closed("the pool")
+            self._check_layout(held)
+            client = self._clients.get(kept.id)
+            if client is None:
+                client = self._enter(kept.id)
+                client.heard = math.inf if stays else self._clock()
+            client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum)
+            if any(_is_same(held, other) for other in client.queued()):
+                return False, 0
+            self._held.push(client, held)
+            client.between = kept.between
+            gone = self._make_room()
+            self._tell()
+            return True, gone
 
     def _make_room(self) -> int:
         gone = 0
@@ -376,11 +460,13 @@ class Pool:
     def _client(self, client_id: bytes) -> "_core.HeldClient":
         """The client of that id, heard now; made when it is new."""
         self._look()
-        client = self._clients.get(client_id)
-        if client is None:
-            client = self._clients[client_id] = _core.HeldClient(client_id)
-            self._held.enter(client)
+        client = self._clients.get(client_id) or self._enter(client_id)
         client.heard = self._clock()
+        return client
+
+    def _enter(self, client_id: bytes) -> "_core.HeldClient":
+        client = self._clients[client_id] = _core.HeldClient(client_id)
+        self._held.enter(client)
         return client
 
     def expire(self) -> int:
@@ -560,6 +646,13 @@ class Pool:
             picks = self._held.take(self._layout.core, reader, wanted, self._parameters.reuse_cache)
             layout, drawn = self._layout, self._drawn_layout
         return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
+
+
+def _is_same(one: "_core.HeldCache", other: "_core.HeldCache") -> bool:
+    """Whether two caches came as the same bytes."""
+    facts = ("samples", "made_at", "total_weight", "nbytes")
+    are_alike = all(getattr(one, name) == getattr(other, name) for name in facts)
+    return are_alike and _core.checksum(one.payload) == _core.checksum(other.payload)
 
 
 def _pooled(

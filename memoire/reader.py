@@ -78,6 +78,8 @@ know all of its servers yet (see `proxy.GRACE`), and orders and totals that leav
 """
 LEFT_OUT_AFTER = 3.0
 """Seconds that a batch waits for a server before it is left out."""
+SNAPSHOT_LOOK = 0.1
+"""Seconds between two questions how a snapshot stands."""
 FEEDBACK_PIECE = 1 << 14
 """Samples in one FEEDBACK message: below the longest request, whatever the size of a batch."""
 BATCHES_AHEAD = 3
@@ -585,9 +587,7 @@ class Reader(Node):
         patience = self._seconds(timeout)
         deadline = time.monotonic() + patience
         if needs_all and not self._wait(lambda: not self._unmet(), patience):
-            where = ", ".join(sorted(self._unmet()))
-            advice = "A server there would not hear of it, so nothing was changed. Start it, or take it off the list."
-            raise MemoireTimeout("server", where, patience, advice)
+            raise self._nobody_at_all(patience)
         box: dict[str, Answer | None] = {}
         started: list[bool] = []
 
@@ -732,6 +732,36 @@ class Reader(Node):
         self._await(lambda: len(box) == len(bodies), patience + 1.0, "answer")
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in box.items()}
 
+    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, wire.Snapshot | MemoireError]:
+        """Have every server write what it holds into its own state folder, as `snapshots/NAME.snapshot`, while it goes
+        on; each server's answer when its file is on disk, or why it is not there.
+
+        Args:
+            name: Letters, digits, "_", "." and "-", at most 100. A file of this name is replaced.
+
+        Raises:
+            MemoireTimeout: an address leads to nobody, so that a server would not hear of it; nothing was ordered.
+        """
+        self._check_open()
+        deadline = time.monotonic() + self._seconds(timeout)
+        patience = min(self._limits.request_timeout, self._seconds(timeout))
+        if not self._wait(lambda: not self._unmet(), patience):
+            raise self._nobody_at_all(patience)
+        body = wire.TakeSnapshot(name=text("name", name), order=secrets.token_bytes(16))
+        told: dict[str, wire.Snapshot | MemoireError] = {}
+        asked = dict.fromkeys(self.servers, body)
+        while asked:
+            left = deadline - time.monotonic()
+            for server, answer in self.ask(asked, min(self._limits.request_timeout, max(0.0, left))).items():
+                if isinstance(answer, wire.Snapshot) and answer.state == "writing" and left > 0:
+                    continue
+                told[server] = _told(server, answer, self._seconds(timeout))
+                del asked[server]
+            with self._changed:
+                self._check_open()
+                self._changed.wait(SNAPSHOT_LOOK if asked else 0.0)
+        return told
+
     def tell(self, name: str, body: wire.Body, timeout: float | None = None) -> wire.Taken:
         """One request that is answered by TAKEN to one server.
 
@@ -745,6 +775,11 @@ class Reader(Node):
         if not isinstance(answer, wire.Taken):
             raise Refused(self._remotes[name].link.channel.endpoint, "unexpected", f"answered {answer}")
         return answer
+
+    def _nobody_at_all(self, patience: float) -> MemoireTimeout:
+        where = ", ".join(sorted(self._unmet()))
+        advice = "A server there would not hear of it, so nothing was changed. Start it, or take it off the list."
+        return MemoireTimeout("server", where, patience, advice)
 
     def _unmet(self) -> set[str]:
         """Addresses, this reader's own and those on proxies' lists, where nobody has answered yet."""
@@ -1211,3 +1246,15 @@ def _plain(changes: dict[str, Any]) -> dict[str, Any]:
         name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
         for name, value in changes.items()
     }
+
+
+def _told(server: str, answer: wire.Body | MemoireError, timeout: float) -> wire.Snapshot | MemoireError:
+    """What came of the order of a snapshot at a server."""
+    if isinstance(answer, MemoireError):
+        return answer
+    if not isinstance(answer, wire.Snapshot):
+        return Refused(server, "unexpected", f"answered {answer}")
+    if answer.state == "writing":
+        advice = "It goes on writing; `memoire snapshot --show FILE` reads the file when it is there."
+        return MemoireTimeout(f"snapshot {answer.name!r}", server, timeout, advice)
+    return answer if answer.state == "done" else Refused(server, answer.state, answer.text)

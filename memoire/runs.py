@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -57,26 +58,6 @@ class Past(Protocol):
         """The small texts that the server wanted to find again."""
 
 
-class Saved(Protocol):
-    """A cache that was held when the server was closed."""
-
-    @property
-    def client(self) -> bytes:
-        """Whose it is."""
-
-    @property
-    def sequence(self) -> int:
-        """The number under which its sums count."""
-
-    @property
-    def used(self) -> int:
-        """Samples that were drawn."""
-
-    @property
-    def payload(self) -> bytes | bytearray | memoryview:
-        """As it came."""
-
-
 @dataclass(frozen=True, slots=True)
 class FolderStats:
     """What a state folder takes, in bytes."""
@@ -96,6 +77,10 @@ class Keeper(Past, Protocol):
     @property
     def name(self) -> str:
         """Of the server whose folder it is."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
 
     @property
     def restored(self) -> int:
@@ -140,12 +125,6 @@ class Keeper(Past, Protocol):
 
     def wake(self) -> None:
         """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
-
-    def save_caches(self, fingerprint: int, caches: Iterable[tuple[bytes, int, int, memoryview]]) -> int:
-        """Save held caches: client, sequence, samples drawn, payload; returns how many."""
-
-    def load_caches(self, fingerprint: int) -> Iterable[Saved]:
-        """Those of the schema with this fingerprint, once."""
 
     def close(self, timeout: float) -> bool:
         """Save what is left, and let go of the folder; False when not all of it could be saved in time."""

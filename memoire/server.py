@@ -28,10 +28,11 @@ from typing import Any, overload
 import numpy as np
 import zmq
 
-from . import cache, checks, descriptors, links, sockets, wire
+from . import checks, descriptors, links, sockets, wire
 from .accounts import ServerAccounts, totals_of
+from .archive import Archive, Snapshot
 from .batch import Batch
-from .checks import mapping, seconds, whole
+from .checks import FOR_EVER, mapping, seconds, whole
 from .desk import Desk, Reply
 from .episodes import EpisodePool
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
@@ -52,6 +53,7 @@ from .pool import AnyPool, Pool
 from .runs import FolderStats, Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
+from .snapshot import Restored
 from .sockets import Context, Socket
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
 from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
@@ -195,8 +197,11 @@ class Server(Node):
         seed: Of the draws; None takes entropy from the system.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
             in it, and a reply to a client means "on disk". None keeps everything in memory.
-        snapshot_caches: Whether `close` saves the held caches in the state folder, so that the next server has them;
-            one that is killed loses them.
+        snapshot_caches: Whether `close` saves what the tables hold in the state folder, so that the next server has it;
+            one that is killed loses it.
+        snapshot_every: Seconds between two times that the same is saved while the server goes on: one that is killed
+            has again what it held then (of caches, samples that were drawn since may be drawn once more). None saves
+            nothing in between.
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
         sides.
         clock: Seconds since 1970.
@@ -236,6 +241,7 @@ class Server(Node):
         seed: int | None = None,
         state_dir: str | Path | None = None,
         snapshot_caches: bool = False,
+        snapshot_every: float | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
@@ -260,9 +266,12 @@ class Server(Node):
             sockets.beside(endpoint)  # before anything is made: an address that is none
         seed = None if seed is None else whole("seed", seed, -(2**63), 2**64)
         self._limits = limits or Limits()
-        if snapshot_caches and state_dir is None:
-            raise ParameterError("snapshot_caches", snapshot_caches, "False without a state_dir to keep them in")
-        self._snapshots = snapshot_caches
+        if (snapshot_caches or snapshot_every is not None) and state_dir is None:
+            name, value = ("snapshot_every", snapshot_every) if snapshot_every else ("snapshot_caches", snapshot_caches)
+            raise ParameterError(name, value, "left out without a state_dir to keep them in")
+        if snapshot_every is not None and not 0.0 < snapshot_every <= FOR_EVER:
+            raise ParameterError("snapshot_every", snapshot_every, "seconds above 0, or None")
+        self._snapshots = snapshot_caches or snapshot_every is not None
         self.name = name or _default_name(endpoint)
         self._context = context or sockets.shared_context()
         self._pid = os.getpid()
@@ -293,6 +302,15 @@ class Server(Node):
             if self._store is not None:
                 self._store.close(0.0)
             raise
+        self._archive = Archive(
+            self._desk,
+            store=self._store,
+            limits=self._limits,
+            every=snapshot_every,
+            is_closing=self._closing,
+            clock=clock,
+        )
+        self._desk.answer_with(wire.TakeSnapshot, self._archive.order)
         self._handles = {table.name: self._make_handle(table) for table in self._tables}
         self._first = self._handles[self._tables.first.name]
         self._endpoints = wire.Endpoints()
@@ -308,8 +326,10 @@ class Server(Node):
             raise
         if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)
-        self._load_caches()
+        if self._store is not None:
+            self._archive.load(next((facts.name for facts in self._store.runs() if not facts.ended), None))
         self._requests.start()
+        self._archive.start()
         if self._store is not None:
             self._store.start(self._desk.collect, self._saved, self._on_lost)
             self._store.wake()
@@ -526,41 +546,6 @@ class Server(Node):
             self._requests.errors += 1
             _log.exception("%s: a %s could not be answered", self.name, message.type.name)
             return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
-
-    def _load_caches(self) -> None:
-        """Hold again what the former life held when it was closed, if it was of the same run."""
-        store, count = self._store, 0
-        if store is None:
-            return
-        counted = next((facts.name for facts in store.runs() if not facts.ended), None)
-        table = self._tables.first
-        if table.storage != "caches":
-            return
-        for saved in store.load_caches(table.fingerprint):
-            if counted != self._desk.run_name:
-                continue
-            try:
-                held = cache.check(saved.payload, table.caches.layout, self._limits)
-                held.go_on_at(saved.used)
-                table.caches.add(saved.client, saved.sequence, held)
-                count += 1
-            except (ProtocolError, ValueError) as error:
-                _log.warning("%s: a saved cache is not held again: %s", self.name, error)
-        if count:
-            _log.info("%s: %d caches of its former life are held again", self.name, count)
-
-    def _save_caches(self, deadline: float) -> None:
-        """Save the held caches as long as there is time."""
-        if self._store is None or self._tables.first.storage != "caches":
-            return
-        held = self._tables.first.caches.snapshot()
-        if not held:
-            return
-        count = self._store.save_caches(
-            self._tables.first.fingerprint, itertools.takewhile(lambda _: time.monotonic() < deadline, held)
-        )
-        if count < len(held):
-            _log.warning("%s: %d of %d held caches were saved in time", self.name, count, len(held))
 
     # Saving: a store's writer thread asks the desk what changed, and has the requests' thread do what waited for it.
 
@@ -1044,6 +1029,54 @@ class Server(Node):
             faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
         )
 
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self, path: str | Path) -> Snapshot:
+        """Write all that the tables hold to a file, while everything goes on: a cache or episode at a time is looked
+        up, and no more than one is kept in memory for it. Returns what was written.
+
+        The file appears whole or not at all, and is on disk when this returns; a former one of that name stays until
+        then. Each client, and each episode, is as it was when its turn came (docs/state.md).
+
+        Raises:
+            OSError: it cannot be written.
+            Closed: the server was closed meanwhile.
+        """
+        self._check_open()
+        return self._archive.take(path)
+
+    def restore(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        part: tuple[int, int] = (0, 1),
+        configure: bool = False,
+        skip_damaged: bool = False,
+        once: bool = False,
+    ) -> Restored:
+        """Put what was written by `snapshot`, here or at other servers, into this server's tables, while it goes on.
+
+        Caches come with what was drawn of them, episodes with priorities, ages and what learners said; clients with
+        their sums and, in the run that it was, their totals. What is held here already is not held twice. A client that
+        is known by this alone stays until its samples are used; with reuse_cache, as long as there is room.
+
+        Args:
+            paths: All files of the cluster that was saved, or those that are wanted.
+            part: (rank, of): this server takes what belongs to it among so many that are given the same files: each
+                client's caches, each episode, and each client's totals go to exactly one.
+            configure: Whether tables take the files' parameters first. Else caches that were made with windows of
+                another form are refused.
+            skip_damaged: Take what is whole of a damaged file, and count the rest; else it is refused.
+            once: Leave out files that were restored into this state folder before: for a server whose start restores.
+
+        Raises:
+            DataError: a file cannot be read, is damaged, or no snapshot; nothing was taken.
+            SnapshotMismatch: a file has a table that this server lacks, or of another schema; nothing was taken.
+            ParameterError: a part that is none, or a table's parameters cannot be taken.
+        """
+        self._check_open()
+        return self._archive.restore(paths, part=part, configure=configure, skip_damaged=skip_damaged, once=once)
+
     # ------------------------------------------------------------------------------------------------- its end
 
     @property
@@ -1083,7 +1116,7 @@ class Server(Node):
                 self._drain(deadline)
                 if self._snapshots:
                     left = max(0.0, deadline - time.monotonic())
-                    self._save_caches(deadline - 0.25 * left)  # the rest of the time is the store's
+                    self._archive.save(deadline - 0.25 * left)  # the rest of the time is the store's
                     self._close_pools()
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)

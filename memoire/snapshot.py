@@ -1,114 +1,477 @@
-"""Held caches in one file, so that a server that is stopped on purpose has them again when it comes back.
+"""A server's memory as records of a file, and back: into the same server, another one, or several that share it out.
 
-Optional and never trusted: a file of another schema or form is ignored, and of a damaged one the caches before the
-damage count. Written beside the old file and renamed, so that there is always a whole one.
+    pool.walk()     client 7, its caches, client 9, its caches ...          episode, episode, ...
+    file            about, accounts, client 7, cache, cache, client 9, cache ..., end
+    pool.put_back   those whose client (or episode) belongs to this server's part of the whole
 
-    head     magic, form, schema fingerprint, checksum of these
-    cache    client, sequence, used samples, bytes, checksum of these and the payload; payload        (each)
-    end      the same with 16 zero bytes as client and the number of caches as sequence
+What belongs to which part follows from the client's id (an episode's from the memory and number it had), so that
+servers that restore the same files share them out without a word between them, each client whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import struct
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from . import _core
-from .statefile import sync
+import numpy as np
+from numpy.typing import NDArray
 
-_log = logging.getLogger(__name__)
+from . import _core, cache, dataset, snapshotfile, wire
+from .accounts import Rows
+from .checks import whole
+from .dataset import KeptEpisode
+from .errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
+from .limits import Limits
+from .parameters import Parameters
+from .pool import KeptCache, KeptClient
+from .ragged import Ragged
+from .schema import Column, Schema
+from .snapshotfile import About, Body, Damage, Record, SnapshotFile, TableAbout
 
-_MAGIC: Final = b"memcache"
-_FORM: Final = 1
-_HEAD: Final = struct.Struct("<8sIQQ")
-_CACHE: Final = struct.Struct("<16sQQQQ")
-_NOBODY: Final = bytes(16)
-
-
-class SavedCache(NamedTuple):
-    """A held cache as it is saved."""
-
-    client: bytes
-    sequence: int
-    used: int
-    """Samples of it that were drawn already."""
-    payload: bytes | bytearray | memoryview
+_ROWS: Final = 4096  # of accounts in one record
 
 
-def is_digest(body: bytes, sha256: bytes) -> bool:
-    """Whether this is the SHA-256 of the body."""
-    return hashlib.sha256(body).digest() == sha256
+class HasMemory(Protocol):
+    """What a snapshot reads of a server's table."""
+
+    name: str
+    storage: Any
+    schema: Schema
+    parameters: Parameters
+    parameters_version: int
+
+    @property
+    def pool(self) -> Any:
+        """What it holds: a pool with `walk` and `put_back`."""
 
 
-def write(path: Path, fingerprint: int, caches: Iterable[SavedCache], at: Callable[[str], None]) -> int:
-    """Save caches under this path; returns how many. The former file stays until the new one is whole."""
-    made = path.with_name(path.name + ".new")
-    count = 0
-    with made.open("wb") as file:
-        file.write(_head(fingerprint))
-        for cache in caches:
-            payload = memoryview(cache.payload).cast("B")
-            file.write(_record(cache.client, cache.sequence, cache.used, payload))
-            file.write(payload)
-            count += 1
-        file.write(_record(_NOBODY, count, 0, memoryview(b"")))
-    sync(made)
-    at("before caches")
-    made.replace(path)
-    sync(path.parent)
-    at("after caches")
-    return count
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What became of the caches and episodes of some files: each is counted once."""
+
+    files: int = 0
+    caches: int = 0
+    samples: int = 0
+    """Of these caches."""
+    unused: int = 0
+    """Of these samples, those that were never drawn."""
+    episodes: int = 0
+    entries: int = 0
+    """Of these episodes."""
+    clients: int = 0
+    """Clients with a cache among them."""
+    known: int = 0
+    """Caches and episodes that were here already."""
+    elsewhere: int = 0
+    """Those that belong to other parts."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Those that fit this server no more, by code."""
+    damaged: int = 0
+    """Those that could not be read; more where the end of a file is gone, too."""
+    overwritten: int = 0
+    """Caches and episodes that made room for others, of what was restored or was here before."""
+    accounts: int = 0
+    """Clients whose totals came back."""
+
+    def __str__(self) -> str:
+        words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
+        words += [f"{self.episodes} episodes with {self.entries} entries"] if self.episodes else []
+        words = words or ["nothing"]
+        for name in ("known", "elsewhere", "damaged", "overwritten"):
+            words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
+        words += [f"{count} refused ({code})" for code, count in self.refused.items()]
+        return ", ".join(words)
 
 
-def read(path: Path, fingerprint: int, byte_limit: int) -> Iterator[SavedCache]:
-    """The caches of a file in the order in which they were saved, up to the first that is damaged; none if it is not
-    there, or of another schema.
+# ---------------------------------------------------------------------------------------------------------- saving
+
+
+def about(
+    tables: Iterable[HasMemory],
+    *,
+    server: str,
+    run: str,
+    finished: bool = False,
+    taken: float = 0.0,
+    models: dict[str, int] | None = None,
+) -> About:
+    """The first record of a file: whose tables these are, and under which parameters."""
+    told = [
+        TableAbout(
+            name=table.name,
+            storage=table.storage,
+            schema=table.schema.to_json(),
+            parameters=table.parameters.to_wire(),
+            parameters_version=table.parameters_version,
+        )
+        for table in tables
+    ]
+    return About(server=server, run=run, finished=finished, taken=taken, models=models or {}, tables=told)
+
+
+def records(
+    tables: Iterable[HasMemory], run: str, finished: bool, rows: Rows, go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Record]:
+    """All that these tables hold, and what was counted for it, until `go_on` says no."""
+    for begin in range(0, len(rows), _ROWS):
+        yield Record(snapshotfile.Accounts(run=run, finished=finished), 0, rows[begin : begin + _ROWS].tobytes())
+    for place, table in enumerate(tables):
+        for kept in table.pool.walk():
+            if not go_on():
+                return
+            yield _record(kept, place, table.schema)
+
+
+def _record(kept: KeptClient | KeptCache | KeptEpisode, place: int, schema: Schema) -> Record:
+    if isinstance(kept, KeptClient):
+        return Record(snapshotfile.Client(**kept._asdict()), place)
+    if isinstance(kept, KeptCache):
+        return Record(snapshotfile.Cache(samples=kept.samples, used=kept.used), place, kept.payload)
+    return pack(kept, place, schema)
+
+
+def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
+    """An episode: facts of its entries, columns, final state and bootstrap value, one after the other. Of a ragged
+    column its lengths come before its elements.
     """
+    episode = kept.episode
+    assert episode.born is not None, "known of every entry that a memory holds"
+    parts = [getattr(episode, name) for name in dataset.FACTS]
+    parts += [episode.columns[name] for name in schema.names]
+    for name in schema.states if episode.final_state is not None else ():
+        state = (episode.final_state or {})[name]
+        parts.append(Ragged(state, [len(state)]) if schema[name].is_ragged else state)
+    if episode.bootstrap_value is not None:
+        parts.append(episode.bootstrap_value)
+    body = snapshotfile.Episode(
+        owner=kept.owner,
+        number=kept.number,
+        length=len(episode),
+        closed=float(episode.born[-1]),
+        multiplier=episode.multiplier,
+        terminated=episode.terminated,
+        has_final=episode.final_state is not None,
+        has_bootstrap=episode.bootstrap_value is not None,
+        update_value=episode.update_value,
+        update_weight=episode.update_weight,
+    )
+    return Record(body, place, b"".join(map(_bytes_of, parts)))
+
+
+def _bytes_of(part: NDArray[Any] | Ragged) -> bytes:
+    if isinstance(part, Ragged):
+        return part.lengths.astype("<i8").tobytes() + np.ascontiguousarray(part.values).tobytes()
+    return np.ascontiguousarray(part).tobytes()
+
+
+def unpack(body: snapshotfile.Episode, payload: bytes, schema: Schema) -> KeptEpisode:
+    """The episode of a record. Arrays are views of the payload where they lie as their types want it.
+
+    Raises:
+        ProtocolError: (code "container") it cannot be one of this schema.
+    """
+    if not 1 <= body.length <= len(payload) or not 0.0 <= body.multiplier < math.inf:
+        raise ProtocolError("container", f"an episode of {body.length} entries in {len(payload)} bytes")
+    parts = _Parts(payload)
+    facts = {name: parts.take(dtype, body.length) for name, dtype in dataset.FACTS.items()}
+    columns = {name: parts.column(column, body.length) for name, column in schema.items()}
+    states = {name: parts.column(schema[name], 1)[0] for name in schema.states} if body.has_final else None
+    reward = schema[schema.reward].shape if schema.reward is not None else ()
+    bootstrap = parts.take("<f4", *reward) if body.has_bootstrap else None
+    parts.end()
+    if not all(np.isfinite(facts[name]).all() for name in ("init_w", "priority", "born")):
+        raise ProtocolError("container", "an episode with a weight, priority or time that cannot be")
+    episode = dataset.Episode(
+        columns=columns,
+        **facts | {"learned": facts["learned"] != 0},
+        multiplier=body.multiplier,
+        terminated=body.terminated,
+        final_state=states,
+        bootstrap_value=None if body.terminated else bootstrap,
+        update_value=body.update_value,
+        update_weight=body.update_weight,
+    )
+    return KeptEpisode(body.owner, body.number, episode)
+
+
+class _Parts:
+    """Arrays that lie one after the other in a payload."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload, self._place = payload, 0
+
+    def take(self, dtype: Any, *shape: int) -> NDArray[Any]:
+        """The next one."""
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        if self._place + size > len(self._payload):
+            raise ProtocolError("container", f"an episode needs {self._place + size} of {len(self._payload)} bytes")
+        array = np.frombuffer(self._payload, dtype, math.prod(shape), self._place).reshape(shape)
+        self._place += size
+        return array if array.flags.aligned else array.copy()
+
+    def column(self, column: Column, rows: int) -> Any:
+        """The next `rows` values of a column."""
+        if not column.is_ragged:
+            return self.take(column.dtype, rows, *column.shape)
+        lengths = self.take("<i8", rows)
+        if (lengths < 0).any() or (lengths > len(self._payload)).any():
+            raise ProtocolError("container", f"a ragged value of {lengths.max()} elements")
+        return Ragged(self.take(column.dtype, int(lengths.sum()), *column.element), lengths)
+
+    def end(self) -> None:
+        if self._place != len(self._payload):
+            raise ProtocolError("container", f"an episode has {self._place} of {len(self._payload)} bytes")
+
+
+# --------------------------------------------------------------------------------------------------------- restoring
+
+
+def restore(
+    paths: Sequence[str | Path],
+    tables: Iterable[HasMemory],
+    *,
+    part: tuple[int, int] = (0, 1),
+    skip_damaged: bool = False,
+    stays: bool = True,
+    limits: Limits,
+    inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
+) -> Restored:
+    """Put what some files hold into these tables, by their names; one record at a time is in memory.
+
+    Args:
+        paths: Of files, each of one server of the cluster that was saved.
+        part: (rank, of): only what belongs to this one of so many servers that share the files out.
+        skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
+        stays: Whether clients stay until they are heard of; see `Pool.put_back`.
+        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `wire.ACCOUNT`.
+
+    Raises:
+        DataError: a file cannot be read, is damaged, or no snapshot.
+        SnapshotMismatch: a file has a table that is not here, or of another schema, storage or form of samples.
+        ParameterError: a part that is none.
+        Closed: the server was closed meanwhile.
+    """
+    rank, of = _checked(part)
+    with ExitStack() as opened:
+        files = [opened.enter_context(SnapshotFile(path)) for path in paths]
+        known = {table.name: table for table in tables}
+        for file in files:
+            _match(file, known)
+            if not skip_damaged and (damage := file.verify()):
+                raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
+        return _Restoring(files, list(known.values()), rank, of, stays, limits, inherit).run()
+
+
+class SavedHead(NamedTuple):
+    """What names a file, and what it says of itself."""
+
+    id: bytes
+    about: About
+
+
+def heads(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:
+    """The beginning of each file. Raises ParameterError, DataError."""
     try:
-        with path.open("rb") as file:
-            yield from _read(file, fingerprint, byte_limit)
-    except FileNotFoundError:
+        listed = [] if isinstance(paths, (str, bytes, Path)) else list(map(Path, paths))
+    except TypeError:
+        listed = []
+    if not listed:
+        raise ParameterError("paths", paths, "a list of at least one file")
+    found = {}
+    for path in listed:
+        with SnapshotFile(path) as file:
+            found[path] = SavedHead(file.id, file.about)
+    return found
+
+
+def _checked(part: Any) -> tuple[int, int]:
+    if not isinstance(part, tuple) or len(part) != 2:
+        raise ParameterError("part", part, "(rank, of)")
+    of = whole("part[1]", part[1], 1)
+    return whole("part[0]", part[0], 0, of - 1), of
+
+
+def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
+    """Refuse a file that does not fit these tables."""
+    for told in file.about.tables:
+        table = tables.get(told.name)
+        if table is None:
+            names = ", ".join(map(repr, tables))
+            problem = f"holds table {told.name!r}, and this server has {names}"
+            raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {told.name!r}.")
+        if told.storage != table.storage:
+            problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
+            raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
+        if (schema := Schema.from_json(told.schema)) != table.schema:
+            problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
+            raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
+        _match_parameters(file, told, table)
+
+
+def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
+    """Caches hold finished samples: of another form, they fit no batch with new ones."""
+    theirs = Parameters.from_wire(told.parameters)
+    if table.storage != "caches" or cache.layout_of(table.schema, theirs) is cache.layout_of(
+        table.schema, table.parameters
+    ):
         return
-    except (ValueError, OSError) as error:
-        _log.warning("%s: %s; the caches before that are held again, the rest is ignored", path, error)
+    mine = table.parameters.to_wire()
+    differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine[name] != value]
+    raise SnapshotMismatch(
+        str(file.path),
+        f"holds samples of table {told.name!r} that were made under other parameters ({', '.join(differing)})",
+        "Configure the server so first; restore(..., configure=True) does it.",
+    )
 
 
-def _read(file: BinaryIO, fingerprint: int, byte_limit: int) -> Iterator[SavedCache]:
-    head = file.read(_HEAD.size)
-    if head != _head(fingerprint):
-        raise ValueError("it is no snapshot of this schema by this version of memoire")
-    count = 0
-    while True:
-        record = file.read(_CACHE.size)
-        if len(record) < _CACHE.size:
-            raise ValueError(f"it ends after {count} caches without saying so")
-        client, sequence, used, size, check = _CACHE.unpack(record)
-        if size > byte_limit:
-            raise ValueError(f"cache {count + 1} would have {size} bytes, {byte_limit} are allowed")
-        payload = file.read(size)
-        if len(payload) < size or _check(record[:-8], payload) != check:
-            raise ValueError(f"cache {count + 1} is damaged")
-        if client == _NOBODY:
-            if sequence != count:
-                raise ValueError(f"it has {count} of {sequence} caches")
+class _Restoring:
+    """Files on their way into tables, once."""
+
+    def __init__(
+        self,
+        files: Sequence[SnapshotFile],
+        tables: Sequence[HasMemory],
+        rank: int,
+        of: int,
+        stays: bool,
+        limits: Limits,
+        inherit: Callable[[str, bool, Rows], Any],
+    ) -> None:
+        self._files, self._rank, self._of, self._stays = files, rank, of, stays
+        self._limits, self._inherit = limits, inherit
+        self._tables = {table.name: table for table in tables}
+        self._rank_of = {table.name: place for place, table in enumerate(tables)}
+        self._done: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._clients: set[tuple[str, bytes]] = set()
+        self._seen: set[int] = set()  # accounts' clients
+
+    def run(self) -> Restored:
+        streams = [self._of_file(file) for file in self._files]
+        # Episodes of several files in the order in which they were closed: that is how they leave again.
+        for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
+            self._take(table, client, record)
+        return Restored(
+            files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
+            refused=dict(self._refused), **self._done,
+        )  # fmt: skip
+
+    def _of_file(
+        self, file: SnapshotFile
+    ) -> Iterator[tuple[tuple[int, float], HasMemory, snapshotfile.Client | None, Record]]:
+        """The file's records, each with its place among those of all files, its table, and the client before it."""
+        client, damage = None, Damage()
+        for record in file.records(damage):
+            name = file.about.tables[record.table].name
+            if isinstance(record.body, snapshotfile.Client):
+                client = record.body
+                continue
+            time = record.body.closed if isinstance(record.body, snapshotfile.Episode) else 0.0
+            yield (self._rank_of[name], time), self._tables[name], client, record
+        self._done["damaged"] += damage.unread or 0
+
+    def _take(self, table: HasMemory, client: snapshotfile.Client | None, record: Record) -> None:
+        body = record.body
+        if isinstance(body, snapshotfile.Accounts):
+            self._take_accounts(body, record.payload)
+        elif record.payload is None:
+            self._done["damaged"] += 1
+        elif not self._is_mine(client, body):
+            self._done["elsewhere"] += 1
+        else:
+            try:
+                self._put(table, client, record)
+            except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
+                self._refused[error.code if isinstance(error, ProtocolError) else "container"] += 1
+
+    def _is_mine(self, client: snapshotfile.Client | None, body: Body) -> bool:
+        if isinstance(body, snapshotfile.Episode):
+            return part_of(body.owner + body.number.to_bytes(8, "little", signed=True), self._of) == self._rank
+        return client is None or part_of(client.id, self._of) == self._rank
+
+    def _put(self, table: HasMemory, client: snapshotfile.Client | None, record: Record) -> None:
+        body, payload = record.body, record.payload
+        assert isinstance(payload, bytes)
+        if isinstance(body, snapshotfile.Episode):
+            is_new, overwritten = table.pool.put_back(unpack(body, payload, table.schema))
+            self._done["overwritten"] += overwritten
+            done = {"episodes": 1, "entries": body.length}
+        elif isinstance(body, snapshotfile.Cache) and client is not None:
+            is_new, samples = self._put_cache(table, client, body.used, payload)
+            done = {"caches": 1, "samples": samples, "unused": samples - body.used}
+        else:
+            raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
+        self._done.update(done if is_new else {"known": 1})
+
+    def _put_cache(self, table: HasMemory, client: snapshotfile.Client, used: int, payload: bytes) -> tuple[bool, int]:
+        """Whether it is new here, and its samples."""
+        held = cache.check(payload, table.pool.layout, self._limits)
+        if not 0 <= used <= held.samples or len(client.id) != 16:
+            raise ProtocolError("container", f"{used} of {held.samples} samples drawn")
+        held.go_on_at(used)
+        names = KeptClient._fields
+        is_new, overwritten = table.pool.put_back(
+            KeptClient(*(getattr(client, name) for name in names)), held, stays=self._stays
+        )
+        self._done["overwritten"] += overwritten
+        if is_new:
+            self._clients.add((table.name, client.id))
+        return is_new, held.samples
+
+    def _take_accounts(self, body: snapshotfile.Accounts, payload: Any) -> None:
+        if payload is None:
             return
-        count += 1
-        yield SavedCache(client, sequence, used, payload)
+        rows = wire.unpack_accounts(payload)
+        mine = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
+        if any(mine):
+            self._inherit(body.run, body.finished, rows[mine])
+            self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
 
 
-def _head(fingerprint: int) -> bytes:
-    facts = struct.pack("<8sIQ", _MAGIC, _FORM, fingerprint)
-    return facts + struct.pack("<Q", _core.checksum(facts))
+def part_of(name: bytes, of: int) -> int:
+    """Which of `of` parts what is called so belongs to; the same everywhere and for ever."""
+    return _core.checksum(name) % of
 
 
-def _record(client: bytes, sequence: int, used: int, payload: memoryview) -> bytes:
-    facts = struct.pack("<16sQQQ", client, sequence, used, len(payload))
-    return facts + struct.pack("<Q", _check(facts, payload))
+# ----------------------------------------------------------------------------------------------------------- looking
 
 
-def _check(facts: bytes, payload: bytes | memoryview) -> int:
-    return _core.checksum(payload, _core.checksum(facts))
+def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
+    """What a file holds, in plain words and numbers; with `check` every checksum is compared.
+
+    Raises:
+        DataError: it cannot be read, or is no snapshot.
+    """
+    with SnapshotFile(path) as file:
+        told, end = file.about, file.end
+        damage = file.verify() if check else None
+        counts = end.tables if end is not None else [None] * len(told.tables)
+        return {
+            "path": str(path),
+            "server": told.server,
+            "run": told.run,
+            "taken": told.taken,
+            "bytes": file.size,
+            "models": told.models,
+            "complete": end is not None and end.complete,
+            "damage": str(damage) if damage else ("" if check or end is not None else "its end is damaged or cut off"),
+            "tables": [_table_facts(table, count) for table, count in zip(told.tables, counts, strict=True)],
+        }
+
+
+def _table_facts(table: TableAbout, counts: snapshotfile.Counts | None) -> dict[str, Any]:
+    names = snapshotfile.Counts.__struct_fields__
+    return {
+        "name": table.name,
+        "storage": table.storage,
+        "schema": json.loads(table.schema),
+        "parameters": table.parameters,
+        **({name: getattr(counts, name) for name in names} if counts is not None else {}),
+    }

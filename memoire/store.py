@@ -4,7 +4,7 @@
             state.db.backup-1   a copy without log lines, made now and then; -2 is the one before
             lock, committed     which process writes; how many transactions there must be
             log/  models/       text of log lines for people; bodies of models that are too large for the database
-            caches.snapshot     held caches of a server that was stopped on purpose, if asked for
+            memory.snapshot, snapshots/     what the server held, if asked for (`archive.py`)
 
 One thread writes. While it saves one group, the next one gathers (`journal.py`), so that three hundred clients cost one
 sync of the disk and not three hundred; `done` is called when a group is on disk. A full disk delays: the group is tried
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -25,13 +26,13 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from . import _core, snapshot, statefile
+from . import _core, statefile
 from .errors import (
     Closed,
     ParameterError,
@@ -49,7 +50,6 @@ from .linelog import LineLog
 from .logbook import MOST_FOUND, Entry, escape
 from .models import Model
 from .runs import FolderStats
-from .snapshot import SavedCache
 from .statefile import (
     ACCOUNTED,
     INDEX_BITS,
@@ -312,7 +312,7 @@ class Store:
         if stored.body is None and not path.exists():
             return None  # somebody took it away; its version stays
         body = stored.body if stored.body is not None else path.read_bytes()
-        if not snapshot.is_digest(body, stored.sha256):
+        if hashlib.sha256(body).digest() != stored.sha256:
             raise StateCorrupt(
                 str(path),
                 f"model {topic!r} version {stored.version} has another SHA-256 than what was published",
@@ -575,34 +575,6 @@ class Store:
             self._at("after backups")
             self._backed_up, self._backup_trouble = generation, ""
             return first
-
-    # ------------------------------------------------------------------------------------------------ caches
-
-    def save_caches(
-        self, fingerprint: int, caches: Iterable[tuple[bytes, int, int, bytes | bytearray | memoryview]]
-    ) -> int:
-        """Save held caches (client, sequence, used samples, payload) of this schema; returns how many.
-
-        They replace those saved before. A disk that is full costs the caches and nothing else: 0 is returned.
-        """
-        self._check_open()
-        path = self.folder / "caches.snapshot"
-        try:
-            return snapshot.write(path, fingerprint, (SavedCache(*cache) for cache in caches), self._at)
-        except OSError as error:
-            _log.warning("%s: the held caches were not saved: %s", path, error)
-            path.with_name(path.name + ".new").unlink(missing_ok=True)
-            return 0
-
-    def load_caches(self, fingerprint: int) -> Iterator[SavedCache]:
-        """Saved caches in the order in which they were saved; what is damaged or of another schema is left out.
-
-        Each is given once: the file goes when the last one was read, so that a crash does not serve them again.
-        """
-        self._check_open()
-        path = self.folder / "caches.snapshot"
-        yield from snapshot.read(path, fingerprint, self._limits.message_bytes)
-        path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------------ its state
 

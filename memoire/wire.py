@@ -85,6 +85,8 @@ class Type(enum.IntEnum):
     LEDGER = 21
     ACCOUNTS = 22
     INHERIT = 23
+    TAKE_SNAPSHOT = 24
+    SNAPSHOT = 25
 
 
 class Payload(enum.Enum):
@@ -460,6 +462,30 @@ class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
         unpack_accounts(self.accounts)
 
 
+class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """Orders a snapshot of what a server holds, or asks how an order stands; answered by SNAPSHOT."""
+
+    type: ClassVar = Type.TAKE_SNAPSHOT
+    name: Name  # of the file in the server's state folder
+    order: Annotated[bytes, Meta(min_length=16, max_length=16)]  # names the order: said again, it is the same one
+
+
+class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """How the order of a snapshot stands, and when it is done, what was written."""
+
+    type: ClassVar = Type.SNAPSHOT
+    name: Name
+    state: Annotated[str, Meta(max_length=16)]  # writing, done, failed
+    text: Text = ""  # why it failed
+    path: Text = ""
+    bytes: Count = 0
+    seconds: Seconds = 0.0
+    caches: Count = 0
+    samples: Count = 0
+    episodes: Count = 0
+    entries: Count = 0
+
+
 class Refused(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to a request that was understood, or not, and declined."""
 
@@ -477,6 +503,7 @@ BODIES: Final[dict[int, type[Body]]] = {
     for body in (
         Hello, Welcome, Update, Updated, Cache, Episode, Feedback, Taken, Notice, Fetch, Chunk, Publish, Published,
         Sums, Summed, Draw, Drawn, Control, Refused, News, Ledger, Accounts, Inherit,
+        TakeSnapshot, Snapshot,
     )
 }  # fmt: skip
 

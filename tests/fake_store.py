@@ -3,22 +3,23 @@
 A `Disk` outlives the stores on it, as a folder outlives its servers; it can be made slow, full or broken.
 """
 
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 from memoire.journal import Group
 from memoire.runs import FolderStats
-from memoire.snapshot import SavedCache
 
 
 class Disk:
     """What is "on disk": only what a group brought that was saved whole."""
 
-    def __init__(self):
+    def __init__(self, folder=None):
         self.accounts, self.lines, self.runs, self.models, self.rows, self.texts = {}, {}, {}, {}, {}, {}
         self.epoch = 0
         self.saved = []  # groups
-        self.caches = []
+        self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for what is no part of a database
         self.may_save = threading.Event()  # cleared: the disk is slow, or full
         self.may_save.set()
         self.error = None  # of the next save, for ever
@@ -42,7 +43,7 @@ class MemoryStore:
     """`memoire.runs.Keeper` on a `Disk`."""
 
     def __init__(self, disk, name="home"):
-        self.disk, self.name = disk, name
+        self.disk, self.name, self.folder = disk, name, disk.folder
         self.restored = 0
         disk.epoch += 1
         self.epoch = disk.epoch
@@ -116,14 +117,6 @@ class MemoryStore:
             self.disk.save(group)
             self._done(group)
         return True
-
-    def save_caches(self, fingerprint, caches):
-        self.disk.caches = [SavedCache(*cache) for cache in caches]
-        return len(self.disk.caches)
-
-    def load_caches(self, fingerprint):
-        yield from self.disk.caches
-        self.disk.caches = []
 
     def cut(self):
         """As if the process had been killed: from now on nothing is saved."""

@@ -220,6 +220,12 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
         "news": (wire.News(epoch=5), b""),
+        "take_snapshot": (wire.TakeSnapshot(name="nightly", order=CLIENT), b""),
+        "snapshot": (
+            wire.Snapshot(name="nightly", state="done", path="/s/nightly.snapshot", bytes=9000, seconds=0.5, caches=2, samples=512),
+            b"",
+        ),
+        "snapshot_failed": (wire.Snapshot(name="nightly", state="failed", text="No space left on device"), b""),
         "ledger": (wire.Ledger(run="ant-7", after=CLIENT + bytes(8)), b""),
         "accounts": (
             wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=["ant-6", "ant-7"], accounts=account_row(CLIENT), more=True, time=1.5),

@@ -14,14 +14,18 @@ import sys
 import time
 from pathlib import Path
 
+from memoire import snapshotfile
 from memoire.journal import RunFacts
 from memoire.limits import Limits
 from memoire.models import make
+from memoire.snapshotfile import About, Client, Record, TableAbout
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)
 STEPS = 5
 LIMITS = Limits(log_bytes=600)
+TABLE = TableAbout(name="default", storage="caches", schema="{}", parameters={})
+ABOUT = About(server="home", run=RUN, tables=[TABLE])
 
 
 def step_of(keeper):
@@ -44,7 +48,7 @@ def run(folder, acks, at, steps):
         os.write(acks, b".")
         if step % 2 == 0:
             keeper.store.back_up()
-            keeper.store.save_caches(1, [(CLIENTS[0], step, 0, b"x" * step)])
+            snapshotfile.write(folder / "state" / "memory.snapshot", ABOUT, [Record(Client(id=CLIENTS[0]))], at=at)
     keeper.close()
 
 

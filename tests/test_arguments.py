@@ -30,7 +30,7 @@ ODD = [
 ]  # fmt: skip
 SKIPPED = {"close", "__init__", "wait_closed"}
 LOOPS = {"run_request_proxy", "run_pull_proxy", "rep_worker_main", "pull_worker_main", "rep_proxy_main", "pull_proxy_main"}  # fmt: skip
-PATHS = {"set_logfile", "save"}  # anything is a path
+PATHS = {"set_logfile", "save", "snapshot"}  # anything is a path
 TOLD = {"on_entries", "on_episode"}  # called by a writer, with what it counted itself
 CALLS_EACH = 40
 

@@ -44,7 +44,9 @@ def test_the_version_is_the_package_s() -> None:
     assert run("--version").strip() == f"memoire {memoire.__version__}"
 
 
-@pytest.mark.parametrize("command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "snapshot", "doctor"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])

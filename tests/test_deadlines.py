@@ -130,6 +130,7 @@ WAITS = {
     (Reader, "configure"): Waits(lambda at, t: at.reader.configure(t, importance_exponent=0.5)),
     (Reader, "finish"): Waits(lambda at, t: at.reader.finish(t)),
     (Reader, "begin_run"): Waits(lambda at, t: at.reader.begin_run("next", t)),
+    (Reader, "snapshot"): Waits(lambda at, t: at.reader.snapshot("name", t), gives="inside"),
     (Reader, "tell"): Waits(lambda at, t: at.reader.tell(at.server.name, wire.Sums(), t)),
     (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: wire.Sums()}, t), gives="inside"),
     (Reader, "accounts"): Waits(lambda at, t: at.reader.accounts(timeout=t), gives="inside"),
@@ -168,7 +169,7 @@ NEVER = {
     Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
     Server: """accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
-        runs schema search set_logfile stats table tables total_caches total_episodes total_steps totals
+        restore runs schema search set_logfile snapshot stats table tables total_caches total_episodes total_steps totals
         update_priorities""",
     TableHandle: "configure limit name parameters schema stats update_priorities",
     Proxy: "closed endpoint liveness pub_endpoint push_endpoint readiness servers set_servers stats",

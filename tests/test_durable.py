@@ -26,8 +26,8 @@ def cluster():
 class Durable:
     """A server on a fake disk that is killed and started again at the same addresses."""
 
-    def __init__(self, cluster, monkeypatch):
-        self.cluster, self.disk, self.stores = cluster, Disk(), []
+    def __init__(self, cluster, monkeypatch, folder):
+        self.cluster, self.disk, self.stores = cluster, Disk(folder), []
         self.places = {}
 
         def opened(folder, name, default_name, limits, clock):
@@ -51,8 +51,8 @@ class Durable:
 
 
 @pytest.fixture
-def durable(cluster, monkeypatch):
-    return Durable(cluster, monkeypatch)
+def durable(cluster, monkeypatch, tmp_path):
+    return Durable(cluster, monkeypatch, tmp_path)
 
 
 def told(client):

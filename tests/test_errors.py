@@ -28,7 +28,6 @@ FOREIGN = {
     "torch.py": {"AttributeError", "KeyError"},  # as batch.py
     "batch.py": {"AttributeError", "KeyError"},  # what Python's own protocols for attributes and mappings ask for
     "wire.py": {"ValueError"},  # inside of a parser or encoder: a parser's becomes ProtocolError
-    "snapshot.py": {"ValueError"},  # damage in a file of ours, caught and said by the one who loads it
     "linelog.py": {"OSError"},  # a write that fell short, caught with those that failed
     "statefile.py": {"ValueError"},  # a mistake of ours
     "memory.py": {"AssertionError"},  # a mistake of ours

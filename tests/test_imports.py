@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "table", "mixed", "figures", "learners",
     },
-    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "security", "logfile", "worker", "channel", "forwarding"},
+    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
     "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip

@@ -841,27 +841,7 @@ def test_a_frame_is_packed_once_for_a_reader() -> None:
     assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != cache.ZERO_FRAME]))
 
 
-# Snapshots and limits that change
-
-
-@pytest.mark.parametrize("drawn", [0, 7, 30])
-def test_a_snapshot_holds_what_was_not_drawn_and_nothing_else(drawn: int) -> None:
-    pool = pool_of([12, 18])
-    ids = [] if not drawn else pool.get(drawn).gathered.ids["number"].tolist()
-    again = Pool(SCHEMA, PLAIN, seed=2)
-    for client, sequence, used, payload in pool.snapshot():
-        held = cache.check(payload, again.layout)
-        held.go_on_at(used)
-        again.add(client, sequence, held)
-    left = 30 - drawn
-    assert (again.stats().unused, again.stats().bytes > 0) == (left, left > 0)
-    if left:
-        ids += again.get(left).gathered.ids["number"].tolist()
-        rows = {bytes(row["client"].tobytes()): row for row in again.reserve(name(9), 1)}
-        for row in pool.reserve(name(9), 1):  # the sums too are those of the newest cache
-            same = rows.get(bytes(row["client"].tobytes()), row)
-            assert same["total_weight"] == row["total_weight"] and same["sequence"] == row["sequence"]
-    assert sorted(ids) == sorted([*range(12), *range(18)])
+# Limits that change
 
 
 def test_more_than_a_cache_has_cannot_have_been_drawn() -> None:
@@ -870,12 +850,6 @@ def test_more_than_a_cache_has_cannot_have_been_drawn() -> None:
     with pytest.raises(ValueError, match="6 of 5 samples"):
         held.go_on_at(6)
     assert (held.drawn, held.samples) == (5, 5)
-
-
-def test_with_reuse_a_snapshot_holds_drawn_caches_too() -> None:
-    pool = pool_of([10], Parameters(reuse_cache=True))
-    pool.get(50)
-    assert len(pool.snapshot()) == 2
 
 
 def test_a_smaller_limit_lets_the_oldest_go_at_once() -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 import shutil
 import sqlite3
 
@@ -272,57 +271,3 @@ def test_files_of_models_that_nobody_names_go(tmp_path):
         (tmp_path / "models" / "notes of mine").write_bytes(b"x")
     with Store(tmp_path):
         assert len(list((tmp_path / "models").iterdir())) == 2
-
-
-# ---------------------------------------------------------------------------------------------------- snapshots
-
-CACHES = [(CLIENTS[n % 8], n, n // 2, random.Random(n).randbytes(100 * n)) for n in range(6)]
-
-
-def loaded(store, fingerprint=7):
-    return [(*cache[:3], bytes(cache.payload)) for cache in store.load_caches(fingerprint)]
-
-
-def test_held_caches_come_back_once(tmp_path):
-    with Store(tmp_path, "a") as store:
-        assert store.save_caches(7, CACHES) == 6
-    with Store(tmp_path, "a") as store:
-        assert loaded(store) == CACHES
-        assert loaded(store) == []
-
-
-def test_caches_of_another_schema_are_left_out(tmp_path, caplog):
-    with Store(tmp_path, "a") as store:
-        store.save_caches(7, CACHES)
-        assert loaded(store, 8) == []
-    assert "no snapshot of this schema" in caplog.text
-
-
-@mutations.quiet()
-def test_caches_before_the_damage_count(tmp_path):
-    with Store(tmp_path, "a") as store:
-        path = tmp_path / "caches.snapshot"
-        store.save_caches(7, CACHES)
-        whole = path.read_bytes()
-        rng = random.Random(5)
-        counts = []
-        for number in range(300):
-            how = rng.choice([mutations.flip, mutations.cut, mutations.append])
-            path.write_bytes(how(whole, rng))
-            found = loaded(store)
-            assert found == CACHES[: len(found)], number
-            counts.append(len(found))
-        assert set(counts) == set(range(7))
-
-
-def test_a_snapshot_that_cannot_be_written_costs_the_caches_and_nothing_else(tmp_path, caplog):
-    def broken():
-        yield CACHES[0]
-        raise OSError(28, "No space left on device")
-
-    with Store(tmp_path, "a") as store:
-        store.save_caches(7, CACHES)
-        assert store.save_caches(7, broken()) == 0
-        assert "held caches were not saved" in caplog.text
-        assert loaded(store) == CACHES
-    assert not list(tmp_path.glob("*.new"))

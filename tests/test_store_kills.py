@@ -12,6 +12,7 @@ import pytest
 import powerkit
 from memoire.limits import Limits
 from memoire.linelog import text_of
+from memoire.snapshotfile import Counts, End, SnapshotFile
 from memoire.store import Store
 from statekit import CLIENTS, RUN, folder_in_memory, text_of_log
 from store_child import HITS, STEPS
@@ -32,8 +33,9 @@ POINTS = [
     "between backups",
     "after backups",
     "before forgetting",
-    "before caches",
-    "after caches",
+    "within snapshot",
+    "before snapshot",
+    "after snapshot",
     "before checkpoint",
     "after checkpoint",
 ]
@@ -61,6 +63,9 @@ def check(folder):
 
 
 def check_state(folder, acknowledged):
+    if (kept := folder / "memory.snapshot").exists():
+        with SnapshotFile(kept) as file:
+            assert not file.verify() and file.end == End(tables=[Counts(clients=1)])
     with Store(folder, "home", limits=Limits(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
         assert acknowledged <= step <= acknowledged + 1

@@ -21,6 +21,7 @@ from memoire.schema import Schema
 from memoire.server import Server
 from memoire.table import Table
 
+from . import snapshots
 from .envs import env_schema
 from .node import NodePages
 from .tablefile import parameters_from
@@ -80,6 +81,10 @@ def serve(
     byte_limit: int,
     state_dir: str | None = None,
     snapshot_caches: bool = False,
+    snapshot_every: float | None = None,
+    restore: Sequence[str] = (),
+    part: str | None = None,
+    skip_damaged: bool = False,
     http: str | None = None,
     http_token: str | None = None,
 ) -> int:
@@ -91,8 +96,10 @@ def serve(
 
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
+        SnapshotMismatch, DataError: what is to be restored does not fit.
     """
     raise_limit()
+    snapshots.part_of(part)  # a wrong one is said before anything is made
     with (
         Tether(CLOSE_TIMEOUT + 2.0) as tether,
         NodePages(http, token=http_token) as pages,
@@ -107,9 +114,12 @@ def serve(
             byte_limit=byte_limit or None,
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,
+            snapshot_every=snapshot_every,
             limits=Limits(close_timeout=CLOSE_TIMEOUT),
         ) as server,
     ):
+        if restore:
+            snapshots.restore(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
         pages.show(server)
         _announce(tether, "server", server.endpoint, pages)
         while tether.wait(REPORT_EVERY):

@@ -1,0 +1,475 @@
+"""What a server holds as a file and back: nothing twice, nothing lost without being counted, and drawn as before."""
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import mutations
+from memoire import _core, cache, dataset, snapshot, snapshotfile
+from memoire.episodes import EpisodePool
+from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import KeptCache, KeptClient, Pool, plan
+from memoire.schema import Column, Schema
+from memoire.snapshotfile import Record, SnapshotFile
+from test_pool import PLAIN, SCHEMA, made, name, pool_of
+
+LIMITS = Limits()
+STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.float32, (), "reward")})
+
+
+def table(pool, title="default", storage="caches"):
+    return SimpleNamespace(
+        name=title,
+        storage=storage,
+        schema=pool.schema,
+        parameters=pool.parameters,
+        parameters_version=1,
+        pool=pool,
+    )
+
+
+def save(path, *tables, server="home"):
+    about = snapshot.about(tables, server=server, run="ant")
+    rows = np.empty(0, snapshot.wire.ACCOUNT)
+    return snapshotfile.write(path, about, snapshot.records(tables, "ant", False, rows))
+
+
+def load(paths, *tables, **options):
+    return snapshot.restore(paths, tables, limits=LIMITS, **options)
+
+
+def episodes_of(memory):
+    """A pool around a memory."""
+    pool = EpisodePool(memory.schema, memory.parameters, capacity=memory.capacity)
+    pool._memory = memory
+    return pool
+
+
+def memory_of(lengths, capacity=1000, seed=0, **parameters):
+    """A memory of closed episodes, of which every other one ends for good and a third has priorities of a learner's."""
+    rng = np.random.default_rng(seed)
+    memory = Memory(STATES, capacity, Parameters(**parameters), seed=seed)
+    for i, length in enumerate(lengths):
+        memory._set_clock(1e9 + 60 * i + 1000 * seed)
+        memory.open()
+        values = [rng.random((length, 3), np.float32), rng.random(length, np.float32)]
+        numbers = memory.extend(0, values, rng.random(length, np.float32), model_version=i)
+        final = None if i % 3 == 2 else rng.random(3, np.float32)
+        memory.close(multiplier=1.0 + i % 2, final_state=final, terminated=i % 2 == 0 or None)
+        if i % 3 == 0:
+            memory.update_priorities(numbers, rng.random(length))
+    return memory
+
+
+def content(memory):
+    """All episodes of a memory as comparable values."""
+    found = []
+    for _, episode in dataset.walk(memory):
+        arrays = [*episode.columns.values(), *(getattr(episode, fact) for fact in dataset.FACTS)]
+        arrays += [] if episode.final_state is None else list(episode.final_state.values())
+        arrays += [] if episode.bootstrap_value is None else [episode.bootstrap_value]
+        found.append((episode.multiplier, episode.terminated, *(array.tobytes() for array in arrays)))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- caches
+
+
+@pytest.mark.parametrize("drawn", [0, 7, 30])
+def test_what_was_not_drawn_comes_back_and_nothing_else(tmp_path, drawn):
+    pool = pool_of([12, 18])
+    ids = [] if not drawn else pool.get(drawn).gathered.ids["number"].tolist()
+    save(tmp_path / "a", table(pool))
+    again = Pool(SCHEMA, PLAIN, seed=2)
+    done = load([tmp_path / "a"], table(again))
+    left = 30 - drawn
+    assert (again.stats().unused, done.unused) == (left, left)
+    if left:
+        ids += again.get(left).gathered.ids["number"].tolist()
+        rows = {bytes(row["client"].tobytes()): row for row in again.reserve(name(9), 1)}
+        for row in pool.reserve(name(9), 1):  # the sums, too
+            same = rows.get(bytes(row["client"].tobytes()), row)
+            for fact in ("total_weight", "sequence", "positives", "minimum", "drawn_between"):
+                assert same[fact] == row[fact], fact
+    assert sorted(ids) == sorted([*range(12), *range(18)])
+
+
+def test_with_reuse_drawn_caches_come_back_too(tmp_path):
+    reuse = Parameters(reuse_cache=True)
+    pool, again = pool_of([10], reuse), Pool(SCHEMA, reuse)
+    pool.get(50)
+    save(tmp_path / "a", table(pool))
+    assert load([tmp_path / "a"], table(again)).caches == 2
+    again.get(50)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 4), st.integers(0, 60))
+@settings(max_examples=30)
+def test_parts_share_everything_out_and_each_client_goes_to_one(tmp_path_factory, counts, of, drawn):
+    path = tmp_path_factory.mktemp("shared") / "a"
+    pool = pool_of(counts)
+    drawn = min(drawn, sum(counts))
+    if drawn:
+        pool.get(drawn)
+    before = pool.stats()
+    save(path, table(pool))
+    pools = [Pool(SCHEMA, PLAIN) for _ in range(of)]
+    done = [load([path], table(part), part=(rank, of)) for rank, part in enumerate(pools)]
+    after = [part.stats() for part in pools]
+    assert sum(each.caches for each in after) == sum(each.caches for each in done) == before.caches
+    assert sum(each.unused for each in after) == before.unused
+    assert sum(each.clients for each in after) == len({c for c in pool._clients if pool._clients[c].caches})
+    for each in done:
+        assert each.caches + each.elsewhere == before.caches and each.known == 0
+
+
+def test_nothing_is_held_twice(tmp_path):
+    pool = pool_of([12, 18])
+    save(tmp_path / "a", table(pool))
+    assert load([tmp_path / "a"], table(pool)).known == 7
+    again = Pool(SCHEMA, PLAIN)
+    done = load([tmp_path / "a", tmp_path / "a"], table(again))
+    assert (done.caches, done.known, again.stats().held) == (7, 7, 30)
+
+
+def test_a_client_of_two_servers_goes_to_one_with_its_newest_sums(tmp_path):
+    one, other = pool_of([0, 20]), pool_of([0, 5])
+    other.sums(name(1), 77, 5.0, 3, 0.25)
+    save(tmp_path / "a", table(one))
+    save(tmp_path / "b", table(other))
+    of = 3
+    pools = [Pool(SCHEMA, PLAIN) for _ in range(of)]
+    for rank, pool in enumerate(pools):
+        load([tmp_path / "a", tmp_path / "b"], table(pool), part=(rank, of))
+    (home,) = [pool for pool in pools if pool.stats().clients]
+    row = home.reserve(name(9), 1)[0]
+    assert home.stats().unused == 20, "the five that both hold are held once"
+    assert (row["sequence"], row["total_weight"], row["positives"]) == (77, 5.0, 3)
+
+
+@pytest.mark.parametrize("of", [1, 2, 3])
+def test_draws_are_spread_after_a_restore_as_before(tmp_path, of):
+    """Counts by client, over many batches from the same held caches: with reuse they do not run dry."""
+    reuse = Parameters(reuse_cache=True)
+    pool = pool_of([5, 10, 15, 20, 25], reuse)  # total weights 10 to 50
+    save(tmp_path / "a", table(pool))
+    parts = [Pool(SCHEMA, reuse, seed=3 + rank) for rank in range(of)]
+    for rank, part in enumerate(parts):
+        load([tmp_path / "a"], table(part), part=(rank, of))
+    counts, rng = np.zeros(5), random.Random(1)
+    for _ in range(60):
+        rows = [part.reserve(name(9), 64) for part in parts]
+        for wanted in plan(rows, 64, rng.random()).counts:
+            for row in wanted:
+                counts[int(row["client"][0])] += row["count"]
+    expected = np.arange(1, 6) / 15 * counts.sum()
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+    assert counts.sum() == 60 * 64
+
+
+def test_the_pool_goes_on_while_it_is_walked(tmp_path):
+    """Caches that come and go meanwhile: each client is there, and no cache twice."""
+    pool = pool_of([15, 15, 15])
+    seen, clients = [], []
+    for step, kept in enumerate(pool.walk()):
+        if isinstance(kept, KeptClient):
+            clients.append(kept.id)
+            continue
+        held = cache.check(kept.payload, pool.layout)
+        seen.append((clients[-1], np.frombuffer(held.part(cache.Part.NUMBER), "<i8")[0]))
+        for i in range(3):  # everything that was held at the beginning is soon overwritten
+            pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
+        pool.limit(max(1, pool.stats().bytes * 3 // 4))
+    assert clients == [name(0), name(1), name(2)]
+    assert len(set(seen)) == len(seen) <= 9
+    assert Counter(client for client, _ in seen).keys() == set(clients)
+
+
+def test_walking_keeps_one_cache_alive_at_most():
+    pool = pool_of([50])
+    walk = pool.walk()
+    kept = [next(walk), next(walk)]
+    assert isinstance(kept[1], KeptCache)
+    pool.clear()
+    assert list(walk) == []
+
+
+def test_a_restored_client_stays_until_it_is_heard(tmp_path):
+    reuse, now = Parameters(reuse_cache=True), [0.0]
+    pool = pool_of([5, 5], reuse)
+    save(tmp_path / "a", table(pool))
+    again = Pool(SCHEMA, reuse, clock=lambda: now[0], client_timeout=10.0)
+    load([tmp_path / "a"], table(again))
+    now[0] = 1000.0
+    assert again.expire() == 0
+    again.sums(name(0), 99, 5.0, 5, 1.0)
+    now[0] = 2000.0
+    assert again.expire() == 1 and again.stats().clients == 1
+    gone = Pool(SCHEMA, reuse, clock=lambda: now[0], client_timeout=10.0)
+    load([tmp_path / "a"], table(gone), stays=False)
+    now[0] = 3000.0
+    assert gone.expire() == 2
+
+
+def test_what_has_no_room_is_overwritten_and_counted(tmp_path):
+    pool = pool_of([50])
+    save(tmp_path / "a", table(pool))
+    small = Pool(SCHEMA, PLAIN, cache_limit=4)
+    done = load([tmp_path / "a"], table(small))
+    assert (done.caches, done.overwritten, small.stats().caches) == (10, 6, 4)
+    tiny = Pool(SCHEMA, PLAIN, byte_limit=10)
+    assert load([tmp_path / "a"], table(tiny)).refused == {"too_large": 10}
+
+
+def test_a_closed_pool_takes_nothing_back(tmp_path):
+    save(tmp_path / "a", table(pool_of([5])))
+    again = Pool(SCHEMA, PLAIN)
+    again.close()
+    with pytest.raises(Closed):
+        load([tmp_path / "a"], table(again))
+
+
+# --------------------------------------------------------------------------------------------------------- episodes
+
+
+@pytest.mark.parametrize("of", [1, 3])
+def test_episodes_come_back_with_all_that_is_known_of_them(tmp_path, of):
+    memory = memory_of([5, 1, 8, 13, 2, 6, 9], multi_step=2, priority_exponent=0.7)
+    save(tmp_path / "a", table(episodes_of(memory), storage="episodes"))
+    parts = [Memory(STATES, 1000, memory.parameters) for _ in range(of)]
+    done = [
+        load([tmp_path / "a"], table(episodes_of(part), storage="episodes"), part=(rank, of))
+        for rank, part in enumerate(parts)
+    ]
+    assert Counter(each for part in parts for each in content(part)) == Counter(content(memory))
+    assert [each.episodes for each in done] == [part.num_episodes for part in parts]
+    assert sum(each.entries for each in done) == memory.num_entries
+    sums = [part.sums() for part in parts]
+    assert sum(each[0] for each in sums) == pytest.approx(memory.total_weight, rel=1e-12)
+    assert sum(each[1] for each in sums) == memory.num_positive
+    assert max(part.max_priority for part in parts) == memory.max_priority
+
+
+def test_episodes_of_several_files_leave_in_the_order_in_which_they_were_closed(tmp_path):
+    one, other = memory_of([3] * 10), memory_of([3] * 10, seed=1)  # the other's are 1000 s younger, 60 s apart
+    for path, memory in (("b", other), ("a", one)):
+        save(tmp_path / path, table(episodes_of(memory), storage="episodes"))
+    again = Memory(STATES, 1000)
+    load([tmp_path / "b", tmp_path / "a"], table(episodes_of(again), storage="episodes"))
+    closed = [episode.born[-1] for _, episode in dataset.walk(again)]
+    assert closed == sorted(closed) and len(closed) == 20
+
+
+def test_the_memory_goes_on_while_its_episodes_are_walked():
+    memory = memory_of([4] * 20, capacity=80)
+    seen = []
+    for number, episode in dataset.walk(memory):
+        seen.append((number, episode.columns["reward"].tobytes()))
+        if len(seen) == 5:
+            for _ in range(12):  # the next seven leave meanwhile
+                memory.open()
+                memory.extend(0, [np.ones((4, 3), np.float32), np.full(4, 7.0, np.float32)])
+                memory.close()
+    numbers = [number for number, _ in seen]
+    assert numbers == sorted(set(numbers)) and len(seen) == 20
+    assert numbers[4] == 16 and numbers[5] == 48
+
+
+def test_episodes_of_states_of_any_length_come_back(tmp_path):
+    schema = Schema({"set": Column(np.float32, (None, 2), "state"), "word": Column(np.uint8, (None,)), "reward": "f4"})
+    memory, rng = Memory(schema, 100), np.random.default_rng(1)
+    for length in (4, 3):
+        memory.open()
+        for _ in range(length):
+            value = rng.random((rng.integers(0, 4), 2), np.float32)
+            memory.add(0, (value, rng.integers(0, 9, rng.integers(0, 3)).astype(np.uint8), np.float32(1)))
+        memory.close(final_state=rng.random((2, 2), np.float32) if length == 4 else None)
+    save(tmp_path / "a", table(episodes_of(memory), storage="episodes"))
+    again = episodes_of(Memory(schema, 100))
+    assert load([tmp_path / "a"], table(again, storage="episodes")).episodes == 2
+    for (_, one), (_, other) in zip(dataset.walk(memory), dataset.walk(again.memory), strict=True):
+        for column in ("set", "word"):
+            np.testing.assert_array_equal(one.columns[column].lengths, other.columns[column].lengths)
+            np.testing.assert_array_equal(one.columns[column].values, other.columns[column].values)
+        if one.final_state is not None:
+            np.testing.assert_array_equal(one.final_state["set"], other.final_state["set"])
+    for payload in (b"x" * 100, b"\xff" * 1000):
+        with pytest.raises(ProtocolError):
+            snapshot.unpack(snapshotfile.Episode(owner=b"", number=1, length=2), payload, schema)
+
+
+def test_no_episode_is_held_twice(tmp_path):
+    pool = episodes_of(memory_of([5, 6, 7]))
+    save(tmp_path / "a", table(pool, storage="episodes"))
+    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3
+    again = episodes_of(Memory(STATES, 100))
+    done = load([tmp_path / "a", tmp_path / "a"], table(again, storage="episodes"))
+    assert (done.episodes, done.known, again.memory.num_episodes) == (3, 3, 3)
+    pool.clear()
+    assert load([tmp_path / "a"], table(pool, storage="episodes")).episodes == 3
+
+
+def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):
+    save(tmp_path / "a", table(episodes_of(memory_of([5, 40, 6])), storage="episodes"))
+    again = Memory(STATES, 20)
+    done = load([tmp_path / "a"], table(episodes_of(again), storage="episodes"))
+    assert (done.episodes, done.refused) == (2, {"container": 1})
+
+
+def test_an_episode_that_cannot_be_is_refused():
+    (kept,) = episodes_of(memory_of([5])).walk()
+    record = snapshot.pack(kept, 0, STATES)
+    assert snapshot.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (5, 3)
+    broken = bytearray(record.payload)
+    broken[0:4] = np.float32(np.nan).tobytes()
+    for body, payload in [
+        (record.body, record.payload[:-1]),
+        (record.body, record.payload + b"x"),
+        (record.body, bytes(broken)),
+        (snapshotfile.Episode(owner=b"", number=1, length=0), record.payload),
+        (snapshotfile.Episode(owner=b"", number=1, length=2**60), record.payload),
+        (snapshotfile.Episode(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
+    ]:
+        with pytest.raises(ProtocolError):
+            snapshot.unpack(body, payload, STATES)
+
+
+# ---------------------------------------------------------------------------------------------------- what fits not
+
+
+def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tmp_path):
+    pool = pool_of([5])
+    save(tmp_path / "a", table(pool), table(pool_of([7]), "demo"))
+    again = Pool(SCHEMA, PLAIN)
+    with pytest.raises(SnapshotMismatch, match="table 'demo', and this server has 'default'"):
+        load([tmp_path / "a"], table(again))
+    other = Pool(STATES, PLAIN)
+    with pytest.raises(SnapshotMismatch, match="in table 'demo', where this server stores"):
+        load([tmp_path / "a"], table(again), table(other, "demo"))
+    stacked = Pool(SCHEMA, Parameters(next=()))
+    with pytest.raises(SnapshotMismatch, match="other parameters .*next=None"):
+        load([tmp_path / "a"], table(again), table(stacked, "demo"))
+    with pytest.raises(SnapshotMismatch, match="keeps episodes"):
+        load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
+    assert again.stats().caches == 0
+    beta = Pool(SCHEMA, Parameters(importance_exponent=0.5))
+    assert load([tmp_path / "a"], table(beta), table(again, "demo")).caches == 3
+
+
+@pytest.mark.parametrize("part", [(1, 1), (-1, 2), (0, 0), (0.5, 2)])
+def test_a_part_that_is_none_is_refused(tmp_path, part):
+    save(tmp_path / "a", table(pool_of([5])))
+    with pytest.raises(ParameterError, match="part"):
+        load([tmp_path / "a"], table(Pool(SCHEMA, PLAIN)), part=part)
+
+
+@pytest.mark.parametrize("paths", [[], "file"])
+def test_paths_are_a_list(paths):
+    with pytest.raises(ParameterError, match="paths"):
+        snapshot.heads(paths)
+
+
+def test_parts_are_the_same_for_ever():
+    assert [snapshot.part_of(name(i), 7) for i in range(8)] == [_core.checksum(name(i)) % 7 for i in range(8)]
+    assert [snapshot.part_of(name(i), 5) for i in range(6)] == [4, 2, 4, 1, 1, 3]
+
+
+# ----------------------------------------------------------------------------------------------------------- damage
+
+
+def of_two(path):
+    """A file with caches and episodes, and what is in it."""
+    pools = table(pool_of([12, 18, 3])), table(episodes_of(memory_of([5, 9, 4])), "whole", "episodes")
+    save(path, *pools)
+    return path.read_bytes()
+
+
+def test_damage_is_refused_or_skipped_with_exact_counts(tmp_path):
+    path, rng = tmp_path / "a", random.Random(5)
+    whole = of_two(path)
+    verdicts = Counter()
+    for number in range(250):
+        path.write_bytes(rng.choice([mutations.flip, mutations.cut, mutations.append, mutations.blank])(whole, rng))
+        pool, memory = Pool(SCHEMA, PLAIN), Memory(STATES, 100)
+        tables = table(pool), table(episodes_of(memory), "whole", "episodes")
+        try:
+            done = load([path], *tables)
+            assert (done.caches, done.episodes, done.damaged) == (8, 3, 0), "what is said to be whole is"
+            verdicts["whole"] += 1
+            continue
+        except DataError as error:
+            text = str(error)
+        assert pool.stats().caches == memory.num_episodes == 0, "nothing was taken"
+        try:
+            done = load([path], *tables, skip_damaged=True)
+        except DataError:
+            verdicts["useless"] += 1  # nobody knows what it is about
+            continue
+        assert not done.refused, number
+        there = done.caches + done.episodes
+        assert there + done.damaged == 11 or ("nobody knows" in text and there + done.damaged < 11), (number, text)
+        assert pool.stats().caches == done.caches and memory.num_episodes == done.episodes
+        verdicts["in part"] += 1
+        verdicts["counted"] += "nobody knows" not in text
+    assert verdicts["in part"] > 80 and verdicts["counted"] > 40 and verdicts["useless"] > 10, verdicts
+    assert verdicts["whole"] < 90, verdicts  # what was changed lies behind the end, or was zeros before
+
+
+def test_other_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "a"
+    whole = of_two(path)
+    for content, words in [
+        (b"", "is no snapshot"),
+        (b"x" * 1000, "is no snapshot"),
+        (whole[:8] + b"\x09" + whole[9:], "damaged at its beginning"),
+        (whole[:60], "does not say what it holds"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            load([path], table(Pool(SCHEMA, PLAIN)))
+    head = snapshotfile._HEAD.pack(snapshotfile._MAGIC, 9, bytes(16))
+    path.write_bytes(head + snapshotfile._SUM.pack(_core.checksum(head)))
+    with pytest.raises(DataError, match="form 9, this version of memoire reads form 1"):
+        snapshot.facts(path)
+
+
+def test_what_fails_leaves_the_former_file_whole(tmp_path):
+    path = tmp_path / "a"
+    before = of_two(path)
+
+    def broken():
+        yield Record(snapshotfile.Client(id=name(1)))
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        snapshotfile.write(path, snapshot.about([table(pool_of([5]))], server="a", run="b"), broken())
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_facts_say_what_a_file_holds(tmp_path):
+    path = tmp_path / "a"
+    whole = of_two(path)
+    found = snapshot.facts(path, check=True)
+    assert (found["server"], found["run"], found["damage"], found["complete"]) == ("home", "ant", "", True)
+    held, episodes = found["tables"]
+    assert (held["name"], held["caches"], held["samples"], held["unused"], held["clients"]) == ("default", 8, 33, 33, 3)
+    assert (episodes["name"], episodes["episodes"], episodes["entries"]) == ("whole", 3, 18)
+    assert Schema.from_json(episodes["schema"]) == STATES
+    path.write_bytes(whole[:-100])
+    assert "cut off" in snapshot.facts(path)["damage"] and "nobody knows" in snapshot.facts(path, check=True)["damage"]
+
+
+def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
+    of_two(tmp_path / "a")
+    with SnapshotFile(tmp_path / "a") as file:
+        kinds = [type(record.body).__name__ for record in file.records()]
+    assert kinds == [*["Client", *["Cache"] * 3], *["Client", *["Cache"] * 4], "Client", "Cache", *["Episode"] * 3]
