@@ -82,6 +82,7 @@ format: setup-dev
 bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
+	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 
 # cpprb and TorchRL, and so torch, are installed into build/peers: gigabytes.

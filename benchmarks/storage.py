@@ -1,0 +1,220 @@
+"""How many bytes does an environment step cost on the wire, with caches drawn at actors and with episodes at the server?"""
+
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from measure import arguments, machine
+from workloads import BATCH, EPISODE, Workload, w1, w2
+
+import memoire
+from memoire.client import Client
+from memoire.limits import Limits
+
+QUESTION = str(__doc__)
+RATES = (1 / 8, 1.0, 8.0, 256.0)
+"""Samples that a learner trains on for each environment step."""
+CACHES = 16
+"""Pushed for each figure."""
+LEAST_STEPS = 4 * EPISODE
+"""Recorded for each figure of episodes: a few whole ones."""
+
+
+class Meter:
+    """A TCP port in front of another one that counts the bytes of both directions."""
+
+    def __init__(self, behind: str) -> None:
+        self.behind = int(behind.rpartition(":")[2])
+        self.bytes = 0
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.open = [self.listening]
+        self.lock = threading.Lock()
+        self.start(self.accept)
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
+
+    def start(self, work: object, *arguments: object) -> None:
+        threading.Thread(target=work, args=arguments, daemon=True).start()  # type: ignore[arg-type]
+
+    def accept(self) -> None:
+        while True:
+            try:
+                here, _ = self.listening.accept()
+            except OSError:
+                return
+            there = socket.create_connection(("127.0.0.1", self.behind))
+            self.open += [here, there]
+            self.start(self.carry, here, there)
+            self.start(self.carry, there, here)
+
+    def carry(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 20):
+                with self.lock:
+                    self.bytes += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        for each in self.open:
+            each.close()
+
+
+class Cluster:
+    """A server and an actor whose bytes are counted."""
+
+    def __init__(self, workload: Workload, storage: str, rate: float) -> None:
+        self.workload, self.random = workload, np.random.default_rng(0)
+        parameters = workload.parameters.replace(samples_per_insert=rate, cache_size=BATCH)
+        limits = Limits(held_bytes=2 << 30, credit=256 << 20)
+        self.server = memoire.Server(
+            "tcp://127.0.0.1:0", workload.schema, parameters=parameters, storage=storage, limits=limits, seed=1
+        )
+        ends = (self.server.endpoint, self.server.push_endpoint, self.server.pub_endpoint)
+        self.meters = [Meter(end) for end in ends]
+        request, push, subscribe = (meter.endpoint for meter in self.meters)
+        self.client = Client(
+            request, push=push, subscribe=subscribe, capacity=workload.ring, when_full="block", limits=limits, seed=2
+        )
+        self.values = [*workload.episode(self.random)]
+        if storage == "caches":
+            for _ in range(workload.ring // EPISODE - 1):  # an actor that has acted for a while
+                self.client.memory.open(0)
+                self.client.memory.extend(0, self.values, self.random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
+                self.client.memory.close(0)
+
+    @property
+    def bytes(self) -> int:
+        return sum(meter.bytes for meter in self.meters)
+
+    def settle(self) -> None:
+        """Wait until everything has arrived."""
+        deadline = time.monotonic() + 120.0
+        while self.client.stats().in_flight_caches:
+            self.client.update(timeout=120.0)
+            if time.monotonic() > deadline:
+                raise TimeoutError("caches are on the way for two minutes")
+
+    def act(self, steps: int) -> None:
+        state, action, reward = self.values
+        with self.client.writer(autoreset="disabled") as writer:
+            for step in range(steps):
+                at = step % EPISODE
+                ends = at == EPISODE - 1
+                following = state[(at + 1) % EPISODE]
+                writer.step(state[at], action[at], reward[at], False, ends, following.copy() if ends else following)
+                if ends:
+                    writer.reset(state[0])
+        self.settle()
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+        for meter in self.meters:
+            meter.close()
+
+
+def per_step(workload: Workload, storage: str, rate: float, caches: int, least: int) -> float:
+    """Bytes that crossed between actor and server, whatever they were, over the steps that were recorded."""
+    steps = max(1, round(caches * BATCH / rate))
+    cluster = Cluster(workload, storage, rate)
+    try:
+        cluster.settle()
+        before = cluster.bytes
+        cluster.act(max(steps, least) if storage == "episodes" else steps)
+        return (cluster.bytes - before) / cluster.client.stats().steps
+    finally:
+        cluster.close()
+
+
+def per_sample(workload: Workload, storage: str, batches: int) -> float:
+    """Bytes that a learner far away receives and sends for each sample."""
+    cluster = Cluster(workload, storage, 1.0)
+    meter = Meter(cluster.server.endpoint)
+    try:
+        cluster.act(4 * EPISODE)
+        with memoire.Reader([meter.endpoint], seed=3) as reader:
+            for _ in range(batches):
+                reader.get_batch(BATCH, 60.0)
+            drawn = -1
+            while drawn != cluster.server.stats().samples:  # what it draws ahead has come as well
+                drawn = cluster.server.stats().samples
+                time.sleep(0.5)
+            return meter.bytes / drawn
+    finally:
+        meter.close()
+        cluster.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rate costs in both ways."""
+
+    workload: str
+    rate: float
+    caches: float
+    episodes: float
+
+    def __str__(self) -> str:
+        rate = f"1/{round(1 / self.rate)}" if self.rate < 1 else f"{self.rate:g}"
+        better = "caches" if self.caches < self.episodes else "episodes"
+        factor = max(self.caches, self.episodes) / min(self.caches, self.episodes)
+        return f"| {self.workload} | {rate} | {self.caches:,.0f} | {self.episodes:,.0f} | {better}, by {factor:.1f} |"
+
+
+HEAD = """| workload | samples per insert | caches, bytes per step | episodes, bytes per step | fewer bytes |
+| --- | ---: | ---: | ---: | --- |"""
+
+
+def main() -> None:
+    """Print the tables."""
+    given = arguments(QUESTION)
+    caches, least = (2, EPISODE) if given.quick else (CACHES, LEAST_STEPS)
+    print(f"{QUESTION}\n{machine()}\n\n{HEAD}", flush=True)
+    lines, far = [], []
+    workloads = [each for each in (w1(), w2()) if given.only in each.name]
+    for workload in workloads:
+        for rate in RATES:
+            costs = [per_step(workload, storage, rate, caches, least) for storage in ("caches", "episodes")]
+            lines.append(str(Row(workload.name, rate, *costs)))
+            print(lines[-1], flush=True)
+    for workload in workloads:
+        sample = [per_sample(workload, storage, 4 if given.quick else 12) for storage in ("caches", "episodes")]
+        far.append(f"| {workload.name} | {sample[0]:,.0f} | {sample[1]:,.0f} |")
+        print(far[-1], flush=True)
+    if given.write:
+        described = "\n".join(f"* {workload.described}" for workload in workloads)
+        page = PAGE.format(question=QUESTION, machine=machine(), workloads=described, head=HEAD, rows="\n".join(lines))
+        Path(given.write, "storage.md").write_text(page + "\n".join(far) + "\n", encoding="utf-8")
+
+
+PAGE = """# benchmarks/storage.py
+
+{question}
+
+{machine}
+
+{workloads}
+
+Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so that nothing
+could have been compressed. Episodes have 1000 steps; the actor's memory was full before counting began. [choose.md](../choose.md) says what follows.
+
+{head}
+{rows}
+
+A learner far away (`Reader`) moves these bytes for each sample on top, in both ways:
+
+| workload | caches, bytes per sample | episodes, bytes per sample |
+| --- | ---: | ---: |
+"""
+
+
+if __name__ == "__main__":
+    main()
