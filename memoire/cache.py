@@ -25,6 +25,7 @@ from .batch import ID, Gathered, sequence_mask
 from .errors import ParameterError, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
+from .ragged import Ragged
 from .schema import Column, Schema
 
 Payload: TypeAlias = NDArray[np.uint8]
@@ -419,7 +420,7 @@ class SequenceLayout(Layout):
                 places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
                 fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
             elif name in self.first:
-                outputs.append(_Output("prev", name, column.shape, column.dtype))
+                outputs.append(_output("prev", name, (), column))
                 fields.append((self._rows_of(name, "prev", False), -1, 1, 1, column.nbytes))
             elif column.role != "reward":
                 outputs.append(_output("prev", name, (self.length,), column))
@@ -697,6 +698,7 @@ def pack_episode(
     init_w: NDArray[np.float32],
     age: NDArray[np.float32],
     model_version: NDArray[np.int64],
+    lengths: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     *,
     final: Mapping[str, NDArray[Any]] | None = None,
     now: float,
@@ -706,26 +708,36 @@ def pack_episode(
     """The container of an EPISODE message: T entries in order, each frame once.
 
     Args:
-        fill: Called as fill(column, target) for each column but the return: writes its T values into just their bytes.
+        fill: Called as fill(column, target) for each column but the return: writes its T values into just their bytes,
+            those of a ragged one after the other.
         init_w, age, model_version: [T], as docs/wire.md says.
+        lengths: Of each ragged column: how many elements each of its values has, [T].
         final: The state in which it ended, each state column [*F].
         compression: For state columns; one that does not get smaller is stored as it is.
     """
     layout = layout_of(schema, Parameters(), Kind.EPISODE, final=final is not None)
     codec, entries = _codec(compression), len(init_w)
     packed: dict[int, tuple[int, bytes]] = {}
+    elements = {
+        block: int(lengths[name].sum(dtype=np.int64)) if part is Part.PREV else len((final or {})[name])
+        for block, part, name in layout.columns
+        if block in layout.ragged
+    }
     for block, part, name in layout.columns if codec else ():
         if part is Part.PREV and name in schema.states:
-            raw: Payload = np.empty(entries * schema[name].nbytes, np.uint8)
+            raw: Payload = np.empty(elements.get(block, entries) * schema[name].nbytes, np.uint8)
             fill(name, raw)
             _pack_block(packed, block, raw, codec)
-    made = Container(layout, Head(parameters_version=parameters_version, made_at=now), entries, packed=packed)
+    head = Head(parameters_version=parameters_version, made_at=now)
+    made = Container(layout, head, entries, packed=packed, elements=elements)
     for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
         made.fill(fact, values)
     for block, part, name in layout.columns:
         if part is Part.FINAL:
             assert final is not None
             made.fill(part, final[name], name)
+        elif part in _LENGTHS:
+            made.fill(part, lengths[name].astype("<u4"), name)
         elif block not in packed:
             fill(name, made.view(block))
     return made.payload
@@ -734,8 +746,8 @@ def pack_episode(
 class EpisodeRows(NamedTuple):
     """What a received episode holds; arrays are read-only and may lie in the payload. T entries, F a column's shape."""
 
-    columns: dict[str, NDArray[Any]]
-    """Each column [T, *F] but the return."""
+    columns: dict[str, Any]
+    """Each column [T, *F] but the return; a ragged one as `Ragged`."""
     final: dict[str, NDArray[Any]] | None
     """Each state column [*F]."""
     init_w: NDArray[np.float32]
@@ -749,17 +761,23 @@ def read_episode(held: "_core.HeldCache", layout: Layout) -> EpisodeRows:
     def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
         data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
-        array = np.frombuffer(data, dtype).reshape(row.rows, *shape) if row.raw else np.zeros((row.rows, *shape), dtype)
+        count = row.raw // layout.blocks[block].row_bytes if block in layout.ragged else row.rows
+        array = np.frombuffer(data, dtype).reshape(count, *shape) if row.raw else np.zeros((count, *shape), dtype)
         return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
 
     facts = {Part.INIT_WEIGHT: "<f4", Part.AGE: "<f4", Part.MODEL: "<i8"}
     told = [rows(block, dtype, ()) for part, dtype in facts.items() if (block := layout.place(part)) is not None]
-    columns, final = {}, {}
+    columns: dict[str, Any] = {}
+    final: dict[str, NDArray[Any]] = {}
     for block, part, name in layout.columns:
         column = layout.schema[name]
-        array = rows(block, column.dtype, column.shape)
+        if part in _LENGTHS:
+            continue
+        array = rows(block, column.dtype, column.element)
         if part is Part.FINAL:
-            final[name] = array[0]
+            final[name] = array if column.is_ragged else array[0]
+        elif column.is_ragged:
+            columns[name] = Ragged(array, rows(layout.ragged[block], "<u4", ()))
         else:
             columns[name] = array
     return EpisodeRows(columns, final or None, *told)

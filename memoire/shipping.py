@@ -19,6 +19,7 @@ from .dataset import open_rows
 from .errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from .memory import Memory, init_weights
 from .parameters import Parameters
+from .ragged import Ragged
 from .schema import Schema, exact
 
 
@@ -41,7 +42,8 @@ class OpenEpisodes(Memory):
     """Open episodes, one for each lane; `close` hands an episode over and leaves its lane empty, open for the next.
 
     Args:
-        pack: Makes a container: called as pack(fill, init_w, age, model_version, final), see `cache.pack_episode`.
+        pack: Makes a container: called as pack(fill, init_w, age, model_version, lengths, final), see
+            `cache.pack_episode`.
         ship: Called with each closed episode, in the thread that closed it; nothing is held meanwhile.
         The others: as of `Memory`.
     """
@@ -90,7 +92,12 @@ class OpenEpisodes(Memory):
         self.ages(rows, age)
         self.model_versions(rows, versions)
         weights = self._inside()["meta"]["init_w"][rows]
-        return self._pack(lambda name, target: self.copy_frames(name, rows, target), weights, age, versions, final)
+        lengths = {name: self.lengths(name, rows) for name in self.schema.ragged}
+
+        def fill(name: str, target: cache.Payload) -> None:
+            self.copy_frames(name, rows, target)
+
+        return self._pack(fill, weights, age, versions, lengths, final)
 
     def whole(
         self, columns: Mapping[str, Any], init_w: ArrayLike, model_version: ArrayLike, ending: Mapping[str, Any]
@@ -107,7 +114,8 @@ class OpenEpisodes(Memory):
         schema = self.schema
         facts, final = self._facts_of(**ending)
         values = by_column(schema, columns)
-        count = len(values[schema.entry_names[0]]) if np.ndim(values[schema.entry_names[0]]) else 0
+        first = values[schema.entry_names[0]]
+        count = len(first) if isinstance(first, list | tuple | Ragged) or np.ndim(first) else 0
         if count == 0:
             raise ParameterError("columns", "no entries", "at least one entry in each column, [T, ...]")
         arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
@@ -117,9 +125,11 @@ class OpenEpisodes(Memory):
         versions = np.ascontiguousarray(np.broadcast_to(np.asarray(model_version, np.int64), (count,)))
 
         def fill(name: str, target: cache.Payload) -> None:
-            target[:] = arrays[name].reshape(-1).view(np.uint8)
+            array = arrays[name].values if name in schema.ragged else arrays[name]
+            target[:] = array.reshape(-1).view(np.uint8)
 
-        payload = self._pack(fill, init_weights(init_w, count), np.zeros(count, np.float32), versions, final)
+        lengths = {name: arrays[name].lengths for name in schema.ragged}
+        payload = self._pack(fill, init_weights(init_w, count), np.zeros(count, np.float32), versions, lengths, final)
         returned = np.zeros(()) if schema.reward is None else arrays[schema.reward].sum(axis=0, dtype=np.float64)
         return Shipment(payload, facts, count, np.asarray(returned))
 

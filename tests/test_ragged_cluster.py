@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import containers
-from memoire import _core, cache
+from memoire import _core, cache, dataset
 from memoire.cache import Kind, Part
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
@@ -32,6 +32,7 @@ CHOICES = [
     Parameters(prev=("words", "action"), next=("obs.cloud",)),
     Parameters(prev=("obs.cloud",), next=()),
     Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, start="zero"),
+    Parameters(sequence_length=3, sequence_first=("words",)),
 ]
 
 
@@ -196,21 +197,20 @@ def right(batch) -> None:
     assert batch["obs.cloud"].shape[1] == batch["next_obs.cloud"].shape[1]
 
 
-@pytest.mark.parametrize("storage", ["caches"])
+@pytest.mark.parametrize("storage", ["caches", "episodes"])
 def test_servers_proxies_and_readers_carry_ragged_columns(cluster, storage) -> None:
     table = Table(SCHEMA, parameters=Parameters(cache_size=512, compression="zlib"), storage=storage)
-    server = cluster.server(
-        schema=None, tables={"clouds": table, "more": Table(SCHEMA, parameters=Parameters(cache_size=32))}
-    )
+    server = cluster.server(schema=None, tables={"clouds": table, "more": Table(SCHEMA)})
     proxy = cluster.proxy([server])
     reader = cluster.reader([proxy], table="clouds")
     for name, seed in (("clouds", 0), ("more", 1)):
         client = cluster.client(proxy, table=name)
         play(client, seed=seed)
-        assert client.push_cache(10.0)
+        assert client.storage == "episodes" or client.push_cache(10.0)
         until(lambda client=client: client.update(10.0) is None and client.stats().in_flight_caches == 0)
         if name == "clouds":
-            own = client.memory
+            own = client.memory if storage == "caches" else server._tables["clouds"].pool.memory
+    assert own.num_entries == 60
     for batch in (server.table("clouds").get_batch(16, 10.0), next(reader.batches(16, 10.0))):
         right(batch)
         expected = own.gather(batch.ids["number"])
@@ -219,7 +219,24 @@ def test_servers_proxies_and_readers_carry_ragged_columns(cluster, storage) -> N
         batch.update_priorities(np.ones(16))
     mixed = next(server.batches({"clouds": 8, "more": 8}, 10.0))
     right(mixed.joined)
-    assert mixed.joined["obs.cloud"].shape[0] == 16
     np.testing.assert_array_equal(
         mixed.joined["obs.cloud_length"], np.concatenate([part["obs.cloud_length"] for part in mixed.values()])
     )
+
+
+def test_an_episode_of_a_callers_arrays_is_stored_with_its_lengths(cluster) -> None:
+    server = cluster.server(schema=SCHEMA, storage="episodes", capacity=100)
+    client = cluster.client(server)
+    rng = np.random.default_rng(2)
+    rows = [entry(rng, step) for step in range(9)]
+    columns = dict(zip(SCHEMA.entry_names, zip(*rows, strict=True), strict=True))
+    columns |= {name: list(columns[name]) for name in SCHEMA.ragged}
+    columns |= {name: np.array(columns[name], SCHEMA[name].dtype) for name in columns if name not in SCHEMA.ragged}
+    assert client.push_episode(columns, final_state=rows[3][:2], terminated=False)
+    memory = server._tables.first.pool.memory
+    until(lambda: memory.num_entries == 9)
+    (stored,) = dataset.episodes(memory)
+    for row, cloud, words in zip(rows, stored.columns["obs.cloud"], stored.columns["words"], strict=True):
+        np.testing.assert_array_equal(cloud, row[0])
+        np.testing.assert_array_equal(words, row[4])
+    np.testing.assert_array_equal(stored.final_state["obs.cloud"], rows[3][0])
