@@ -1,4 +1,4 @@
-"""How many bytes does an environment step cost on the wire, with caches drawn at actors and with episodes at the server?"""
+"""How many bytes does an environment step cost on the wire, with caches from actors and with episodes at the server?"""
 
 import socket
 import threading
@@ -203,8 +203,9 @@ PAGE = """# benchmarks/storage.py
 
 {workloads}
 
-Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so that nothing
-could have been compressed. Episodes have 1000 steps; the actor's memory was full before counting began. [choose.md](../choose.md) says what follows.
+Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so
+that nothing could have been compressed. Episodes have 1000 steps; the actor's memory was full before counting began.
+[choose.md](../choose.md) says what follows.
 
 {head}
 {rows}
