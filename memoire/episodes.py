@@ -36,6 +36,7 @@ from .errors import (
     ParameterError,
     ProtocolError,
     StaleEntry,
+    UsedUp,
     WrongType,
 )
 from .limits import Limits
@@ -421,8 +422,8 @@ class EpisodePool:
                 memory, owner, changes = self._memory, self._owner, self._changes
             try:
                 return self._pooled(memory, owner, samples, places)
-            except EmptyMemory:
-                self._wait(samples, changes, began, timeout or 0.0)
+            except EmptyMemory as error:
+                self._wait(samples, changes, began, timeout or 0.0, error)
 
     def _pooled(self, memory: Memory, owner: bytes, samples: int, places: Mapping[str, NDArray[Any]] | None) -> Pooled:
         with memory.held():
@@ -438,15 +439,16 @@ class EpisodePool:
         gathered.ids = ids
         return Pooled(gathered, importance, divisor, 0.0)
 
-    def _wait(self, samples: int, changes: int, began: float, timeout: float) -> None:
-        """Wait until something has changed since `changes`."""
+    def _wait(self, samples: int, changes: int, began: float, timeout: float, error: EmptyMemory) -> None:
+        """Wait until something has changed since `changes`, or say what is missing."""
         with self._filled:
             while self._changes == changes:
                 left = began + timeout - time.monotonic()
                 if left <= 0.0:
                     self._misses += 1
-                    waited = time.monotonic() - began if timeout else 0.0
-                    raise NotEnoughSamples(samples, 0, self._memory.num_episodes, len(self._clients), waited)
+                    waited, stored = time.monotonic() - began if timeout else 0.0, self._memory.num_episodes
+                    what = _missing(error, stored, len(self._clients))
+                    raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, what)
                 self._filled.wait(left)
 
     # Readers: learners that draw from several pools, over the network
@@ -456,8 +458,8 @@ class EpisodePool:
     ) -> NDArray[np.void]:
         """What a reader may draw: one row of `wire.CLIENT_SUMS` for all episodes; none while there is nothing to draw.
 
-        Nothing is kept for anybody, since entries can be drawn any number of times; learners that part the clients
-        among them (`part`) all draw from the whole memory.
+        Nothing is kept for anybody, since entries can be drawn any number of times, or `max_times_sampled` by whoever
+        comes first. Learners that part the clients among them (`part`) all draw from the whole memory.
         """
         with self._filled:
             memory, owner = self._memory, self._owner
@@ -469,6 +471,8 @@ class EpisodePool:
             row["client"], row["sequence"] = np.frombuffer(owner, "<u8"), sequence
             row["total_weight"], row["positives"], row["minimum"] = total, positives, minimum
             row["reserved"], row["flags"] = min(positives, (1 << 32) - 1), ANY_NUMBER
+            if memory.parameters.max_times_sampled:
+                row["reserved"], row["flags"] = min(memory.draws_left, (1 << 32) - 1), 0
         return rows
 
     def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
@@ -493,12 +497,12 @@ class EpisodePool:
             raise ProtocolError(
                 "too_large", f"{wanted} samples at once; {MOST_DRAWN} are allowed. Draw smaller batches"
             )
-        if not wanted:
-            return None
-        try:
+        with memory.held():
+            if memory.parameters.max_times_sampled:
+                wanted = min(wanted, memory.draws_left)
+            if not (wanted and memory.num_positive):
+                return None
             payload = cache.build_drawn(memory, owner, wanted, now=now)
-        except EmptyMemory:
-            return None
         with self._filled:
             self._drawn += wanted
         return payload
@@ -511,3 +515,10 @@ def _has(memory: Memory, number: int) -> bool:
     except StaleEntry:
         return False
     return True
+
+
+def _missing(error: EmptyMemory, episodes: int, clients: int) -> str:
+    """Why a draw has to wait, in words."""
+    if isinstance(error, UsedUp):
+        return f"entries are drawn {error.times} times at most (max_times_sampled), and {error.left} times yet in all"
+    return f"of {error.entries} entries in {episodes} episodes of {clients} clients none can be drawn"

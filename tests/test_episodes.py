@@ -447,7 +447,7 @@ def test_arrays_of_the_caller_are_filled() -> None:
 
 def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     made, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
-    with pytest.raises(NotEnoughSamples):
+    with pytest.raises(NotEnoughSamples, match="of 0 entries in 0 episodes of 0 clients none can be drawn"):
         made.get(4)
     with pytest.raises(NotEnoughSamples, match=r"after waiting 0\.0 s"):
         made.get(4, timeout=0.01)
@@ -519,6 +519,26 @@ def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
     counts["count"] = pool.MOST_DRAWN
     with pytest.raises(ProtocolError, match="samples at once"):
         made.draw_counts(b"r" * 16, counts)
+
+
+def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
+    made, _ = filled(Parameters(max_times_sampled=2, priority_exponent=0.0), capacity=300)
+    allowed = 2 * made.memory.num_positive
+    seen = made.get(20).gathered.ids["number"].tolist()
+    (row,) = made.reserve(b"r" * 16, 10)
+    assert (int(row["reserved"]), int(row["flags"])) == (allowed - 20, 0)
+    planned = pool.plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
+    assert planned is not None
+    counts = planned.counts[0].copy()
+    layout = cache.layout_of(SCHEMA, made.parameters, cache.Kind.DRAWN)
+    while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
+        seen += np.frombuffer(cache.check(payload, layout).part(cache.Part.NUMBER), "<i8").tolist()
+        with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
+            made.get(allowed)
+        counts["count"] = 17
+    assert len(seen) == allowed
+    assert np.unique(seen, return_counts=True)[1].max() == 2
+    assert len(made.reserve(b"r" * 16, 10)) == 0
 
 
 def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
