@@ -392,7 +392,7 @@ class Desk:
                 since = self._meet(header.client, body, table)
                 is_saved = self._is_saved(self.runs.current, header.client)
             elif body.role == "reader":
-                self.learners.met(header.client, body, self._clock())
+                self.learners.met(header.client, body, self._clock(), table.name)
             codecs = [codec for codec in body.codecs if codec in cache.codecs()]
             welcome = wire.Welcome(
                 schema=table.schema.to_json(),

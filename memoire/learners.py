@@ -21,6 +21,8 @@ class LearnerStats:
 
     learner: str
     """Its id in hex."""
+    table: str
+    """Name of the table that it draws from."""
     host: str
     pid: int
     software: str
@@ -38,8 +40,8 @@ class Learners:
     def __init__(self) -> None:
         self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # who was heard last is last
 
-    def met(self, learner: bytes, said: Hello, now: float) -> None:
-        """A reader said HELLO.
+    def met(self, learner: bytes, said: Hello, now: float, table: str = "") -> None:
+        """A reader of this table said HELLO.
 
         Raises:
             ProtocolError: a figure is not finite.
@@ -50,6 +52,7 @@ class Learners:
         known = self._learners.pop(learner, None)
         self._learners[learner] = LearnerStats(
             learner=learner.hex(),
+            table=table,
             host=said.host,
             pid=said.pid,
             software=said.software,

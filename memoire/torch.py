@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from .batch import Batch
 from .errors import ParameterError
+from .mixed import MixedBatch
 
 
 class Source(Protocol):
     """Whatever draws batches until a run is over: a `Server`, a `Reader`, a client."""
 
-    def batches(self, batch_size: int, timeout: float = ..., /) -> Iterator[Batch]:
+    def batches(self, batch_size: Any, timeout: float = ..., /) -> Iterator[Any]:
         """One batch after the other."""
         ...
 
@@ -127,13 +128,18 @@ def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
 
 
 def batches(
-    source: Source, batch_size: int, timeout: float = 30.0, *, device: torch.device | str | None = None, ahead: int = 1
+    source: Source,
+    batch_size: int | Mapping[str, int],
+    timeout: float = 30.0,
+    *,
+    device: torch.device | str | None = None,
+    ahead: int = 1,
 ) -> Iterator[TorchBatch]:
     """Batches of a server, reader or client as tensors, until the run is over.
 
     Args:
         source: Who draws.
-        batch_size, timeout: As its `batches` takes them.
+        batch_size, timeout: As its `batches` takes them; of a batch mixed of several tables the joined rows come.
         device: Where to; None is the CPU, without a copy.
         ahead: Batches that are on their way to the device while the learner works on one. At least 0. Their
             priorities are those of the moment of the draw.
@@ -144,7 +150,7 @@ def batches(
     if type(ahead) is not int or ahead < 0:
         raise ParameterError("ahead", ahead, "a whole number of at least 0")
     place = torch.device("cpu" if device is None else device)
-    drawn = source.batches(batch_size, timeout)
+    drawn = (batch.joined if isinstance(batch, MixedBatch) else batch for batch in source.batches(batch_size, timeout))
     if place.type != "cuda":
         return (TorchBatch(batch, place) for batch in drawn)
     return _prefetched(drawn, place, ahead)

@@ -171,7 +171,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
     return {
         "hello": (wire.Hello(label=0xC0FFEE, software="memoire 0.1.0", host="actor-0", pid=12, codecs=["zlib", "lz4"]), b""),
         "hello_reader": (
-            wire.Hello(role="reader", software="memoire 0.1.0", scalars={"loss": 0.25}, figures={"batches": 3.0}), b"",
+            wire.Hello(role="reader", table="demo", software="memoire 0.1.0", scalars={"loss": 0.25}, figures={"batches": 3.0}), b"",
         ),
         "welcome": (
             wire.Welcome(
@@ -180,7 +180,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
                 servers=["server-0", "server-1"],
                 endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
                 credit=1 << 26, models={"policy": 9}, codecs=["zlib"], limits={"message_bytes": 1 << 28},
-                since=4, durable=True, leaving=["server-1"],
+                since=4, durable=True, leaving=["server-1"], table=wire.table_number("demo"), table_name="demo",
             ),
             b"",
         ),

@@ -21,6 +21,7 @@ from netkit import QUICK, SCHEMA, Cluster, entry, record, until
 from test_desk import Asker
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
+REUSED = Parameters(cache_size=64, reuse_cache=True)
 WITH_VALUE = Schema({**{name: SCHEMA[name] for name in SCHEMA}, "value": np.float32})
 
 
@@ -159,6 +160,75 @@ def test_parameters_are_each_tables_own(cluster):
     with pytest.raises(ParameterError):
         server.table("demo").configure(prev=("action",))  # no column of that table
     assert server.table("demo").parameters.prev is None
+
+
+def test_both_storages_live_in_one_server_and_one_batch(cluster):
+    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=1000)}
+    server = with_tables(cluster, tables, limits=QUICK)
+    online, demo = (cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo"))
+    fill(online, value=3)
+    length = 30
+    columns = {name: np.full((length, *SCHEMA[name].shape), 7, SCHEMA[name].dtype) for name in SCHEMA}
+    demo.push_episode(columns, terminated=True, final_state=np.full(4, 7, np.float32))
+    for source in (server, cluster.reader([server])):
+        batch = next(source.batches({"online": 24, "demo": 8}, timeout=20.0))
+        assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
+        batch.update_priorities(np.full(32, 2.0))
+    owner = server._tables["demo"].pool.owner
+    assert {bytes(each) for each in batch["demo"].ids["client"].astype("<u8").view("V16").ravel()} == {owner}
+    until(lambda: server.stats().tables["demo"].applied == 16)  # in place
+    until(lambda: (online.update(10.0), online.stats().applied == 48)[1])  # at its actor
+
+
+def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster):
+    tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
+    servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]
+    proxy = cluster.proxy(servers, limits=QUICK)
+    until(lambda: len(proxy.servers) == 2)
+    clients = []
+    for name in tables:
+        homes = set()
+        while homes < {"a", "b"}:
+            clients.append(cluster.client(proxy, table=name, limits=QUICK))
+            homes.add(clients[-1].home)
+            fill(clients[-1], 1)
+            assert len(clients) < 60
+    reader = cluster.reader([proxy], limits=QUICK)
+    batches = reader.batches({"online": 32, "demo": 32}, timeout=30.0)
+    next(batches)
+    former = servers[1]
+    former.close(0.5)
+    same = {"push_endpoint": former.push_endpoint, "pub_endpoint": former.pub_endpoint}
+    for _ in range(5):
+        next(batches)
+    cluster.server(former.endpoint, None, tables=tables, name="b", limits=QUICK, **same)
+    for client in clients:
+        until(lambda client=client: client.push_cache(0.0))
+    both = {bytes.fromhex(client.client_id.hex()) for client in clients}
+
+    def owners():
+        batch = next(batches)
+        assert {name: len(part.ids) for name, part in batch.items()} == {"online": 32, "demo": 32}
+        return {each.tobytes() for part in batch.values() for each in part.ids["client"]}
+
+    until(lambda: owners() == both)
+
+
+def test_a_client_whose_home_comes_back_without_its_table_is_told(cluster):
+    server = with_tables(cluster, limits=QUICK)
+    client = cluster.client(server, table="demo", limits=QUICK)
+    client.update(10.0)
+    server.close(0.2)
+    same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
+    cluster.server(server.endpoint, None, tables={"online": Table(SCHEMA)}, limits=QUICK, **same)
+    with pytest.raises(Refused, match="no table 'demo', but 'online'"):
+        until(lambda: client.update(10.0))
+
+
+def test_a_learner_is_known_by_the_table_that_it_draws_from(cluster):
+    server = with_tables(cluster)
+    cluster.reader([server], table="demo")
+    assert [learner.table for learner in server.stats().learners] == ["demo"]
 
 
 def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(cluster):
