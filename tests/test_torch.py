@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memoire import Buffer, Prioritized, Schema, Server, connect
+from memoire import Buffer, MixedBatch, Prioritized, Schema, Server, connect
 from memoire.errors import ParameterError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'memoire-rl[torch]'")
@@ -88,6 +88,16 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
         assert sum(1 for _ in batches) == 0
     with pytest.raises(ParameterError, match="ahead"):
         memoire.torch.batches(server, 8, ahead=-1)
+
+
+def test_batches_mixed_of_several_tables_come_as_one():
+    class Source:
+        def batches(self, batch_size, timeout=30.0):
+            yield MixedBatch({name: filled().sample(size) for name, size in batch_size.items()})
+
+    batch = next(memoire.torch.batches(Source(), {"online": 24, "demo": 8}))
+    assert len(batch.ids) == len(batch.importance) == 32
+    assert batch.update_priorities(torch.ones(32)) == {"online": (24, 0), "demo": (8, 0)}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
