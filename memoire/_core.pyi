@@ -104,6 +104,7 @@ class EntryStore:
         born: NDArray[np.float64],
         drawn: NDArray[np.uint32] | None = None,
     ) -> int: ...
+    def _count_draws(self, numbers: NDArray[np.int64]) -> int: ...
     def _sequences(
         self,
         numbers: NDArray[np.int64],

@@ -2454,6 +2454,29 @@ cdef class EntryStore:
         finally:
             self._release()
 
+    def _count_draws(self, cnp.ndarray numbers):
+        """Count a draw of each of these entries, int64 [B], that was decided elsewhere. Position of the first that is not there, or -1."""
+        cdef int64_t i, bad, count = cnp.PyArray_SIZE(numbers)
+        cdef cnp.ndarray rows_ = np.empty(count, np.int64)
+        cdef int64_t* rows = <int64_t*>cnp.PyArray_DATA(rows_)
+        cdef Meta* meta
+        self._hold()
+        try:
+            with nogil:
+                bad = self._rows_of(<int64_t*>cnp.PyArray_DATA(numbers), count, rows)
+                for i in range(count if bad < 0 else 0):
+                    meta = &self.meta[rows[i]]
+                    if self.most_drawn == 0:
+                        meta.drawn += meta.drawn < MOST_COUNTED
+                        continue
+                    self._put(rows[i], 0.0)  # by what it may be drawn until now
+                    meta.drawn += 1
+                    self._put(rows[i], self._weight(rows[i]))
+                tree_settle(&self.tree)
+            return bad
+        finally:
+            self._release()
+
     # Windows and gathering
 
     cdef inline void _fill_back(self, int64_t row, int64_t position, int64_t* codes, int64_t count) noexcept nogil:

@@ -167,13 +167,13 @@ class Buffer:
                 1 / count of the total.
             group: A plain column that is the same in all entries of an episode: what has equal values belongs together.
             group_size: Episodes of each group: only groups that have as many are drawn, and of these the newest.
-                None draws every stored episode of a group.
+                None draws every episode of a group that can be drawn.
 
         Returns:
             EpisodeBatch: arrays [B, T, ...], `mask`, `steps`, `group`; importance is that of the episode or group.
 
         Raises:
-            EmptyMemory: no episode has ended, or no group is complete.
+            EmptyMemory: no episode has ended, no group is complete, or too few may be drawn yet (`max_times_sampled`).
             ParameterError: an argument is out of its range, or the group's column changes within an episode.
 
         Groups as in Shao et al., DeepSeekMath, 2024, section 4.1 (GRPO). Cost: one pass over all entries' weights.

@@ -1,7 +1,9 @@
 """Whole episodes as batches: each alone, or with all that were played from the same start, such as answers to a prompt.
 
 An episode weighs what its entries weigh on average, a group what its episodes do. Draws are systematic: episode e is in
-a batch of B on average B * P(e) times, P(e) = weight / total, and twice only where that is above 1.
+a batch of B on average B * P(e) times, P(e) = weight / total, and twice only where that is above 1. Where
+`max_times_sampled` limits draws it is there once at most: episodes leave the draw one after the other, and importance
+is that among those that were left.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from .batch import Batch, Gathered
 from .errors import EmptyMemory, ParameterError
 from .memory import Float64s, Int64s, Memory
+from .parameters import Parameters
 from .sampling import Annealing, importance
 from .schema import Schema
 
@@ -53,14 +56,14 @@ class EpisodeBatch(Batch):
 
 
 class _Stored(NamedTuple):
-    """The closed episodes of a memory, oldest first."""
+    """The closed episodes of a memory that can be drawn, oldest first."""
 
     rows: Int64s
     """[E] where each begins."""
     lengths: Int64s
     """[E] entries."""
     weights: Float64s
-    """[E] mean weight of those entries that can be drawn; 0 where there are none."""
+    """[E] mean weight of those entries that can be drawn."""
 
 
 def sample(
@@ -84,20 +87,21 @@ def sample(
         labels = np.arange(len(stored.rows)) if group is None else _labels(memory, stored.rows, group)
         members = _Members(labels, group_size)
         weights = members.weights(stored.weights)
-        parameters = memory.parameters
         if not weights.any():
-            raise EmptyMemory(memory.num_entries, _reason(stored, group, members))
-        drawn = _draw(memory.generator, weights, count, parameters.prioritization == "greedy")
+            raise EmptyMemory(memory.num_entries, _reason(memory, group, members))
+        parameters = memory.parameters
+        drawn, shares = _draw(memory.generator, weights, count, parameters)
         parts = [members.of(label) for label in drawn]
         chosen = np.concatenate(parts)
         gathered, rows = memory.gather_episodes(stored.rows[chosen], int(stored.lengths[chosen].max()))
         if group is not None:
             _check_constant(memory, group, rows)
         gathered.weight[:] = stored.weights[chosen]
+        memory._count_draws(gathered.ids[rows >= 0])
         beta = annealing.next(parameters)
     total, positive = weights.sum(), weights[weights > 0.0]
     corrections, divisor = importance(
-        weights[drawn] / total, len(positive), beta, parameters.normalize, float(positive.min() / total)
+        shares / total, len(positive), beta, parameters.normalize, float(positive.min() / total)
     )
     turn = np.repeat(np.arange(len(drawn)), [len(part) for part in parts])
     return EpisodeBatch(memory.schema, gathered, corrections[turn], turn, update, divisor)
@@ -124,7 +128,8 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _stored(memory: Memory) -> _Stored:
-    """What is closed, of a memory that is held."""
+    """What can be drawn of a memory that is held."""
+    memory.sums()  # what has become too old weighs nothing from now on
     inside = memory._inside()
     episodes, meta = inside["episodes"], inside["meta"]
     slots = np.flatnonzero(episodes["state"] == 2)
@@ -137,6 +142,7 @@ def _stored(memory: Memory) -> _Stored:
     owners = meta["episode"][weighed]
     sums = np.bincount(owners, masses, len(episodes))
     means = sums / np.maximum(np.bincount(owners, minlength=len(episodes)), 1)
+    slots = slots[means[slots] > 0.0]
     return _Stored(episodes["first_row"][slots], episodes["length"][slots], means[slots])
 
 
@@ -176,24 +182,41 @@ class _Members:
         return np.where(counts >= self.size, sums / np.maximum(counts, 1), 0.0)
 
 
-def _draw(random: np.random.Generator, weights: Float64s, count: int, heaviest: bool) -> Int64s:
-    """Labels [count], by systematic sampling in a random order; or the heaviest, again from the top if need be."""
-    if heaviest:
-        return np.resize(np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)], count)
-    order = random.permutation(np.flatnonzero(weights))
-    edges = np.cumsum(weights[order])
-    points = (np.arange(count) + random.random()) * (edges[-1] / count)
-    # The last point may round up to the total.
-    chosen: Int64s = order[np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)]
-    return chosen
+def _draw(
+    random: np.random.Generator, weights: Float64s, count: int, parameters: Parameters
+) -> tuple[Int64s, Float64s]:
+    """Labels [count], and what their chances were proportional to: by systematic sampling in a random order; the
+    heaviest, again from the top if need be; or each once, one after the other by the weights that are left.
+
+    Raises:
+        EmptyMemory: each may be there once, and there are fewer.
+    """
+    able = np.flatnonzero(weights)
+    if parameters.max_times_sampled:
+        if count > len(able):
+            reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled). Draw fewer"
+            raise EmptyMemory(0, reason)
+        chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
+        left = weights.sum() - np.cumsum(weights[chosen]) + weights[chosen]
+        there = len(able) - np.arange(count)
+        return chosen, weights[chosen] * (weights.sum() / left) * (there / len(able))
+    if parameters.prioritization == "greedy":
+        chosen = np.resize(able[np.argsort(-weights[able], kind="stable")], count)
+    else:
+        order = random.permutation(able)
+        edges = np.cumsum(weights[order])
+        points = (np.arange(count) + random.random()) * (edges[-1] / count)
+        # The last point may round up to the total.
+        chosen = order[np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)]
+    return chosen, weights[chosen]
 
 
-def _reason(stored: _Stored, group: str | None, members: _Members) -> str:
-    if not len(stored.rows):
+def _reason(memory: Memory, group: str | None, members: _Members) -> str:
+    if not memory.num_episodes:
         return "no episode has ended, and whole ones are drawn. Close some"
-    if members.most < members.size:
+    if 0 < members.most < members.size:
         return f"no group by {group!r} has {members.size} episodes, the largest has {members.most}. Wait for more"
-    return f"none of {len(stored.rows)} episodes that have ended has an entry of positive weight"
+    return f"none of {memory.num_episodes} episodes that have ended has an entry of positive weight"
 
 
 def _check_constant(memory: Memory, group: str, rows: Int64s) -> None:

@@ -246,3 +246,40 @@ def test_groups_agree_with_a_slow_model_while_episodes_come_and_go(data):
     firsts, lengths = batch.action[:, 0].reshape(count, size), batch.steps.reshape(count, size)
     for prompt, own, long in zip(batch.prompt[::size, 0, 0], firsts, lengths, strict=True):
         assert list(zip(own, long, strict=True)) == complete.pop(prompt)
+
+
+def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_episodes():
+    buffer = Buffer(SCHEMA, 2000, sampler=Prioritized(1.0, beta=0.5), seed=3, max_times_sampled=1)
+    for e, prompt in enumerate([1, 2, 1, 2, 3]):
+        record(buffer, 4, 100 * e, prompt)
+    with pytest.raises(EmptyMemory, match="6 were asked for, and 5 can be drawn, each once"):
+        buffer.sample_episodes(6)
+    batch = buffer.sample_episodes(2, group="prompt", group_size=2)
+    assert sorted(batch.action[:, 0]) == [0, 100, 200, 300]
+    assert buffer.memory.draws_left == buffer.memory.num_positive > 0
+    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 2 episodes, the largest has 1"):
+        buffer.sample_episodes(1, group="prompt", group_size=2)
+    record(buffer, 4, 500, 2)
+    with pytest.raises(EmptyMemory, match="no group by 'prompt' has 2 episodes"):
+        buffer.sample_episodes(1, group="prompt", group_size=2)
+    record(buffer, 4, 600, 2)
+    assert list(buffer.sample_episodes(1, group="prompt", group_size=2).action[:, 0]) == [500, 600]
+    assert list(buffer.sample_episodes(1).action[:, 0]) == [400]
+    buffer.memory.check_invariants()
+    with pytest.raises(EmptyMemory, match="none of 7 episodes"):
+        buffer.sample_episodes(1)
+
+
+def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
+    errors = []
+    for seed in range(400):
+        buffer = filled([2] * 12, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2, seed=seed)
+        numbers = np.arange(24)
+        buffer.update_priorities(numbers, np.repeat(np.linspace(1.0, 4.0, 12), 2))
+        batch = buffer.sample_episodes(4)
+        drawn = batch.action[:, 0] // 100
+        assert len(set(drawn)) == 4
+        left = [np.setdiff1d(np.arange(12), drawn[:i]).mean() for i in range(4)]
+        errors.append(batch.importance.astype(float) * batch.divisor * drawn - left)
+        assert buffer.memory.draws_left == 2 * 24 - 8
+    assert (np.abs(np.mean(errors, axis=0)) < 4 * np.std(errors, axis=0) / np.sqrt(len(errors))).all()
