@@ -179,7 +179,7 @@ class Buffer:
         Groups as in Shao et al., DeepSeekMath, 2024, section 4.1 (GRPO). Cost: one pass over all entries' weights.
         """
         return groups.sample(
-            self._memory, count, self._annealing, self.update_priorities, group=group, group_size=group_size
+            self._memory, count, self._annealing.next, self.update_priorities, group=group, group_size=group_size
         )
 
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:

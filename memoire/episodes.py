@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core, cache, dataset, wire
+from . import _core, cache, dataset, groups, wire
 from .batch import ID, Gathered
 from .checks import whole
 from .dataset import KeptEpisode
@@ -439,6 +439,44 @@ class EpisodePool:
         gathered.ids = ids
         return Pooled(gathered, importance, divisor, 0.0)
 
+    def sample_episodes(
+        self,
+        count: int,
+        update: Callable[[NDArray[Any], Any], Any],
+        *,
+        group: str | None = None,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> groups.EpisodeBatch:
+        """Draw whole episodes, or groups of them, as `Buffer.sample_episodes` does.
+
+        Args:
+            update: What the batch's `update_priorities` calls with ids and errors of entries.
+            timeout: Seconds to wait until there are any; None does not wait.
+
+        Raises: as `get`, and ParameterError as `Buffer.sample_episodes`.
+        """
+        began = time.monotonic()
+        while True:
+            with self._filled:
+                if self._closed:
+                    raise Closed("the pool")
+                memory, owner, changes = self._memory, self._owner, self._changes
+            try:
+                batch = groups.sample(
+                    memory, count, self._beta, update, group=group, group_size=group_size, owner=owner
+                )
+            except EmptyMemory as empty:
+                self._wait(count, changes, began, timeout or 0.0, empty)
+                continue
+            with self._filled:
+                self._drawn += int(batch["mask"].sum())
+            return batch
+
+    def _beta(self, parameters: Parameters) -> float:
+        with self._filled:
+            return self._annealing.next(parameters)
+
     def _wait(self, samples: int, changes: int, began: float, timeout: float, error: EmptyMemory) -> None:
         """Wait until something has changed since `changes`, or say what is missing."""
         with self._filled:
@@ -521,4 +559,6 @@ def _missing(error: EmptyMemory, episodes: int, clients: int) -> str:
     """Why a draw has to wait, in words."""
     if isinstance(error, UsedUp):
         return f"entries are drawn {error.times} times at most (max_times_sampled), and {error.left} times yet in all"
+    if error.reason:
+        return f"{error.reason}. Wait for actors to ship more"
     return f"of {error.entries} entries in {episodes} episodes of {clients} clients none can be drawn"

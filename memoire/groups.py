@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, Gathered
+from .batch import ID, Batch, Gathered
 from .errors import EmptyMemory, ParameterError
 from .memory import Float64s, Int64s, Memory
 from .parameters import Parameters
-from .sampling import Annealing, importance
+from .sampling import importance
 from .schema import Schema
 
 
@@ -69,17 +69,19 @@ class _Stored(NamedTuple):
 def sample(
     memory: Memory,
     count: int,
-    annealing: Annealing,
+    beta: Callable[[Parameters], float],
     update: Callable[[NDArray[Any], Any], Any],
     *,
     group: str | None = None,
     group_size: int | None = None,
+    owner: bytes = b"",
 ) -> EpisodeBatch:
     """Draw whole closed episodes, or whole groups of them; see `Buffer.sample_episodes`.
 
     Args:
-        annealing: Of whoever draws, for beta.
+        beta: Says the importance exponent of whoever draws, while the memory is held.
         update: What the batch's `update_priorities` calls with ids and errors of entries.
+        owner: Makes ids of dtype `batch.ID` with it, 16 bytes; else they are numbers.
     """
     group_size = _check(memory.schema, count, group, group_size)
     with memory.held():
@@ -98,11 +100,15 @@ def sample(
             _check_constant(memory, group, rows)
         gathered.weight[:] = stored.weights[chosen]
         memory._count_draws(gathered.ids[rows >= 0])
-        beta = annealing.next(parameters)
+        exponent = beta(parameters)
     total, positive = weights.sum(), weights[weights > 0.0]
     corrections, divisor = importance(
-        shares / total, len(positive), beta, parameters.normalize, float(positive.min() / total)
+        shares / total, len(positive), exponent, parameters.normalize, float(positive.min() / total)
     )
+    if owner:
+        ids = np.empty(gathered.ids.shape, ID)
+        ids["client"], ids["number"] = np.frombuffer(owner, "<u8"), gathered.ids
+        gathered.ids = ids
     turn = np.repeat(np.arange(len(drawn)), [len(part) for part in parts])
     return EpisodeBatch(memory.schema, gathered, corrections[turn], turn, update, divisor)
 
@@ -194,7 +200,7 @@ def _draw(
     able = np.flatnonzero(weights)
     if parameters.max_times_sampled:
         if count > len(able):
-            reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled). Draw fewer"
+            reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled)"
             raise EmptyMemory(0, reason)
         chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
         left = weights.sum() - np.cumsum(weights[chosen]) + weights[chosen]
@@ -213,9 +219,9 @@ def _draw(
 
 def _reason(memory: Memory, group: str | None, members: _Members) -> str:
     if not memory.num_episodes:
-        return "no episode has ended, and whole ones are drawn. Close some"
+        return "no episode has ended, and whole ones are drawn"
     if 0 < members.most < members.size:
-        return f"no group by {group!r} has {members.size} episodes, the largest has {members.most}. Wait for more"
+        return f"no group by {group!r} has {members.size} episodes, the largest has {members.most}"
     return f"none of {memory.num_episodes} episodes that have ended has an entry of positive weight"
 
 

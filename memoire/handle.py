@@ -12,8 +12,10 @@ from typing import Any
 from .batch import Batch
 from .checks import seconds, whole
 from .desk import Desk
-from .errors import Closed
+from .episodes import EpisodePool
+from .errors import Closed, ParameterError
 from .figures import Freshness, Looks
+from .groups import EpisodeBatch
 from .parameters import Parameters
 from .pool import MOST_BATCH
 from .schema import Schema
@@ -130,6 +132,34 @@ class TableHandle:
             left_out=drawn.left_out,
         )
         return batch if out is None else batch.copy_into(out)
+
+    def sample_episodes(
+        self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
+    ) -> EpisodeBatch:
+        """Draw whole episodes of a table that stores them, or groups of them: see `Buffer.sample_episodes`.
+
+        Args:
+            timeout: Seconds to wait until there are any; None does not wait.
+
+        Raises:
+            ParameterError: an argument is out of its range, or this table holds caches.
+            NotEnoughSamples: no episode, or no complete group, came in that time.
+        """
+        self._check_open()
+        pool = self._table.pool
+        if not isinstance(pool, EpisodePool):
+            raise ParameterError("storage", self._table.storage, "'episodes' where whole ones are to be drawn")
+        wait = seconds(timeout, 0.0)
+        try:
+            batch = pool.sample_episodes(
+                count, self.update_priorities, group=group, group_size=group_size, timeout=wait
+            )
+        except Closed:
+            self._check_open()
+            raise Closed("this server") from None
+        with self._counting:
+            self._batches += 1
+        return batch
 
     def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
         """Batches of this table until the run is over: see `Server.batches`."""

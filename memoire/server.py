@@ -38,6 +38,7 @@ from .episodes import EpisodePool
 from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
 from .figures import NEWEST, Recent, Spread, Timing, Timings, recent, spread
 from .forwarding import forward
+from .groups import EpisodeBatch
 from .handle import ADVICE, TableHandle, TableStats
 from .journal import Group, RunFacts, Ticket
 from .learners import LearnerStats, merged
@@ -695,6 +696,12 @@ class Server(Node):
         mixer = Mixer(sizes, {name: self.table(name).get_batch for name in sizes})
         where, advice = self.endpoint or self.name, lambda: f"Table {mixer.lacking!r} has too few. {ADVICE}"
         return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, advice)
+
+    def sample_episodes(
+        self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
+    ) -> EpisodeBatch:
+        """Draw whole episodes of the first table, which stores them: see `TableHandle.sample_episodes`."""
+        return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
 
     def _is_over(self) -> bool:
         return self._closing.is_set() or self.finished

@@ -138,6 +138,12 @@ WAITS = {
     (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=None, ended=None),
     (Server, "get_batch"): Waits(lambda at, t: at.server.get_batch(8, t), gives=NotEnoughSamples),
     (Server, "batches"): Waits(lambda at, t: first(at.server.batches(8, t)), ended="no batch"),
+    (Server, "sample_episodes"): Waits(
+        lambda at, t: at.episodes.sample_episodes(8, t), gives=NotEnoughSamples, owner="episodes"
+    ),
+    (TableHandle, "sample_episodes"): Waits(
+        lambda at, t: at.episodes.table("default").sample_episodes(8, t), gives=NotEnoughSamples, owner="episodes"
+    ),
     (TableHandle, "get_batch"): Waits(lambda at, t: at.server.table("default").get_batch(8, t), gives=NotEnoughSamples),
     (TableHandle, "batches"): Waits(lambda at, t: first(at.server.table("default").batches(8, t)), ended="no batch"),
     (Server, "wait_closed"): Waits(lambda at, t: at.server.wait_closed(t), gives=False, ended=True),

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import Buffer, Greedy, Prioritized, RankBased, Schema, Uniform
-from memoire.errors import EmptyMemory, ParameterError
+from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.schema import Column
+from netkit import Cluster, in_thread, until
 
 SCHEMA = Schema(
     {
@@ -283,3 +284,51 @@ def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
         errors.append(batch.importance.astype(float) * batch.divisor * drawn - left)
         assert buffer.memory.draws_left == 2 * 24 - 8
     assert (np.abs(np.mean(errors, axis=0)) < 4 * np.std(errors, axis=0) / np.sqrt(len(errors))).all()
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def ship(client, length, begin, prompt):
+    """`record`, over the network."""
+    t = np.arange(begin, begin + length)
+    prompts = np.full((length, 2), prompt, np.int32)
+    columns = {"obs": np.stack([t, t], 1).astype(np.float32), "action": t, "prompt": prompts}
+    columns |= {"reward": np.where(t == t[-1], prompt, 0).astype(np.float32), "value": (t % 5).astype(np.float32)}
+    final = {"obs": np.full(2, begin + length, np.float32)}
+    assert client.push_episode(columns, final_state=final, terminated=True, timeout=10.0)
+
+
+def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors_by_entry(cluster):
+    server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, sampler=Prioritized(1.0))
+    clients = [cluster.client(server, capacity=None) for _ in range(2)]
+    with pytest.raises(NotEnoughSamples, match=r"a batch of 2 has to wait: no episode has ended.*Wait for actors"):
+        server.sample_episodes(2)
+    _, drawn = in_thread(lambda: server.sample_episodes(1, 20.0, group="prompt", group_size=2))
+    for number, prompt in enumerate([4, 6, 6, 4]):
+        ship(clients[number % 2], 3 + number, 100 * number, prompt)
+    assert list(until(lambda: drawn.get("value")).prompt[:, 0, 0]) in ([4, 4], [6, 6])
+    until(lambda: server.stats().tables["default"].held_caches == 4)
+    server.configure(priority_exponent=0.0)  # from here on both groups weigh the same, and each is there once
+    batch = server.sample_episodes(2, group="prompt", group_size=2)
+    assert sorted(batch.action[:, 0]) == [0, 100, 200, 300] and list(batch.group) == [0, 0, 1, 1]
+    np.testing.assert_array_equal((batch.reward * batch.mask).sum(axis=1), batch.prompt[:, 0, 0])
+    assert batch.update_priorities(np.where(batch.mask, batch.action + 1.0, np.nan)) == 0  # lost
+    pool = server._tables.first.pool
+    own = batch.ids[batch.mask]
+    server.configure(priority_exponent=1.0)
+    np.testing.assert_allclose(pool.memory.weights(own["number"]), batch.action[batch.mask] + 1.0, rtol=1e-5)
+    assert server.stats().tables["default"].samples > batch.mask.sum()
+    caches = cluster.server(schema=SCHEMA)
+    with pytest.raises(
+        ParameterError, match="storage must be 'episodes' where whole ones are to be drawn, got 'caches'"
+    ):
+        caches.sample_episodes(1)
+    _, waiting = in_thread(server.sample_episodes, 1, 20.0)
+    server.close(0.2)
+    with pytest.raises(Closed):
+        server.sample_episodes(1)
