@@ -84,6 +84,7 @@ bench: setup-dev
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
+	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 
 # cpprb and TorchRL, and so torch, are installed into build/peers: gigabytes.
 bench-peers: setup-dev
