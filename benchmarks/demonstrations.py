@@ -3,7 +3,7 @@
 MountainCar-v0: each step costs 1 until the car is on the hill, after 200 steps the episode is cut off, and who acts by
 chance never gets there. A controller that pushes to where the car rolls drives up; its episodes, recorded as a Minari
 data set, go into the table "demo" of a server, and are mixed into every batch of a learner: 64 of 256 samples. Another
-learner gets 256 samples of what its actor did. Q-learning in NumPy with the settings of `memoire demo`, n-step 5.
+learner gets 256 samples of what its actor did. Q-learning in NumPy as in `memoire demo`, layers of 64, n-step 5.
 """
 
 import argparse

@@ -72,7 +72,9 @@ class ReplayBuffer(BaseBuffer):
         """The newest batch: with its importance, and `update_priorities`."""
         self.memory: Buffer | None = None
         """The buffer, unless a cluster is used."""
-        self._writer, self._source = writer, source
+        self._writer = writer
+        self.source = source
+        """Who draws, where a cluster is used: a `Server` or `Reader`."""
         if writer is None:
             _refuse_sequences(parameters.get("sequence_length", 0))
             spaces = SimpleNamespace(observation_space=observation_space, action_space=action_space)
@@ -101,7 +103,7 @@ class ReplayBuffer(BaseBuffer):
         if self.memory is not None:
             self.batch = self.memory.sample(batch_size)
         else:
-            self.batch = self._source.get_batch(batch_size, self._timeout)
+            self.batch = self.source.get_batch(batch_size, self._timeout)
         return self._samples(self.batch, env)
 
     def _samples(self, batch: Batch, env: Any) -> ReplayBufferSamples:

@@ -23,6 +23,7 @@ PROMISES = {
     "logs.py": "6 lines",
     "durable.py": "after: 10 episodes, 100 steps, 1 lines",
     "sb3_dqn.py": "mean return of the last 10 episodes",
+    "sb3_cluster.py": "800 steps of DQN and ",
     "recurrent_torch.py": ", the way is remembered",
     "demonstrations.py": "steps to the reward; 145 steps were shown",
     "multi_agent.py": "100% of the numbers are understood",
@@ -31,6 +32,7 @@ PROMISES = {
 # Those that need what is not installed for every test, and the reason that is said when it is not there.
 NEEDS = {
     "sb3_dqn.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"),
+    "sb3_cluster.py": ("stable_baselines3", "stable-baselines3 is not installed: pip install 'memoire-rl[sb3]'"),
     "recurrent_torch.py": ("torch", "torch is not installed: pip install 'memoire-rl[torch]'"),
 }
 # Those that take an address of their own: how many ports in a row, of which the first is their argument.
