@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 Command = Callable[[argparse.Namespace], int]
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
-EXTRAS = {"gymnasium": "demo", "rich": "demo", "lz4": "lz4"}
+EXTRAS = {
+    "gymnasium": "demo",
+    "rich": "demo",
+    "lz4": "lz4",
+    "fastapi": "dashboard",
+    "uvicorn": "dashboard",
+    "prometheus_client": "server",
+}
 """What installs a module that may be missing."""
 
 
@@ -53,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_run(commands)
+    _add_dashboard(commands)
     _add_doctor(commands)
     _add_totals(commands)
     _add_drain(commands)
@@ -172,6 +180,65 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     run.add_argument("--finish", action="store_true", help="declare this run over, too: actors end by themselves")
     run.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for servers (default: %(default)s)")
     run.set_defaults(command=_run)
+
+
+def _add_dashboard(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    board = commands.add_parser(
+        "dashboard",
+        help="the whole cluster in a browser",
+        description="Ask all nodes how they stand, once a second, and show it: totals, rates, actors, curves, log "
+        "lines. It only reads, and never has to run: a cluster works the same without it.",
+    )
+    board.add_argument(
+        "nodes",
+        nargs="+",
+        metavar="NODE",
+        help="where a node's pages are (its --http), such as http://server-0:8080; dns:NAME:PORT is every address of a "
+        "name, such as a headless service",
+    )
+    board.add_argument(
+        "--listen", default="127.0.0.1:8265", metavar="HOST:PORT", help="where to show it (default: %(default)s)"
+    )
+    board.add_argument("--history", metavar="FILE", help="keep the curves in this file (default: in memory)")
+    board.add_argument("--token-file", metavar="FILE", help="a file with the token that people have to know")
+    board.add_argument("--node-token-file", metavar="FILE", help="a file with the token that the nodes ask for")
+    board.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name for it; may be repeated",
+    )
+    board.add_argument("--insecure", action="store_true", help="serve other machines without a token")
+    board.add_argument("--root-path", default="", metavar="PATH", help="path under which a reverse proxy shows it")
+    board.add_argument(
+        "--expected-actors", type=int, default=0, metavar="N", help="how many there should be (default: nobody knows)"
+    )
+    board.add_argument("--goal-steps", type=int, default=0, metavar="N", help="steps after which the run is done")
+    board.add_argument("--goal-episodes", type=int, default=0, metavar="N", help="episodes after which the run is done")
+    board.set_defaults(command=_dashboard)
+
+
+def _dashboard(given: argparse.Namespace) -> int:
+    from memoire.cluster.node import read_token
+    from memoire.dashboard.serve import serve
+    from memoire.dashboard.settings import Settings
+
+    return serve(
+        Settings(
+            nodes=tuple(given.nodes),
+            listen=given.listen,
+            history=given.history,
+            token=None if given.token_file is None else read_token(given.token_file),
+            node_token=None if given.node_token_file is None else read_token(given.node_token_file),
+            hosts=tuple(given.allow_host),
+            insecure=given.insecure,
+            root_path=given.root_path.rstrip("/"),
+            expected_actors=given.expected_actors,
+            goal_steps=given.goal_steps,
+            goal_episodes=given.goal_episodes,
+        )
+    )
 
 
 def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

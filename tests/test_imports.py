@@ -43,7 +43,8 @@ HEAVY = {"minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"}  # may n
 
 
 def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py")) + sorted(PACKAGE.rglob("*.pyx"))
+    linked = [path for link in PACKAGE.iterdir() if link.is_symlink() for path in link.rglob("*.py")]
+    return sorted({*PACKAGE.rglob("*.py"), *linked}) + sorted(PACKAGE.rglob("*.pyx"))
 
 
 def module_of(path: Path) -> str:

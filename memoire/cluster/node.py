@@ -87,7 +87,7 @@ class NodePages:
         self._connections: dict[_Connection, None] = {}  # the thread's, oldest first
         if address is None:
             return
-        self._listener = _listen(address)
+        self._listener = listen(address)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_local = host in LOOPBACK
@@ -310,7 +310,8 @@ def _has(headers: Mapping[str, str], token: str) -> bool:
     return hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode())
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """A socket that listens at "HOST:PORT". Raises EndpointError."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     example = "HOST:PORT, such as '127.0.0.1:8080' or '*:8080'"

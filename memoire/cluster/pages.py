@@ -226,6 +226,7 @@ def logs(node: Node | None, request: Request) -> Page:
         rows.append(
             {
                 "index": entry.index,
+                "received": entry.received,
                 "time": timestamp(entry.received),
                 "client": entry.client.hex(),
                 "label": f"{entry.line.label:08x}",

@@ -1,0 +1,282 @@
+"""What the API answers with: plain data, the same for JSON, its OpenAPI description and the stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from memoire.ledger import Totals
+
+from .verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over the newest ten seconds; samples_per_insert over the newest minute."""
+
+    episodes: float = 0.0
+    steps: float = 0.0
+    caches: float = 0.0
+    samples: float = 0.0
+    batches: float = 0.0
+    generated_bytes: float = 0.0
+    received_bytes: float = 0.0
+    log_lines: float = 0.0
+    refused: float = 0.0
+    skipped_share: float = 0.0
+    """Of the caches that clients drew, those that they could not push."""
+    waiting_share: float | None = None
+    """Of the time of the learner that waits most; None where nobody learns."""
+    samples_per_insert: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """How many there are, by state."""
+
+    active: int = 0
+    silent: int = 0
+    """Not heard for a while, and they did not say goodbye."""
+    gone: int = 0
+    """They said goodbye."""
+    expected: int = 0
+    """As the dashboard was told; 0: nobody knows."""
+    missing: int = 0
+    """Of those expected, those that are not active."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One table over all servers."""
+
+    name: str
+    storage: str
+    clients: int
+    held_caches: int
+    held_bytes: int
+    byte_limit: int
+    unused_samples: int
+    samples: int
+    batches: int
+    waited: float
+    overwritten_caches: int
+    samples_per_insert_target: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else its servers say, server by server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """Returns of the newest episodes of all servers, and figures by name."""
+
+    return_mean: float | None = None
+    return_min: float | None = None
+    return_max: float | None = None
+    length_mean: float | None = None
+    client_scalars: dict[str, float] = field(default_factory=dict)
+    """Mean over all active actors."""
+    learner_scalars: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """How fresh the samples of recent batches are: the oldest of what learners say."""
+
+    age_median: float | None = None
+    age_p90: float | None = None
+    age_max: float | None = None
+    lag_mean: float | None = None
+    lag_max: float | None = None
+    left_out: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds that servers took for requests, over the newest ten seconds."""
+
+    p50: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds until something happens if it goes on like this; None where it will not, or nobody knows."""
+
+    memory_full: float | None = None
+    """Until what is held reaches its limit; from then on the oldest is overwritten."""
+    disk_full: float | None = None
+    """Until the disk of a state folder is full; then nothing is acknowledged."""
+    goal: float | None = None
+    """Until the goal is reached (steps or episodes, as the dashboard was told)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node."""
+
+    name: str
+    url: str
+    role: str
+    state: str
+    """up, unready or down."""
+    since: float
+    """Seconds since 1970: when that began."""
+    reasons: list[str]
+    software: str
+    uptime: float | None
+    memory_bytes: int | None
+    descriptors: int | None
+    most_descriptors: int | None
+    faults: int
+    took: float
+    """Seconds of the newest answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRow:
+    """One learner: in a server's process, or far away."""
+
+    learner: str
+    """Its id in hex; of an embedded one "server:" and the server's name."""
+    where: str
+    """Its host, or its server."""
+    last_seen: float
+    batches: float
+    samples: float
+    waited: float
+    waiting_share: float | None
+    scalars: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The whole cluster at one moment."""
+
+    number: int
+    """Grows with each one."""
+    time: float
+    """Seconds since 1970."""
+    run: str
+    runs: list[str]
+    finished: bool
+    durable: bool
+    totals: Totals
+    missing: list[str]
+    """Nodes that do not answer: of servers among them, what was counted since is not in the totals yet."""
+    rates: Rates
+    actors: Actors
+    tables: list[TableRow]
+    learning: Learning
+    freshness: Fresh
+    latency: Latency
+    forecast: Forecast
+    verdicts: list[Verdict]
+    nodes: list[NodeRow]
+    learners: list[LearnerRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRow:
+    """One actor. Times are seconds since 1970."""
+
+    client: str
+    """Its id in hex."""
+    label: str
+    """Of its log lines."""
+    host: str
+    table: str
+    home: str
+    """Name of the server that counts it now."""
+    state: str
+    """active, silent or gone."""
+    first_seen: float
+    last_seen: float
+    episodes: int
+    steps: int
+    steps_per_second: float
+    return_mean: float | None
+    """Of all its episodes."""
+    generated_bytes: int
+    pushed_caches: int
+    accepted_caches: int
+    rejected_caches: int
+    lost_caches: int
+    skipped_caches: int
+    received_bytes: int
+    dropped_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPage:
+    """A page of actors."""
+
+    total: int
+    """All that there are."""
+    matching: int
+    """Those that the filters let through."""
+    rows: list[ActorRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorDetail:
+    """One actor with all that is known of it."""
+
+    actor: ActorRow
+    homes: list[dict[str, Any]]
+    """Its account at each server."""
+    facts: dict[str, Any]
+    """As its home says it: weights, models, scalars, refusals."""
+    episodes: list[EpisodeRow]
+    """The newest ones, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One closed episode."""
+
+    client: str
+    time: float
+    length: int
+    returned: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One log line."""
+
+    server: str
+    index: int
+    """At its server, growing."""
+    received: float
+    time: str
+    client: str
+    label: str
+    text: str
+    """As the actor sent it: never to be taken for markup."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Lines of all servers together, and how to go on."""
+
+    rows: list[LogRow]
+    older: str
+    """Give this as `cursor` with direction=older for the lines before these."""
+    newer: str
+    """Give this as `cursor` with direction=newer for the lines after these: later ones too, that are not there yet."""
+    more: bool
+    """Whether there are more in the direction that was asked for."""
+    missing: list[str]
+    """Servers that did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as it was seen last. Times are seconds since 1970."""
+
+    name: str
+    began: float
+    seen: float
+    is_current: bool
+    facts: dict[str, Any]
+    """totals, finished, return_mean: as they were then."""

@@ -1,0 +1,652 @@
+"""What there is in a cluster now, put together from what its nodes say. Pure: no clock, no network.
+
+Ledgers are merged (`ledgers.py`), counters of single nodes are added up over their restarts (`Sums`), and rates come of
+what was there ten seconds ago.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memoire import wire
+from memoire.figures import BOUNDS
+from memoire.ledger import Totals
+
+from .answers import (
+    ActorRow,
+    Actors,
+    EpisodeRow,
+    Forecast,
+    Fresh,
+    Latency,
+    LearnerRow,
+    Learning,
+    NodeRow,
+    Overview,
+    Rates,
+    TableRow,
+)
+from .history import Point
+from .ledgers import Kept
+from .settings import Settings
+from .verdict import Signs, verdicts
+
+WINDOW = 10.0
+"""Seconds over which rates are taken."""
+LONG_WINDOW = 60.0
+SLOW = 10.0
+"""Seconds between two looks at what forecasts are made of."""
+SLOW_WINDOW = 1_200.0
+MOST_RUNS = 8
+"""Runs whose ledgers are at hand; others are read from the history."""
+MOST_EPISODES = 20_000
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one node said when it was asked, decoded."""
+
+    url: str
+    time: float
+    """Seconds since 1970, here."""
+    took: float = 0.0
+    error: str = ""
+    """Why it did not answer; "" where it did."""
+    status: dict[str, Any] | None = None
+    accounts: list[dict[str, Any]] = field(default_factory=list)
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] | None = None
+    settings: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as it is known."""
+
+    url: str
+    since: float
+    """When its state began."""
+    state: str = "down"
+    error: str = ""
+    status: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    took: float = 0.0
+    name: str = ""
+    role: str = ""
+    runs: list[str] = field(default_factory=list)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered last time."""
+        return self.state != "down"
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Its figures, as it said them last."""
+        found: dict[str, Any] = self.status.get("stats") or {}
+        return found
+
+
+class Sums:
+    """Counters of many nodes as one: what each gained is added up, and what began anew counts from zero."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[object, float]] = {}
+        self.values: dict[str, float] = {}
+
+    def saw(self, who: str, life: object, name: str, value: float) -> None:
+        """`who`, in this life of it, says that it has counted so much. What it had when it was first seen is not
+        new.
+        """
+        known = self._last.get((who, name))
+        self._last[who, name] = life, value
+        if known is not None:
+            former = known[1] if known[0] == life and known[1] <= value else 0.0
+            self.values[name] = self.values.get(name, 0.0) + value - former
+
+
+class Ring:
+    """What was there at some times, for rates: the newest `seconds`, at most one entry in `every`."""
+
+    def __init__(self, seconds: float, every: float = 0.0) -> None:
+        self._seconds, self._every = seconds, every
+        self._entries: deque[tuple[float, dict[str, float]]] = deque()
+
+    def add(self, time: float, values: Mapping[str, float]) -> None:
+        """These are there now."""
+        if self._entries and time < self._entries[-1][0] + self._every:
+            return
+        self._entries.append((time, dict(values)))
+        while len(self._entries) > 2 and self._entries[1][0] <= time - self._seconds:
+            self._entries.popleft()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._entries.clear()
+
+    def gained(self, name: str, window: float) -> tuple[float, float]:
+        """How much more there is than `window` seconds ago, and over how many seconds that is; zeros at first."""
+        if len(self._entries) < 2:
+            return 0.0, 0.0
+        now, newest = self._entries[-1]
+        then, oldest = next((entry for entry in reversed(self._entries) if entry[0] <= now - window), self._entries[0])
+        if name not in newest or name not in oldest:
+            return 0.0, 0.0
+        return newest[name] - oldest[name], now - then
+
+    def rate(self, name: str, window: float = WINDOW) -> float:
+        """How much more there is each second."""
+        gained, seconds = self.gained(name, window)
+        return gained / seconds if seconds > 0.0 else 0.0
+
+
+class Cluster:
+    """All that the nodes of one cluster said, as one.
+
+    Args:
+        restore: The ledger of a run that was seen before: its rows, and what `Kept.restore` takes.
+    """
+
+    def __init__(
+        self, settings: Settings, restore: Callable[[str], tuple[bytes, bytes]] = lambda run: (b"", b"")
+    ) -> None:
+        self._settings, self._restore = settings, restore
+        self.nodes: dict[str, Node] = {}
+        self.run = ""
+        self.episodes: deque[EpisodeRow] = deque(maxlen=MOST_EPISODES)
+        """The newest ones of the run, the newest last."""
+        self.missed_episodes = 0
+        """Closed episodes that were forgotten by their server before they were asked for."""
+        self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # with their run
+        self._kept: dict[str, Kept] = {}
+        self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # node, client in hex -> as this home says it
+        self._homes: dict[int, str] = {}
+        self._sums = Sums()
+        self._ring, self._slow = Ring(LONG_WINDOW), Ring(SLOW_WINDOW, SLOW)
+        self._actor_ring: deque[tuple[float, dict[bytes, int]]] = deque()
+        self._actor_rows: tuple[tuple[int, int], list[ActorRow]] | None = None
+        self._number = 0
+        self._totals: tuple[str, int, Totals] = ("", -1, Totals())
+        self._time = 0.0
+
+    # ----------------------------------------------------------------------------------------------- what comes in
+
+    def listed(self, urls: Iterable[str], now: float) -> None:
+        """These are the nodes that there should be: others are forgotten."""
+        wanted = list(urls)
+        for url in [url for url in self.nodes if url not in wanted]:
+            del self.nodes[url]
+            self._facts.pop(url, None)
+        for url in wanted:
+            self.nodes.setdefault(url, Node(url, now, error="not asked yet"))
+
+    def apply(self, answer: Answer) -> None:
+        """Take what a node said."""
+        node = self.nodes.get(answer.url)
+        if node is None:
+            return
+        node.took = answer.took
+        if answer.status is not None:
+            node.status = answer.status
+            node.role = str(answer.status.get("role", ""))
+            node.name = str(node.stats.get("name") or node.stats.get("client") or node.stats.get("reader") or "")
+        state = "down" if answer.error else "up" if node.status.get("ready") else "unready"
+        if state != node.state:
+            node.state, node.since = state, answer.time
+        node.error = answer.error
+        if answer.settings is not None:
+            node.settings = answer.settings
+        if node.role == "server" and not answer.error:
+            self._homes[wire.name_hash(node.name)] = node.name
+            self._count(node)
+        for told in answer.accounts:
+            node.runs = [str(name) for name in told["runs"]]
+            self._take_accounts(told)
+        if answer.clients is not None:
+            self._facts[answer.url] = {row["client"]: row for row in answer.clients}
+        for page in answer.episodes:
+            self.missed_episodes += page["missed"]
+            rows = [EpisodeRow(row["client"], row["time"], row["length"], row["return"]) for row in page["rows"]]
+            self._fresh_episodes.append((page["run"], rows))
+
+    def _take_accounts(self, told: dict[str, Any]) -> None:
+        if told["row_bytes"] != wire.ACCOUNT.itemsize:
+            return  # of another version: shown by its software
+        rows = np.frombuffer(told["rows"], wire.ACCOUNT)
+        since = np.frombuffer(told["since"], np.int64) if told["since"] else np.zeros(len(rows), np.int64)
+        self.kept(told["run"]).take(rows, since)
+
+    def _count(self, node: Node) -> None:
+        stats = node.stats
+        life = stats.get("epoch")
+        tables = stats.get("tables") or {}
+        counted = {
+            "samples": sum(table["samples"] for table in tables.values()),
+            "batches": sum(table["batches"] for table in tables.values()),
+            "refused": sum((stats.get("refused") or {}).values()),
+            "overwritten": stats.get("overwritten_caches", 0),
+            "log_lines": stats.get("log_lines", 0),
+        }
+        for kind in (stats.get("requests") or {}).values():
+            for place, count in enumerate(kind["counts"]):
+                counted[f"request {place}"] = counted.get(f"request {place}", 0) + count
+        for name, value in counted.items():
+            self._sums.saw(node.url, life, name, value)
+
+    def kept(self, run: str) -> Kept:
+        """The ledger of a run."""
+        if run not in self._kept:
+            rows, since = self._restore(run)
+            self._kept[run] = Kept.restore(rows, since)
+            while len(self._kept) > MOST_RUNS:
+                del self._kept[next(name for name in self._kept if name not in (run, self.run))]
+        return self._kept[run]
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    @property
+    def servers(self) -> list[Node]:
+        """Those that answered at least once."""
+        return [node for node in self.nodes.values() if node.role == "server"]
+
+    def look(self, now: float) -> tuple[Overview, dict[str, Point]]:
+        """How everything stands now, and the figures for the history."""
+        self._time = now
+        self._choose_run()
+        up = [node for node in self.servers if node.is_up]
+        totals = self.totals()
+        learners = self._learners(now)
+        self._remember(now, totals, up, learners)
+        rates = self._rates(learners)
+        actors = self._actors(now)
+        fresh, latency, learning = self._freshness(up), self._latency(), self._learning(up)
+        overview = Overview(
+            number=self._number,
+            time=now,
+            run=self.run,
+            runs=list(dict.fromkeys(name for node in self.servers for name in node.runs)),
+            finished=bool(up) and all(node.stats.get("finished") for node in up),
+            durable=bool(up) and all(node.stats.get("durable") for node in up),
+            totals=totals,
+            missing=[node.name or node.url for node in self.nodes.values() if not node.is_up],
+            rates=rates,
+            actors=actors,
+            tables=self._tables(up),
+            learning=learning,
+            freshness=fresh,
+            latency=latency,
+            forecast=self._forecast(totals),
+            verdicts=[],
+            nodes=[_node_row(node) for node in self.nodes.values()],
+            learners=[row for row, _ in learners],
+        )
+        overview.verdicts.extend(verdicts(self._signs(overview, up)))
+        self._number += 1
+        return overview, self._figures(overview)
+
+    def totals(self) -> Totals:
+        """Of the run, each client once."""
+        kept = self.kept(self.run)
+        if self._totals[:2] != (self.run, kept.version):
+            self._totals = self.run, kept.version, kept.totals()
+        return self._totals[2]
+
+    def _choose_run(self) -> None:
+        """The one that most servers count; they hear of a new one after each other."""
+        runs = Counter(str(node.stats["run"]) for node in self.servers if node.is_up and "run" in node.stats)
+        chosen = max(runs, key=lambda name: (runs[name], name == self.run)) if runs else self.run
+        if chosen != self.run:
+            self.run = chosen
+            self._ring.clear()
+            self._slow.clear()
+            self._actor_ring.clear()
+            self.episodes.clear()
+
+    def _remember(self, now: float, totals: Totals, up: list[Node], learners: list[tuple[LearnerRow, float]]) -> None:
+        values = dict(self._sums.values)
+        values |= {
+            "steps": totals.steps,
+            "episodes": totals.episodes,
+            "caches": totals.accepted_caches,
+            "generated": totals.generated_bytes,
+            "received": totals.received_bytes,
+            "skipped": totals.skipped_caches,
+            "pushed": totals.pushed_caches,
+        }
+        values |= {f"waited {row.learner}": row.waited for row, _ in learners}
+        self._ring.add(now, values)
+        slow = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
+        slow["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
+        slow |= {
+            f"free {node.url}": float(node.stats["folder"]["free_bytes"]) for node in up if node.stats.get("folder")
+        }
+        self._slow.add(now, slow)
+
+    def _rates(self, learners: list[tuple[LearnerRow, float]]) -> Rates:
+        rate = self._ring.rate
+        skipped, pushed = self._ring.gained("skipped", WINDOW)[0], self._ring.gained("pushed", WINDOW)[0]
+        drawn, inserted = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("samples", "steps"))
+        shares = [row.waiting_share for row, _ in learners if row.waiting_share is not None]
+        return Rates(
+            episodes=rate("episodes"),
+            steps=rate("steps"),
+            caches=rate("caches"),
+            samples=rate("samples"),
+            batches=rate("batches"),
+            generated_bytes=rate("generated"),
+            received_bytes=rate("received"),
+            log_lines=rate("log_lines"),
+            refused=rate("refused"),
+            skipped_share=skipped / (skipped + pushed) if skipped > 0 else 0.0,
+            waiting_share=max(shares, default=None),
+            samples_per_insert=drawn / inserted if inserted > 0 else None,
+        )
+
+    def _learners(self, now: float) -> list[tuple[LearnerRow, float]]:
+        """Each learner once, with when it was heard: those in servers' processes, and those far away."""
+        found: dict[str, tuple[LearnerRow, float]] = {}
+        for node in self.servers:
+            stats = node.stats
+            if node.is_up and stats.get("batches"):
+                name, own = f"server:{node.name}", {key: stats[key] for key in ("batches", "samples", "waited")}
+                found[name] = self._learner(name, node.name, now, own, {}), now
+            for each in stats.get("learners") or ():
+                known = found.get(each["learner"])
+                if known is None or each["last_seen"] > known[1]:
+                    row = self._learner(
+                        each["learner"], each["host"], each["last_seen"], each["figures"], each["scalars"]
+                    )
+                    found[each["learner"]] = row, each["last_seen"]
+        return list(found.values())
+
+    def _learner(
+        self, name: str, where: str, seen: float, figures: Mapping[str, float], scalars: dict[str, float]
+    ) -> LearnerRow:
+        gained, seconds = self._ring.gained(f"waited {name}", WINDOW)
+        return LearnerRow(
+            learner=name,
+            where=where,
+            last_seen=seen,
+            batches=figures.get("batches", 0.0),
+            samples=figures.get("samples", 0.0),
+            waited=float(figures.get("waited", 0.0)),
+            waiting_share=min(1.0, max(0.0, gained / seconds)) if seconds > 0.0 else None,
+            scalars=scalars,
+        )
+
+    def _actors(self, now: float) -> Actors:
+        rows = self.kept(self.run).clients()
+        gone = int((rows["flags"] & 1).sum())
+        heard = rows["last_seen"] >= now - self._settings.silent_after
+        active = int((heard & (rows["flags"] & 1 == 0)).sum())
+        expected = self._settings.expected_actors
+        return Actors(active, len(rows) - gone - active, gone, expected, max(0, expected - active))
+
+    def _tables(self, up: list[Node]) -> list[TableRow]:
+        names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
+        return [
+            self._table(name, {node.name: (node.stats.get("tables") or {}).get(name) for node in up}) for name in names
+        ]
+
+    def _table(self, name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
+        rows = [row for row in told.values() if row is not None]
+        sums = {
+            key: sum(row[key] for row in rows)
+            for key in (
+                "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
+                "waited", "overwritten_caches",
+            )
+        }  # fmt: skip
+        return TableRow(
+            name=name,
+            storage=rows[0]["storage"],
+            samples_per_insert_target=rows[0]["samples_per_insert"],
+            facts={server: row for server, row in told.items() if row is not None},
+            **sums,
+        )
+
+    def _learning(self, up: list[Node]) -> Learning:
+        recent = [node.stats["recent"] for node in up if (node.stats.get("recent") or {}).get("count")]
+        count = sum(each["count"] for each in recent)
+        scalars: dict[str, tuple[float, int]] = {}
+        learner: dict[str, float] = {}
+        for node in up:
+            for name, spread in (node.stats.get("scalars") or {}).items():
+                total, number = scalars.get(name, (0.0, 0))
+                scalars[name] = total + spread["mean"] * spread["count"], number + spread["count"]
+            learner |= node.stats.get("learner_scalars") or {}
+        found = {name: total / number for name, (total, number) in scalars.items() if number}
+        if not count:
+            return Learning(client_scalars=found, learner_scalars=learner)
+        return Learning(
+            return_mean=sum(each["return_mean"] * each["count"] for each in recent) / count,
+            return_min=min(each["return_min"] for each in recent),
+            return_max=max(each["return_max"] for each in recent),
+            length_mean=sum(each["length_mean"] * each["count"] for each in recent) / count,
+            client_scalars=found,
+            learner_scalars=learner,
+        )
+
+    def _freshness(self, up: list[Node]) -> Fresh:
+        said = [table["freshness"] for node in up for table in (node.stats.get("tables") or {}).values()]
+        said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
+        names = Fresh.__dataclass_fields__
+
+        def worst(name: str) -> float | None:
+            values = [each[name] for each in said if each and each.get(name) is not None]
+            return max(values, default=None)
+
+        return Fresh(**{name: worst(name) for name in names})
+
+    def _latency(self) -> Latency:
+        counts = [self._ring.gained(f"request {place}", WINDOW)[0] for place in range(len(BOUNDS) + 1)]
+        return Latency(_quantile(counts, 0.5), _quantile(counts, 0.99))
+
+    def _forecast(self, totals: Totals) -> Forecast:
+        rate = self._slow.rate
+        servers = [node for node in self.servers if node.is_up]
+        left = sum(node.stats.get("byte_limit", 0) - node.stats.get("held_bytes", 0) for node in servers)
+        disks = [
+            _until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", SLOW_WINDOW))
+            for node in servers
+            if node.stats.get("folder")
+        ]
+        settings, goals = self._settings, []
+        if settings.goal_steps:
+            goals.append(_until(settings.goal_steps - totals.steps, rate("steps", SLOW_WINDOW)))
+        if settings.goal_episodes:
+            goals.append(_until(settings.goal_episodes - totals.episodes, rate("episodes", SLOW_WINDOW)))
+        return Forecast(
+            memory_full=_until(left, rate("held", SLOW_WINDOW)),
+            disk_full=min((each for each in disks if each is not None), default=None),
+            goal=min((each for each in goals if each is not None), default=None),
+        )
+
+    def _signs(self, overview: Overview, up: list[Node]) -> Signs:
+        folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
+        rates, actors = overview.rates, overview.actors
+        return Signs(
+            nodes=len(overview.nodes),
+            nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
+            unready=tuple(node.name or node.url for node in overview.nodes if node.state == "unready"),
+            servers_up=len(up),
+            finished=overview.finished,
+            active=actors.active,
+            silent=actors.silent,
+            expected=actors.expected,
+            steps=overview.totals.steps,
+            steps_per_second=rates.steps,
+            samples_per_second=rates.samples,
+            waiting_share=rates.waiting_share,
+            skipped_share=rates.skipped_share,
+            disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
+            refused_per_second=rates.refused,
+        )
+
+    def _figures(self, overview: Overview) -> dict[str, Point]:
+        """What the history keeps of this moment, by name: see docs/dashboard.md."""
+        totals, rates, actors = overview.totals, overview.rates, overview.actors
+        figures: dict[str, float | None] = {
+            "steps": totals.steps,
+            "episodes": totals.episodes,
+            "caches": totals.accepted_caches,
+            "actors_active": actors.active,
+            "actors_silent": actors.silent,
+            "learners": len(overview.learners),
+            "skipped_caches": totals.skipped_caches,
+            "rejected_caches": totals.rejected_caches,
+            "lost_caches": totals.lost_caches,
+            "generated_bytes": totals.generated_bytes,
+            "received_bytes": totals.received_bytes,
+            "request_p50": overview.latency.p50,
+            "request_p99": overview.latency.p99,
+            "nodes_up": sum(node.state != "down" for node in overview.nodes),
+        }
+        figures |= {f"{name}_per_second": getattr(rates, name) for name in _RATES}
+        figures |= {name: getattr(rates, name) for name in ("skipped_share", "waiting_share", "samples_per_insert")}
+        figures |= {f"sample_{name}": getattr(overview.freshness, name) for name in Fresh.__dataclass_fields__}
+        figures |= {f"client.{name}": value for name, value in overview.learning.client_scalars.items()}
+        figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
+        for table in overview.tables:
+            figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
+        for node in overview.nodes:
+            figures[f"node.{node.name or node.url}.memory_bytes"] = node.memory_bytes
+        points = {
+            name: Point(float(value), float(value), float(value))
+            for name, value in figures.items()
+            if value is not None and math.isfinite(value)
+        }
+        fresh = [row for run, rows in self._fresh_episodes if run == self.run for row in rows]
+        self._fresh_episodes.clear()
+        self.episodes.extend(fresh)
+        if fresh:
+            points["return"] = Point.of([row.returned for row in fresh])
+            points["length"] = Point.of([float(row.length) for row in fresh])
+        return points
+
+    # ----------------------------------------------------------------------------------------------------- actors
+
+    def actors(self) -> list[ActorRow]:
+        """Every actor of the run, as of the newest look."""
+        kept = self.kept(self.run)
+        key = kept.version, int(self._time)
+        if self._actor_rows is None or self._actor_rows[0] != key:
+            self._actor_rows = key, self._actor_list(kept)
+        return self._actor_rows[1]
+
+    def _actor_list(self, kept: Kept) -> list[ActorRow]:
+        clients, now = kept.clients(), self._time
+        homes = self._newest_homes(kept)
+        steps = {row["client"].tobytes(): int(row["steps"]) for row in clients}
+        self._actor_ring.append((now, steps))
+        while len(self._actor_ring) > 2 and self._actor_ring[1][0] <= now - WINDOW:
+            self._actor_ring.popleft()
+        then, before = self._actor_ring[0]
+        rows = []
+        for row in clients:
+            client = row["client"].tobytes()
+            facts = self.facts_of(client.hex())
+            gained = int(row["steps"]) - before.get(client, 0) if now > then else 0
+            rows.append(self._actor_row(row, client, facts, homes.get(client, ""), gained / max(now - then, 1e-9)))
+        return rows
+
+    def _actor_row(
+        self, row: Any, client: bytes, facts: Mapping[str, Any], home: str, steps_per_second: float
+    ) -> ActorRow:
+        returns, seen = int(row["returns_count"]), float(row["last_seen"])
+        is_heard = seen >= self._time - self._settings.silent_after
+        return ActorRow(
+            client=client.hex(),
+            label=f"{int(row['label']):08x}",
+            host=str(facts.get("host", "")),
+            table=str(facts.get("table", "")),
+            home=home,
+            state="gone" if row["flags"] & 1 else "active" if is_heard else "silent",
+            first_seen=float(row["first_seen"]),
+            last_seen=seen,
+            episodes=int(row["episodes"]),
+            steps=int(row["steps"]),
+            steps_per_second=steps_per_second,
+            return_mean=float(row["returns_sum"]) / returns if returns else None,
+            generated_bytes=int(row["generated_bytes"]),
+            pushed_caches=int(row["pushed_caches"]),
+            accepted_caches=int(row["accepted_caches"]),
+            rejected_caches=int(row["rejected_caches"]),
+            lost_caches=int(row["lost_caches"]),
+            skipped_caches=int(row["skipped"]),
+            received_bytes=int(row["received_bytes"]),
+            dropped_lines=int(row["dropped_lines"]),
+        )
+
+    def _newest_homes(self, kept: Kept) -> dict[bytes, str]:
+        rows = kept.rows[np.argsort(kept.rows["last_seen"], kind="stable")]
+        return {row["client"].tobytes(): self._homes.get(int(row["home"]), "") for row in rows}
+
+    def homes_of(self, client: bytes) -> list[dict[str, Any]]:
+        """The accounts of one actor, one for each home."""
+        rows = self.kept(self.run).rows
+        mine = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]
+        names = [name for name in wire.ACCOUNT.names or () if name != "client"]
+        return [
+            {name: row[name].item() for name in names}
+            | {"home": self._homes.get(int(row["home"]), f"former life {int(row['home']):016x}")}
+            for row in mine
+        ]
+
+    def facts_of(self, client: str) -> dict[str, Any]:
+        """What its newest home says of an actor beside its account."""
+        found = [rows[client] for rows in self._facts.values() if client in rows]
+        return max(found, key=lambda row: float(row["last_seen"]), default={})
+
+
+_RATES = (
+    "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
+)  # fmt: skip
+_OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
+
+
+def _node_row(node: Node) -> NodeRow:
+    process = node.status.get("process") or {}
+    reasons = [node.error] if node.error else [str(reason) for reason in node.status.get("reasons", ())]
+    return NodeRow(
+        name=node.name,
+        url=node.url,
+        role=node.role,
+        state=node.state,
+        since=node.since,
+        reasons=reasons,
+        software=str(node.status.get("software", "")),
+        uptime=node.stats.get("uptime"),
+        memory_bytes=process.get("memory_bytes"),
+        descriptors=process.get("descriptors"),
+        most_descriptors=process.get("most_descriptors"),
+        faults=int(node.stats.get("faults", 0)),
+        took=node.took,
+    )
+
+
+def _quantile(counts: list[float], part: float) -> float | None:
+    """Where this part of all lies, within its bucket as if spread evenly; the last bucket has no end."""
+    total, so_far = sum(counts), 0.0
+    if total <= 0.0:
+        return None
+    for place, count in enumerate(counts[:-1]):
+        if so_far + count >= part * total:
+            low = BOUNDS[place - 1] if place else 0.0
+            return low + (BOUNDS[place] - low) * (part * total - so_far) / count
+        so_far += count
+    return BOUNDS[-1]
+
+
+def _until(left: float, rate: float) -> float | None:
+    """Seconds until this much is gone; None where that is more than a year, or never."""
+    if left <= 0.0:
+        return 0.0
+    seconds = left / rate if rate > 0.0 else math.inf
+    return seconds if seconds < 365 * 86_400 else None

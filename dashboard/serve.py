@@ -1,0 +1,113 @@
+"""A dashboard as a process, or on threads of one: what `memoire dashboard` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from memoire.cluster.node import listen
+from memoire.cluster.tether import Tether
+
+from .aggregator import Aggregator
+from .api import create_app
+from .history import History
+from .hub import Hub
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT = 5
+"""Seconds that requests have to end once the dashboard is told to."""
+START_TIMEOUT = 10.0
+LOOK_EVERY = 0.25
+
+
+class _Quiet(uvicorn.Server):
+    """Signals belong to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Takes none."""
+        yield
+
+
+class Dashboard:
+    """A dashboard on threads of its own, until `close`.
+
+    Raises:
+        EndpointError: its address is taken, or none.
+        HistoryError: the file of the history cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._listener: socket.socket = listen(settings.listen)
+        try:
+            history = History(settings.history)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.hub = Hub()
+        self.aggregator = Aggregator(settings, history, self.hub.put)
+        self.app = create_app(self.aggregator, self.hub)
+        config = uvicorn.Config(
+            self.app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=CLOSE_TIMEOUT,
+            server_header=False,
+            date_header=False,
+        )
+        self._server = _Quiet(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, name="memoire-dashboard-http", daemon=True
+        )
+        self.aggregator.start()
+        self._thread.start()
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    @property
+    def url(self) -> str:
+        """What to open, as from this machine."""
+        host, port = self._listener.getsockname()[:2]
+        named = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        return f"http://{named}:{port}"
+
+    def close(self) -> None:
+        """End all streams and threads, and write the history. May be called again."""
+        self.hub.close()  # streams would keep the server from ending
+        self._server.should_exit = True
+        self._thread.join(2 * CLOSE_TIMEOUT)
+        self.aggregator.close()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve(settings: Settings) -> int:
+    """Run a dashboard until it is told to end; its exit status."""
+    with Tether() as tether, Dashboard(settings) as dashboard:
+        tether.ready(endpoint=dashboard.url, http=dashboard.url)
+        if not tether.is_launched:
+            print(f"memoire dashboard: {dashboard.url}", flush=True)
+            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        while tether.wait(LOOK_EVERY):
+            pass
+    return 0

@@ -1,0 +1,70 @@
+"""What a dashboard is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memoire.errors import ParameterError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of one dashboard.
+
+    Raises:
+        ParameterError: one is out of its range, or nobody would be kept out.
+    """
+
+    nodes: tuple[str, ...]
+    """Where the nodes' pages are: "http://host:8080", or "dns:name:8080" for every address of a name, looked up again
+    and again."""
+    listen: str = "127.0.0.1:8265"
+    """HOST:PORT of the dashboard itself; port 0 takes a free one."""
+    history: str | None = None
+    """File that keeps the curves; None keeps them in memory, for as long as the dashboard runs."""
+    token: str | None = None
+    """What people have to know; None asks for nothing."""
+    node_token: str | None = None
+    """What the nodes ask for."""
+    hosts: tuple[str, ...] = ()
+    """Names under which it may be asked, beside those of this machine. None given, and a token set: any name."""
+    insecure: bool = False
+    """Whether to serve other machines without a token."""
+    root_path: str = ""
+    """Path under which a reverse proxy shows it."""
+    poll_every: float = 1.0
+    """Seconds between two looks at each node."""
+    silent_after: float = 20.0
+    """Seconds without a word after which an actor is shown as silent; each says something every 5."""
+    expected_actors: int = 0
+    """How many actors there should be; 0: nobody knows."""
+    goal_steps: int = 0
+    """Steps after which the run is done, for the forecast; 0: none."""
+    goal_episodes: int = 0
+    """The same in episodes."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ParameterError("--node", "", "the address of at least one node's pages, such as http://host:8080")
+        for node in self.nodes:
+            if not node.startswith(("http://", "dns:")):
+                raise ParameterError("--node", node, "http://HOST:PORT, or dns:NAME:PORT")
+        if not self.poll_every > 0.0 or not self.silent_after > 0.0:
+            raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ParameterError("--root-path", self.root_path, "a path that begins with /")
+        if not self.is_local and self.token is None and not self.insecure:
+            expected = "a loopback address, or a token (--token-file), or --insecure, which lets everybody in"
+            raise ParameterError("--listen", self.listen, expected)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.listen.rpartition(":")[0].strip("[]") in LOOPBACK
+
+    def shown(self) -> dict[str, object]:
+        """All settings, for people: what is secret is only said to be there."""
+        secret = {"token": self.token is not None, "node_token": self.node_token is not None}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in secret} | secret

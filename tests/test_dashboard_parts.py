@@ -1,0 +1,427 @@
+"""The parts of the dashboard that decide: ledgers that are merged for ever, curves, verdicts, pages of log lines, exports."""
+
+import csv
+import io
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire import wire
+from memoire.dashboard import exports, logs
+from memoire.dashboard.answers import LogRow
+from memoire.dashboard.cluster import Ring, Sums, _quantile, _until
+from memoire.dashboard.history import LEVELS, Curves, History, HistoryError, Point
+from memoire.dashboard.ledgers import Kept
+from memoire.dashboard.nodes import Addresses, NodeError
+from memoire.dashboard.settings import Settings
+from memoire.dashboard.verdict import Signs, verdicts
+from memoire.errors import ParameterError
+from memoire.figures import BOUNDS
+
+# ---------------------------------------------------------------------------------------------------------- ledgers
+
+
+def account(client, home, *, steps, accepted, seen):
+    """One row: this client's steps in all, and its caches that this account of this home has taken."""
+    row = np.zeros(1, wire.ACCOUNT)
+    row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
+    row["home"] = wire.name_hash(f"server-{home}")
+    row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
+    row["first_seen"], row["last_seen"] = 1.0, seen
+    return row
+
+
+class Servers:
+    """Two servers without state folders, and what clients really did: the slow truth."""
+
+    def __init__(self):
+        self.life = [1, 1]
+        self.accounts = [{}, {}]  # client -> [steps, accepted caches, since]
+        self.steps, self.caches = {}, 0
+        self.said = []  # (rows, since) as they were read, for answers that come late
+        self.now = 1.0
+
+    def work(self, client, home, steps, caches):
+        self.now += 1.0
+        self.steps[client] = self.steps.get(client, 0) + steps
+        self.caches += caches
+        mine = self.accounts[home].setdefault(client, [0, 0, self.life[home]])
+        mine[0], mine[1] = self.steps[client], mine[1] + caches
+
+    def forget(self, home):
+        self.life[home] += 1
+        self.accounts[home] = {}
+
+    def read(self, home):
+        rows = [account(c, home, steps=s, accepted=a, seen=self.now) for c, (s, a, _) in self.accounts[home].items()]
+        since = np.array([opened for _, _, opened in self.accounts[home].values()], np.int64)
+        self.said.append((np.concatenate(rows) if rows else np.empty(0, wire.ACCOUNT), since))
+        return self.said[-1]
+
+
+steps_of_it = st.one_of(
+    st.tuples(st.just("work"), st.integers(0, 3), st.integers(0, 1), st.integers(0, 9), st.integers(0, 2)),
+    st.tuples(st.just("forget"), st.integers(0, 1)),
+    st.tuples(st.just("late"), st.integers(0, 50)),
+    st.tuples(st.just("restart")),
+)
+
+
+@given(st.lists(steps_of_it, max_size=40))
+@settings(max_examples=60)
+def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come_late(walk):
+    """Each server is read before it forgets, as the dashboard does every two seconds; an answer may come again later."""
+    servers, kept = Servers(), Kept()
+    for step, *arguments in walk:
+        if step == "work":
+            servers.work(*arguments)
+        elif step == "forget":
+            kept.take(*servers.read(*arguments))
+            servers.forget(*arguments)
+        elif step == "late" and servers.said:
+            kept.take(*servers.said[arguments[0] % len(servers.said)])
+        elif step == "restart":
+            kept = Kept.restore(kept.rows.tobytes(), kept.since())
+    for home in (0, 1):
+        kept.take(*servers.read(home))
+    totals = kept.totals()
+    assert totals.steps == sum(servers.steps.values())
+    assert totals.accepted_caches == servers.caches
+    assert totals.clients == len(servers.steps) == len(kept.clients())
+
+
+def test_what_a_drained_server_handed_over_counts_once():
+    kept = Kept()
+    mine = account(7, 0, steps=50, accepted=3, seen=2.0)
+    kept.take(mine, np.array([11]))
+    inherited = np.concatenate([mine, account(7, 1, steps=80, accepted=2, seen=3.0)])
+    kept.take(inherited, np.array([0, 21]))  # server 1 does not know in which life of server 0 that account was opened
+    assert (kept.totals().steps, kept.totals().accepted_caches, kept.totals().clients) == (80, 5, 1)
+
+
+def test_the_version_tells_whether_anything_changed():
+    kept = Kept()
+    rows = account(1, 0, steps=5, accepted=1, seen=2.0)
+    for expected in (1, 1):
+        kept.take(rows, np.array([3]))
+        assert kept.version == expected
+
+
+# ---------------------------------------------------------------------------------------------------------- history
+
+NOW = 1_800_000_000.0
+
+
+def one(value):
+    return Point(value, value, value)
+
+
+@pytest.fixture
+def history():
+    made = History(None)
+    yield made
+    made.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.floats(-1e6, 1e6), st.booleans()), min_size=1, max_size=60),
+    st.integers(2, 50),
+)
+@settings(max_examples=50)
+def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added, points):
+    history = History(None)
+    for offset, value, is_flushed in added:
+        history.add("r", NOW + offset, {"x": one(value)})
+        if is_flushed:
+            history.flush()
+    curves = history.curves("r", ["x"], NOW, NOW + 601, points, NOW + 601)
+    assert len(curves.time) <= points + 1 and curves.time == sorted(set(curves.time))
+    for place, begin in enumerate(curves.time):
+        mine = [value for offset, value, _ in added if begin <= NOW + offset < begin + curves.bucket]
+        assert curves.least["x"][place] == min(mine) and curves.greatest["x"][place] == max(mine)
+        assert curves.mean["x"][place] == pytest.approx(sum(mine) / len(mine), rel=1e-9, abs=1e-6)
+    history.close()
+
+
+def test_a_history_goes_on_in_its_file(tmp_path):
+    path = str(tmp_path / "history.db")
+    for value in (1.0, 3.0):  # the same second twice: merged, not replaced
+        history = History(path)
+        history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
+        history.keep_run("r", NOW + value, b"{}", b"rows", b"since")
+        history.close()
+    history = History(path)
+    curves = history.curves("r", ["x"], NOW, NOW + 10, 10, NOW + 10)
+    assert curves.mean["x"] == [2.0] and curves.steps == [30.0]
+    assert (curves.least["x"], curves.greatest["x"]) == ([1.0], [3.0])
+    (row,) = history.runs()
+    assert (row.name, row.began, row.seen) == ("r", NOW + 1, NOW + 3)
+    assert history.ledger("r") == (b"rows", b"since") and history.ledger("none") == (b"", b"")
+    history.close()
+
+
+def test_what_is_old_is_kept_coarsely_and_then_not_at_all(history):
+    history.add("r", NOW, {"x": one(1.0)})
+    history.flush()
+
+    def left(later):
+        history.prune(NOW + later)
+        return [width for _, width, _ in history.all("r", "x")]
+
+    assert left(10) == [1]
+    assert left(LEVELS[0][1] + 10) == [15]
+    assert left(LEVELS[1][1] + 100) == [300]
+    assert left(LEVELS[2][1] + 1000) == []
+
+
+def test_an_export_has_every_moment_once_as_finely_as_it_is_kept(history):
+    for minute in range(240):
+        history.add("r", NOW + 60.0 * minute, {"x": one(float(minute)), "steps": one(100.0 * minute)})
+    history.flush()
+    history.prune(NOW + 240 * 60.0)
+    rows = list(csv.reader(io.StringIO(b"".join(exports.csv_of(history, "r", ["x"])).decode())))
+    assert rows[0] == ["time", "seconds", "steps", "x", "x (least)", "x (greatest)"]
+    times, widths = [int(row[0]) for row in rows[1:]], [int(row[1]) for row in rows[1:]]
+    assert all(begin + width <= after for begin, width, after in zip(times, widths, times[1:], strict=False))
+    assert set(widths) == {1, 15}
+    assert float(rows[-1][3]) == 239.0 and float(rows[-1][2]) == 23_900.0
+    assert len(rows) - 1 == 240  # a point a minute: none is lost, none is doubled
+
+
+def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("something else " * 100)
+    with pytest.raises(HistoryError, match="Give another file"):
+        History(str(path))
+    assert path.read_text() == "something else " * 100
+
+
+def test_names_beyond_the_bound_are_counted_and_not_kept(history, monkeypatch):
+    monkeypatch.setattr("memoire.dashboard.history.MOST_SERIES", 3)
+    history.add("r", NOW, {f"x{n}": one(1.0) for n in range(5)})
+    assert len(history.names("r")) == 3 and history.left_out == 2
+
+
+def test_an_event_file_is_read_by_the_rules_of_its_format(history):
+    assert exports.crc32c(b"123456789") == 0xE3069283  # RFC 3720's check value
+    for second in range(3):
+        history.add("r", NOW + second, {"loss": one(second + 0.5), "steps": one(200.0 * second)})
+    data = b"".join(exports.events_of(history, "r", ["loss"]))
+    records = []
+    while data:
+        (length,) = struct.unpack_from("<Q", data)
+        body = data[12 : 12 + length]
+        assert struct.unpack_from("<I", data, 8)[0] == exports._masked(data[:8])
+        assert struct.unpack_from("<I", data, 12 + length)[0] == exports._masked(body)
+        records.append(body)
+        data = data[16 + length :]
+    assert b"brain.Event:2" in records[0] and len(records) == 4
+    assert records[3][:9] == b"\x09" + struct.pack("<d", NOW + 2)
+    assert records[3][9:12] == b"\x10\x90\x03"  # step 400 as a varint
+    assert records[3].endswith(b"\x0a\x04loss\x15" + struct.pack("<f", 2.5))
+
+
+def test_the_description_of_curves_is_what_is_sent():
+    api = pytest.importorskip("memoire.dashboard.api", reason="fastapi is not installed")
+    assert list(api.CurvesAnswer.model_fields) == list(Curves.__dataclass_fields__)
+
+
+# ------------------------------------------------------------------------------------------------------------ rates
+
+
+def test_counters_of_nodes_add_up_over_their_restarts():
+    sums = Sums()
+    for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40)):
+        sums.saw("a", life, "x", value)
+    sums.saw("b", 1, "x", 1000)  # what it had when it was first seen is not new
+    assert sums.values["x"] == 50 + 30 + 10
+
+
+def test_rates_are_over_the_window_and_zero_before_there_is_one():
+    ring = Ring(60.0)
+    assert ring.rate("x") == 0.0
+    for second in range(100):
+        ring.add(float(second), {"x": second * 2.0 if second < 90 else 180.0 + (second - 90) * 10.0})
+    assert ring.rate("x", 9.0) == 10.0
+    assert ring.gained("none", 10.0) == (0.0, 0.0)
+
+
+def test_a_quantile_of_buckets_lies_within_its_bucket():
+    counts = [0.0] * (len(BOUNDS) + 1)
+    assert _quantile(counts, 0.5) is None
+    counts[3] = 10.0
+    assert BOUNDS[2] < _quantile(counts, 0.5) < BOUNDS[3] and _quantile(counts, 0.5) == pytest.approx(0.00075)
+    counts[-1] = 90.0
+    assert _quantile(counts, 0.99) == BOUNDS[-1]
+
+
+def test_a_forecast_is_none_where_nothing_moves():
+    assert (_until(100.0, 10.0), _until(100.0, 0.0), _until(100.0, -1.0), _until(-5.0, 1.0)) == (10.0, None, None, 0.0)
+    assert _until(math.inf, 1.0) is None
+
+
+# ---------------------------------------------------------------------------------------------------------- verdicts
+
+WELL = Signs(
+    nodes=2, nodes_down=(), unready=(), servers_up=1, finished=False, active=4, silent=0, expected=0, steps=1000,
+    steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0, disk_used=None,
+    refused_per_second=0.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, "balanced"),
+        ({"nodes_down": ("a", "b")}, "no_node"),
+        ({"servers_up": 0, "nodes_down": ("a",)}, "no_server"),
+        ({"nodes_down": ("a",)}, "node_down"),
+        ({"unready": ("a",)}, "node_unready"),
+        ({"active": 0}, "no_actors"),
+        ({"expected": 6}, "actors_missing"),
+        ({"silent": 2}, "actors_silent"),
+        ({"waiting_share": 0.8}, "learner_waits"),
+        ({"skipped_share": 0.5}, "actors_ahead"),
+        ({"waiting_share": None, "samples_per_second": 0.0}, "no_learner"),
+        ({"finished": True, "active": 0}, "finished"),
+        ({"disk_used": 0.99}, "disk_full"),
+        ({"refused_per_second": 5.0}, "refused"),
+    ],
+)
+def test_the_headline_names_what_holds_the_run_up(changes, code):
+    fields = {name: getattr(WELL, name) for name in Signs.__dataclass_fields__}
+    found = verdicts(Signs(**fields | changes))
+    assert found[0].code == code and found[0].text.endswith((".", "?"))
+
+
+# -------------------------------------------------------------------------------------------------------- log lines
+
+
+class Books:
+    """Log lines of several servers, as their /logs pages hand them out."""
+
+    def __init__(self, lines):
+        self.lines = lines  # server -> list of (index, received)
+        self.away = set()
+
+    def ask(self, paths):
+        return {name: self.page(name, path) for name, path in paths.items()}
+
+    def page(self, name, path):
+        from urllib.parse import parse_qs, urlsplit
+
+        if name in self.away:
+            return NodeError("away")
+        query = {key: value[0] for key, value in parse_qs(urlsplit(path).query).items()}
+        after, before = int(query.get("after", 0)), int(query.get("before", 1 << 53))
+        found = [line for line in self.lines[name] if after < line[0] < before]
+        found = found[::-1] if "newest" in query else found
+        rows = [
+            {"index": index, "received": at, "time": "", "client": "", "label": "", "text": f"{name} {index}"}
+            for index, at in found[: int(query["most"])]
+        ]
+        return {"rows": rows, "is_all": len(found) <= int(query["most"])}
+
+
+books = st.dictionaries(
+    st.sampled_from("abc"), st.lists(st.integers(0, 30), max_size=12).map(sorted), min_size=1, max_size=3
+).map(lambda found: Books({name: list(enumerate(times, 1)) for name, times in found.items()}))
+
+
+@given(books, st.integers(1, 7), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=4))
+@settings(max_examples=80)
+def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(book, most, later):
+    servers = list(book.lines)
+
+    def page(cursor, direction):
+        return logs.search(book.ask, servers, {}, logs.read_cursor(cursor), direction, most)
+
+    everything = {(name, index) for name, lines in book.lines.items() for index, _ in lines}
+    first = newest = page("", "older")
+    seen = [(row.server, row.index) for row in newest.rows]
+    while newest.more:
+        newest = page(newest.older, "older")
+        assert newest.rows
+        seen += [(row.server, row.index) for row in newest.rows]
+    assert sorted(seen) == sorted(everything) and len(seen) == len(set(seen))
+
+    for name, count in later:  # lines that come now
+        if name in book.lines:
+            begin = len(book.lines[name])
+            book.lines[name] += [(begin + n + 1, 100 + n) for n in range(count)]
+    followed, tail = [], first
+    while True:
+        tail = page(tail.newer, "newer")
+        followed += [(row.server, row.index) for row in tail.rows]
+        if not tail.rows:
+            break
+    now = {(name, index) for name, lines in book.lines.items() for index, _ in lines}
+    assert sorted(followed) == sorted(now - everything)
+
+
+def test_the_newest_lines_come_first_and_who_is_away_is_named():
+    book = Books({"a": [(1, 10.0), (2, 30.0)], "b": [(1, 20.0)]})
+    book.away = {"b"}
+    page = logs.search(book.ask, ["a", "b"], {}, {}, "older", 10)
+    assert page.missing == ["b"] and [row.received for row in page.rows] == [30.0, 10.0]
+    book.away = set()
+    page = logs.search(book.ask, ["a", "b"], {}, {}, "older", 10)
+    assert page.rows == [
+        LogRow("a", 2, 30.0, "", "", "", "a 2"),
+        LogRow("b", 1, 20.0, "", "", "", "b 1"),
+        LogRow("a", 1, 10.0, "", "", "", "a 1"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"a": "b"}', '{"a": 1.5}', "\ud800"])
+def test_a_cursor_that_is_none_is_refused(text):
+    with pytest.raises(ParameterError, match="cursor"):
+        logs.read_cursor(text)
+
+
+# --------------------------------------------------------------------------------------------------- nodes, settings
+
+
+def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_server_is_silent():
+    found = [["http://10.0.0.1:8080"], OSError("no answer"), ["http://10.0.0.1:8080", "http://10.0.0.2:8080"]]
+
+    def look_up(host, port):
+        assert (host, port) == ("servers", 8080)
+        answer = found.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    addresses = Addresses(["http://fixed:1/"])
+    assert addresses.now() == ["http://fixed:1"]
+    addresses._names, addresses._look_up = ["servers:8080"], look_up
+    for expected, trouble in ((1, {}), (1, {"servers:8080": "no answer"}), (2, {})):
+        addresses.look()
+        assert len(addresses.now()) == 1 + expected and addresses.trouble == trouble
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": ()}, "at least one node"),
+        ({"nodes": ("server-0:8080",)}, "http://HOST:PORT, or dns:NAME:PORT"),
+        ({"listen": "0.0.0.0:8265"}, "a token"),
+        ({"listen": "*:8265"}, "a token"),
+        ({"poll_every": 0.0}, "seconds above 0"),
+        ({"root_path": "a"}, "begins with /"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, words):
+    with pytest.raises(ParameterError, match=words):
+        Settings(**{"nodes": ("http://a:1",)} | changes)
+
+
+def test_secrets_are_not_shown():
+    shown = Settings(
+        nodes=("http://a:1",), listen="*:1", token="s3cret-s3cret-s3", node_token="n0de-n0de-n0de-n"
+    ).shown()
+    assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
