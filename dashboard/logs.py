@@ -6,7 +6,7 @@ Each server numbers its lines. A cursor is where every server's lines were left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -71,13 +71,26 @@ def search(
             continue
         found[name] = [LogRow(server=name, **row) for row in told["rows"]]
         more = more or not told["is_all"]
-    rows = sorted((row for each in found.values() for row in each), key=_place, reverse=direction == "older")
+    rows = _together(found.values(), direction)
     more, rows = more or len(rows) > most, rows[:most]
     older, newer = (
         msgspec.json.encode(dict(cursor) | edge).decode() for edge in _edges(found, rows, cursor, direction)
     )
     rows.sort(key=_place, reverse=True)  # a page shows the newest first, however it was found
     return LogPage(rows, older, newer, more, missing)
+
+
+def _together(found: Iterable[list[LogRow]], direction: Direction) -> list[LogRow]:
+    """All in the order of their times, yet each server's in the order of their numbers, also where its clock was set
+    back: a page that ends in between leaves none out.
+    """
+    placed: list[tuple[tuple[float, str, int], LogRow]] = []
+    for each in found:
+        sign, latest = -1 if direction == "older" else 1, float("-inf")
+        for number, row in enumerate(each):
+            latest = max(latest, sign * row.received)
+            placed.append(((latest, row.server, number), row))
+    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _place(row: LogRow) -> tuple[float, str, int]:

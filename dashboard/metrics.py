@@ -57,6 +57,15 @@ def names() -> set[str]:
     return {"memoire_build_info", *counters, *gauges}
 
 
+def table() -> str:
+    """The catalogue as docs/dashboard.md has it."""
+    rows = [(f"cluster_{name}_total", "", text) for name, (_, text) in COUNTERS.items()]
+    rows += [(f"cluster_{name}", "", text) for name, text in GAUGES.items()]
+    rows += [(name, f" by `{label}`", text) for name, (label, text) in LABELLED.items()]
+    rows += [(name, "", text) for name, text in OWN.items()]
+    return "\n".join(f"| `memoire_{name}`{label} | {text} |" for name, label, text in rows)
+
+
 class DashboardCollector(Collector):
     """The metrics of one dashboard."""
 
