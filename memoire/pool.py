@@ -232,6 +232,8 @@ class Pool:
         self._closed = False
         self._annealing = Annealing()
         self._waiting = 0
+        self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like, for `put_back`
+        self._seen_of: tuple[_core.HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
         self._added = self._overwritten = self._overwritten_samples = self._left = self._misses = 0
         self._take_parameters(parameters or Parameters())
 
@@ -407,13 +409,24 @@ class Pool:
                 client = self._enter(kept.id)
                 client.heard = math.inf if stays else self._clock()
             client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum)
-            if any(_is_same(held, other) for other in client.queued()):
+            if self._is_held(client, held):
                 return False, 0
             self._held.push(client, held)
+            self._seen.add(_looks_of(held))
+            self._seen_of = client, client.pushed
             client.between = kept.between
             gone = self._make_room()
             self._tell()
             return True, gone
+
+    def _is_held(self, client: "_core.HeldClient", held: "_core.HeldCache") -> bool:
+        """Whether a client's cache is held already. Its caches come one after the other: what they look like is noted,
+        and only one that looks like another is compared.
+        """
+        if self._seen_of != (client, client.pushed):
+            self._seen = set(map(_looks_of, client.queued()))
+            self._seen_of = client, client.pushed
+        return _looks_of(held) in self._seen and any(_is_same(held, other) for other in client.queued())
 
     def _make_room(self) -> int:
         gone = 0
@@ -648,11 +661,13 @@ class Pool:
         return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
 
 
+def _looks_of(held: "_core.HeldCache") -> tuple[float, ...]:
+    return held.made_at, held.samples, held.total_weight, held.nbytes
+
+
 def _is_same(one: "_core.HeldCache", other: "_core.HeldCache") -> bool:
     """Whether two caches came as the same bytes."""
-    facts = ("samples", "made_at", "total_weight", "nbytes")
-    are_alike = all(getattr(one, name) == getattr(other, name) for name in facts)
-    return are_alike and _core.checksum(one.payload) == _core.checksum(other.payload)
+    return _looks_of(one) == _looks_of(other) and _core.checksum(one.payload) == _core.checksum(other.payload)
 
 
 def _pooled(
