@@ -80,6 +80,8 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
     server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
+    server.add_argument("--storage", choices=("caches", "episodes"), help="what is stored (default: caches)")
+    server.add_argument("--capacity", type=int, default=0, metavar="N", help="entries of episodes that are stored")
     _add_http(server)
     _add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
     server.add_argument(
@@ -363,6 +365,8 @@ def _server(given: argparse.Namespace) -> int:
         run=given.run,
         name=given.name,
         cache_limit=given.cache_limit,
+        storage=given.storage,
+        capacity=given.capacity,
         byte_limit=given.byte_limit,
         state_dir=given.state_dir,
         snapshot_caches=given.snapshot_caches,

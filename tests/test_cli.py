@@ -189,7 +189,8 @@ def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
 
 def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(running("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json()))
+        what = ("--schema", SCHEMA.to_json(), "--storage", "episodes", "--capacity", "500")
+        server = stack.enter_context(running("server", "--endpoint", "tcp://127.0.0.1:0", *what))
         proxy = stack.enter_context(running("proxy", "--endpoint", "tcp://127.0.0.1:0", address(server)))
         relay = stack.enter_context(running("relay", "--endpoint", f"ipc://{tmp_path}/relay", address(proxy)))
         endpoint = address(relay)
@@ -198,6 +199,7 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
         assert endpoint == f"ipc://{tmp_path}/relay"
         with memoire.connect(endpoint) as client:
             client.update(10.0)
+            assert (client.storage, client.memory.capacity) == ("episodes", 1000)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         for process in (relay, proxy, server):
             process.terminate()

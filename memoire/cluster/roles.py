@@ -19,7 +19,7 @@ from memoire.parameters import Parameters
 from memoire.proxy import Proxy
 from memoire.schema import Schema
 from memoire.server import Server
-from memoire.table import Table
+from memoire.table import Storage, Table
 
 from . import snapshots
 from .envs import env_schema
@@ -79,6 +79,8 @@ def serve(
     name: str | None,
     cache_limit: int,
     byte_limit: int,
+    storage: Storage | None = None,
+    capacity: int = 0,
     state_dir: str | None = None,
     snapshot_caches: bool = False,
     snapshot_every: float | None = None,
@@ -91,8 +93,8 @@ def serve(
     """Run a server until it is told to end; its exit status.
 
     Args:
-        schema, settings: Of its only table.
-        tables: Several in place of both.
+        schema, settings, storage, capacity: Of its only table.
+        tables: Several in their place.
 
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
@@ -111,6 +113,8 @@ def serve(
             run=run,
             name=name,
             cache_limit=cache_limit,
+            storage=storage,
+            capacity=capacity,
             byte_limit=byte_limit or None,
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,
