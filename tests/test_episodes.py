@@ -325,7 +325,7 @@ def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_draw
     made, actor = EpisodePool(SCHEMA, Parameters(frame_stack=2), capacity=50, seed=1), Actor(Parameters())
     good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
     message, taken = good.message(0, 1, 1), 0
-    for at in range(0, good.payload.nbytes):
+    for at in range(good.payload.nbytes):
         broken = good.payload.copy()
         broken[at] ^= 1 << at % 8
         try:
