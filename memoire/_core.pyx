@@ -944,6 +944,7 @@ cdef enum:  # what `_add_exact` and its like answer instead of an entry number
     BAD_WEIGHT = -5
     REPEATED = -6
     NO_MEMORY = -7
+    TOO_MANY_BYTES = -8
 
 cdef enum:
     SKIP = 0
@@ -1008,6 +1009,7 @@ cdef class EntryStore:
     cdef const char** sources  # where the next entry's values are, one for each column
     cdef const int64_t** lengths  # and how many elements they have, in ragged columns
     cdef int64_t* single_lengths  # room for the lengths of one entry
+    cdef int64_t ragged_limit  # bytes that values of ragged columns may take; 0: any
     cdef Copy* copies  # the batch being gathered, for whoever holds the lock
     cdef double* numbers  # room for a plain number of each column
     cdef float* bootstraps  # [episode slots, dimensions]
@@ -1343,6 +1345,41 @@ cdef class EntryStore:
                 return False
             given += c != self.return_column
         return True
+
+    cdef int64_t _ragged_live(self) noexcept nogil:
+        """Bytes of all values of ragged columns."""
+        cdef int64_t total = 0
+        cdef int c
+        for c in range(self.column_count):
+            total += self.columns[c].heap.live
+        return total
+
+    cdef bint _fit_values(self, int64_t count) noexcept nogil:
+        """Have the oldest episodes make room for the values of the next `count` entries. False where those of open ones are too many."""
+        cdef int64_t i, wanted = 0
+        cdef int c, given = 0
+        if self.ragged_limit == 0 or not self.has_ragged:
+            return True
+        for c in range(self.column_count):
+            if self.columns[c].is_ragged:
+                for i in range(count):
+                    if self.lengths[given][i] > 0:
+                        wanted += heap_bytes(&self.columns[c].heap, self.lengths[given][i])
+            given += c != self.return_column
+        while self.closed > 0 and self._ragged_live() + wanted > self.ragged_limit:
+            self._evict(self.oldest)
+        return self._ragged_live() + wanted <= self.ragged_limit
+
+    def _limit_ragged(self, int64_t limit):
+        """Let the values of ragged columns take so many bytes, 0: any; the oldest closed episodes make room."""
+        self._hold()
+        try:
+            self.ragged_limit = limit
+            while 0 < limit < self._ragged_live() and self.closed > 0:
+                self._evict(self.oldest)
+            tree_settle(&self.tree)
+        finally:
+            self._release()
 
     cdef void _drop_made(self) noexcept nogil:
         cdef int c
@@ -1816,6 +1853,8 @@ cdef class EntryStore:
             self._weigh(episode)
             while self.most_episodes > 0 and self.closed > self.most_episodes:
                 self._evict(self.oldest)
+            while self.closed > 1 and 0 < self.ragged_limit < self._ragged_live():  # a final state came
+                self._evict(self.oldest)
             tree_settle(&self.tree)
 
     cdef void _compute_returns(self, Episode* episode, const float* bootstrap) noexcept nogil:
@@ -2008,6 +2047,8 @@ cdef class EntryStore:
                 if (c == self.reward_column or c == self.value_column) and not self._is_finite(self.sources[given], 1):
                     return NOT_FINITE
                 given += 1
+        if not self._fit_values(1):
+            return TOO_MANY_BYTES
         row = self._place(<int32_t>lane, init_w, model_version, self._now())
         return self.meta[row].number if row >= 0 else row
 
@@ -2052,6 +2093,9 @@ cdef class EntryStore:
                 if not self._are_finite(count):
                     status = NOT_FINITE
                     count = 0
+                elif not self._fit_values(count):
+                    status = TOO_MANY_BYTES
+                    count = 0
                 now = self._now()
                 for i in range(count):
                     row = self._place(<int32_t>lane[i], weight[i], model_version, now)
@@ -2060,7 +2104,7 @@ cdef class EntryStore:
                         break
                     number[i] = self.meta[row].number
                     self._next_sources()
-            return status, -1
+            return status, lane[0] if status == TOO_MANY_BYTES else -1
         finally:
             self._release()
 
@@ -2081,6 +2125,9 @@ cdef class EntryStore:
             with nogil:
                 if not self._are_finite(count):
                     status = NOT_FINITE
+                    count = 0
+                elif not self._fit_values(count):
+                    status = TOO_MANY_BYTES
                     count = 0
                 now = self._now()
                 for i in range(count):
@@ -2809,8 +2856,7 @@ cdef class EntryStore:
     @property
     def ragged_bytes(self):
         """Bytes that the values of ragged columns take, each with 16 that say whose it is, in pieces of 8."""
-        cdef int c
-        return sum([self.columns[c].heap.live for c in range(self.column_count)])
+        return self._ragged_live()
 
     @property
     def ragged_room(self):

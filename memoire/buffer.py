@@ -38,6 +38,7 @@ class Buffer:
         start: Windows that reach before an episode's first entry: "repeat" its first observation, put in "zero"
             ones, or "skip" such samples.
         seed: Of the draws; None is different each time.
+        ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any.
         parameters: Further fields of `Parameters`.
 
     Raises:
@@ -55,11 +56,12 @@ class Buffer:
         frame_stack: int = 1,
         start: Start = "repeat",
         seed: int | None = None,
+        ragged_limit: int = 0,
         **parameters: Any,
     ) -> None:
         parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         chosen = Parameters().replace(**_fields(sampler, discount, parameters))
-        self._memory = Memory(schema, capacity, chosen, live=True, seed=seed)
+        self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
         self._annealing = Annealing()  # changes while the memory is held
         self._writers = Writers(self._memory)
 

@@ -430,12 +430,19 @@ class Client(Node):
         fitting = DEFAULT_MEMORY_BYTES // max(1, self.schema.entry_bytes)
         entries = capacity or self._told.max_step or min(most, max(least, fitting))
         if self.storage == "caches":
-            return Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
+            # Whoever chose a capacity has thought of how much its entries take.
+            limit = 0 if capacity or self._told.max_step else DEFAULT_MEMORY_BYTES
+            memory = Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
+            memory.limit_ragged(limit if self.schema.ragged else 0)
+            return memory
         # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
-        largest = min(self._told.limits.get("episode_entries", entries), self._most_bytes // self._shipped_bytes)
-        return OpenEpisodes(
-            self.schema, min(entries, 2 * max(1, largest)), self._parameters, pack=self._pack, ship=self._ship
-        )
+        ragged = self._most_bytes // 2 if self.schema.ragged else 0
+        fitting = (self._most_bytes - ragged) // self._shipped_bytes
+        largest = min(self._told.limits.get("episode_entries", entries), fitting)
+        room = min(entries, 2 * max(1, largest))
+        episodes = OpenEpisodes(self.schema, room, self._parameters, pack=self._pack, ship=self._ship)
+        episodes.limit_ragged(ragged)
+        return episodes
 
     @property
     def _most_bytes(self) -> int:

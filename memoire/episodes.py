@@ -74,7 +74,8 @@ class EpisodePool:
     Args:
         schema, parameters: Of the entries; `configure` changes the parameters.
         capacity: Entries there is room for; 0: as many as `byte_limit` has room for, `MOST_UNASKED` at most.
-        byte_limit: Bytes that entries may take, `schema.entry_bytes` and `ENTRY_OVERHEAD` each. The state in which an
+        byte_limit: Bytes that entries may take, `schema.entry_bytes` and `ENTRY_OVERHEAD` each; what is left of it is
+            for the values of ragged columns, half of it where no capacity is asked for. The state in which an
             episode ended comes on top.
         client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
         clock: Seconds that only grow.
@@ -103,7 +104,7 @@ class EpisodePool:
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
         self._filled = threading.Condition()  # guards all below
         self.byte_limit = byte_limit
-        self._memory = Memory(schema, self._fitting(byte_limit), parameters, seed=seed)
+        self._memory = self._make(self._fitting(byte_limit), byte_limit, parameters)
         self._owner = secrets.token_bytes(16)
         self._put_back: set[int] = set()  # checksums of the names of episodes that came from files
         self._changes = 0  # whatever may have brought something to draw
@@ -121,7 +122,17 @@ class EpisodePool:
         if most < max(1, self._wanted):
             expected = f"at least {self._entry_bytes * max(1, self._wanted)} for {max(1, self._wanted)} entries"
             raise ParameterError("byte_limit", byte_limit, f"{expected} of {self._entry_bytes} bytes")
+        if self.schema.ragged:
+            most = max(1, most // 2)
         return self._wanted or min(most, MOST_UNASKED)
+
+    def _for_values(self, capacity: int, byte_limit: int) -> int:
+        """Bytes that values of ragged columns may take; 0 where there are none."""
+        return max(1, byte_limit - capacity * self._entry_bytes) if self.schema.ragged else 0
+
+    def _make(self, capacity: int, byte_limit: int, parameters: Parameters | None) -> Memory:
+        limit = self._for_values(capacity, byte_limit)
+        return Memory(self.schema, capacity, parameters, seed=self._seed, ragged_limit=limit)
 
     # What there is
 
@@ -154,7 +165,7 @@ class EpisodePool:
             return PoolStats(
                 clients=len(self._clients),
                 caches=episodes,
-                bytes=entries * self._entry_bytes,
+                bytes=entries * self._entry_bytes + memory.ragged_bytes,
                 unused=positives,
                 held=entries,
                 added=self._added,
@@ -345,12 +356,16 @@ class EpisodePool:
             capacity = self._fitting(byte_limit)
             old, gone = self._memory, 0
             if capacity != old.capacity:
-                fresh = Memory(self.schema, capacity, self.parameters, seed=self._seed)
+                fresh = self._make(capacity, byte_limit, self.parameters)
                 for episode in dataset.episodes(old):
                     if len(episode) <= capacity:
                         dataset.put(fresh, episode)
                 gone = old.num_episodes - fresh.num_episodes
                 self._replace(fresh)
+            else:
+                before = old.num_episodes
+                old.limit_ragged(self._for_values(capacity, byte_limit))
+                gone = before - old.num_episodes
             self.byte_limit = byte_limit
             return gone
 
@@ -359,7 +374,7 @@ class EpisodePool:
         with self._changing:
             old = self._memory
             self._put_back.clear()
-            self._replace(Memory(self.schema, old.capacity, self.parameters, seed=self._seed))
+            self._replace(self._make(old.capacity, self.byte_limit, self.parameters))
             return old.num_episodes
 
     def _replace(self, memory: Memory) -> None:

@@ -80,11 +80,17 @@ class EmptyEpisodeError(EpisodeError):
 class EpisodeTooLong(EpisodeError):
     """An open episode fills the memory: the entry that does not fit was refused."""
 
-    def __init__(self, lane: int, length: int, capacity: int) -> None:
-        super().__init__(lane, length, capacity)
-        self.lane, self.length, self.capacity = lane, length, capacity
+    def __init__(self, lane: int, length: int, capacity: int, ragged_limit: int = 0) -> None:
+        super().__init__(lane, length, capacity, ragged_limit)
+        self.lane, self.length, self.capacity, self.ragged_limit = lane, length, capacity, ragged_limit
 
     def __str__(self) -> str:
+        if self.ragged_limit:
+            return (
+                f"episode {self.lane} has {self.length} entries, and with one more values of ragged columns in open "
+                f"episodes would take over {self.ragged_limit} bytes (ragged_limit): the entry was refused and the "
+                f"episode stays as it was. Close it (truncated), or allow more."
+            )
         return (
             f"episode {self.lane} has {self.length} entries and the memory has room for {self.capacity} in all: the "
             f"entry was refused and the episode stays as it was. Close it (truncated), or make the memory larger."

@@ -44,6 +44,7 @@ MOST_ROWS = (1 << 31) - 256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED, NO_MEMORY = -1, -2, -3, -4, -5, -6, -7
+TOO_MANY_BYTES = -8
 
 
 class Sample(NamedTuple):
@@ -156,6 +157,8 @@ class Memory(_core.EntryStore):
         live: Whether entries of open episodes can be drawn.
         seed: Of the draws; None is different each time.
         page_rows: Rows that a lane takes at once, a power of two; None chooses.
+        ragged_limit: Bytes that values of ragged columns may take (`ragged_bytes`): the oldest closed episodes make
+            room, and what does not fit beside the open ones is refused. 0 is any.
 
     Raises:
         ParameterError: an argument is outside its range, or does not fit the schema.
@@ -170,6 +173,7 @@ class Memory(_core.EntryStore):
         live: bool = False,
         seed: int | None = None,
         page_rows: int | None = None,
+        ragged_limit: int = 0,
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
@@ -197,6 +201,7 @@ class Memory(_core.EntryStore):
         self._setup(columns, int(capacity), page_rows, self._dimensions, live, seeds)
         self._parameters = parameters
         self._apply(parameters)
+        self.limit_ragged(ragged_limit)
         _memories.add(self)
 
     # What there is
@@ -247,6 +252,12 @@ class Memory(_core.EntryStore):
 
     def __repr__(self) -> str:
         return f"Memory({self.num_entries} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
+
+    def limit_ragged(self, ragged_limit: int) -> None:
+        """Allow values of ragged columns so many bytes from now on, 0 is any; the oldest closed episodes make room."""
+        _check_whole("ragged_limit", ragged_limit, 0, 1 << 62)
+        self._ragged_limit = int(ragged_limit)
+        self._limit_ragged(self._ragged_limit)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -833,6 +844,8 @@ class Memory(_core.EntryStore):
             raise EpisodeClosedError("add an entry", lane)
         if status == TOO_LONG:
             raise EpisodeTooLong(lane, self._open_length(lane), self.capacity)
+        if status == TOO_MANY_BYTES:
+            raise EpisodeTooLong(lane, self._open_length(lane), self.capacity, self._ragged_limit)
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):

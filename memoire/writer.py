@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .errors import (
     Closed,
     EntryError,
+    EpisodeTooLong,
     EpisodeTorn,
     FinalObservationMissing,
     ObservationReused,
@@ -98,7 +99,7 @@ class Writer:
         first_lane: The memory's lanes first_lane .. first_lane + num_envs - 1 are this writer's.
         longest: Entries after which an endless episode is cut: the part so far is stored as truncated, with its true
             next state, and the rest as an episode of its own. None is capacity // (2 * num_envs). Observers are told of
-            whole episodes only.
+            whole episodes only. Where values of ragged columns have no more room, open episodes are cut earlier.
         check: Compare each obs with the next_obs of the step before; free where they are the same object.
 
     Raises:
@@ -207,9 +208,15 @@ class Writer:
             self._check_order(obs, next_obs)
             ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
             if self._room <= 0:
-                self._cut(given)
+                self._cut(given, self._longest)
             self._room -= 1
-            added = self._add(values, rewards, init_w, model_version)
+            try:
+                added = self._add(values, rewards, init_w, model_version)
+            except EpisodeTooLong as error:
+                if not error.ragged_limit:
+                    raise
+                self._cut(given, 1)  # values of ragged columns leave with what is closed
+                added = self._add(values, rewards, init_w, model_version)
             self._owned = self._last is not None and not _is_same(self._first(self._last), self._first(next_obs))
             self._last = next_obs
             if added and self._observer is not None:
@@ -407,9 +414,11 @@ class Writer:
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)
 
-    def _cut(self, given: Mapping[str, Any]) -> None:
-        """Store what is too long as a truncated episode: the observation that comes now is its true final one."""
-        for i in np.flatnonzero(self._clock - self._opened >= self._longest).tolist():
+    def _cut(self, given: Mapping[str, Any], least: int) -> None:
+        """Store what has at least so many entries as truncated episodes: the observation that comes now is their true
+        final one.
+        """
+        for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
             value = given[self._schema.value] if self._schema.value is not None else None
             final = self._state(given[self._root], None if self._single else i)
             self._memory.close(

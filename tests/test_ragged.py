@@ -1,6 +1,7 @@
 """Ragged columns in one process: values of any length, stored without padding and handed out padded."""
 
 import os
+import pickle
 import resource
 import zipfile
 from itertools import pairwise
@@ -388,6 +389,80 @@ def test_what_leaves_the_memory_leaves_the_heap() -> None:
     memory.open()  # discards them; the closed one left when the first was added
     assert memory.ragged_bytes == 0
     memory.check_invariants()
+
+
+def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None:
+    rng = np.random.default_rng(5)
+    memory = Memory(Schema({"obs": POINTS, "words": Column(np.int16, (None,))}), 1000, ragged_limit=4000)
+    kept: list[list[int]] = []
+    for lane in (0, 1):
+        memory.open(lane)
+    for step in range(400):
+        lane = step % 2
+        memory.add(lane, (points(rng, 1), np.arange(rng.integers(0, 9), dtype=np.int16)))
+        assert memory.ragged_bytes <= 4000
+        if memory.open_length(lane) > rng.integers(3, 9):
+            memory.close(lane, final_state=points(rng), terminated=False)
+            memory.open(lane)
+            assert memory.ragged_bytes <= 4000
+            kept.append([len(each) for each in dataset.episodes(memory) if not each.is_open])
+        memory.check_invariants()
+    assert all(one[1:] == other[: len(one) - 1] or one == other[:-1] or len(other) < len(one) for one, other in
+               pairwise(kept))  # the oldest leave  # fmt: skip
+    assert max(map(len, kept)) > 4
+    before = memory.num_episodes
+    memory.limit_ragged(2000)
+    assert memory.ragged_bytes <= 2000 and memory.num_episodes < before
+    memory.limit_ragged(0)
+    memory.extend(0, (np.ones((100, 9, 3), np.float32), [[]] * 100))
+    assert memory.ragged_bytes > 10_000
+
+
+@pytest.mark.parametrize("call", ["add", "extend", "add_many"])
+def test_values_that_do_not_fit_beside_open_episodes_are_refused_and_nothing_is_added(call) -> None:
+    memory = Memory(Schema({"obs": POINTS}), 100, ragged_limit=1000)
+    for lane in (0, 1):
+        memory.open(lane)
+        memory.extend(lane, (np.ones((5, 5, 3), np.float32),))
+    before = memory.ragged_bytes, memory.num_entries
+    large = np.ones((20, 3), np.float32)
+    with pytest.raises(memoire.errors.EpisodeTooLong, match=r"over 1000 bytes \(ragged_limit\)") as caught:
+        if call == "add":
+            memory.add(0, (large,))
+        elif call == "extend":
+            memory.extend(0, ([large[:1], large, large],))
+        else:
+            memory.add_many([0, 1], ([large, large],))
+    assert (memory.ragged_bytes, memory.num_entries) == before and caught.value.length == 5
+    assert pickle.loads(pickle.dumps(caught.value)).ragged_limit == 1000
+    memory.close(0)
+    memory.add(1, (large,))
+    assert memory.num_episodes == 0 and memory.open_length(1) == 6
+    memory.check_invariants()
+
+
+def test_a_writer_cuts_open_episodes_whose_values_have_no_more_room() -> None:
+    schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32})
+    buffer = memoire.Buffer(schema, 1000, ragged_limit=3000)
+    writer = buffer.writer(num_envs=2, autoreset="disabled")
+    rng = np.random.default_rng(1)
+    states = [[points(rng, 3) for _ in range(2)] for _ in range(300)]
+    flat = {state.tobytes(): (t, i) for t, both in enumerate(states) for i, state in enumerate(both)}
+    cut = 0
+    for state, after in pairwise(states):
+        writer.step(state, [0, 0], [1.0, 1.0], [False, False], [False, False], after)
+        assert buffer.memory.ragged_bytes <= 3000
+        for each in dataset.episodes(buffer.memory):
+            if not each.is_open:
+                assert each.terminated is False and each.final_state is not None
+                whole = [*each.columns["obs"], each.final_state["obs"]]
+                places = [flat[state.tobytes()] for state in whole]
+                assert all(later == (t + 1, i) for (t, i), later in pairwise(places))
+                cut += 1
+    assert cut > 50
+    with pytest.raises(memoire.errors.EpisodeTooLong):  # alone it is too large
+        writer.step(states[-1], [0, 0], [1.0, 1.0], [False, False], [False, False], [np.ones((150, 3))] * 2)
+        writer.step([np.ones((150, 3))] * 2, [0, 0], [1.0, 1.0], [False, False], [False, False], states[0])
 
 
 def test_a_memory_gives_its_values_back_when_it_goes() -> None:
