@@ -1046,7 +1046,7 @@ class Client(Node):
         self._hello_open, self._hello_at = True, float("inf")
         hello = wire.Hello(
             role="actor",
-            table=self._table,
+            table=self._table or ("" if self._welcome is None else self.table),  # the same at each home
             label=self.uuid,
             software=SOFTWARE,
             host=socket.gethostname()[:256],

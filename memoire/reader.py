@@ -934,7 +934,7 @@ class Reader(Node):
         link.look_at = now + LOOK
         hello = wire.Hello(
             role="reader",
-            table=self._asked_table,
+            table=self._asked_table or self._table,
             software=SOFTWARE,
             host=socket.gethostname()[:256],
             pid=os.getpid(),
@@ -990,6 +990,9 @@ class Reader(Node):
         told = message.body
         if not isinstance(told, wire.Welcome):
             raise Refused(link.channel.endpoint, "unexpected", f"HELLO was answered by {message.type.name}")
+        if told.table_name != self._table and self._schema is not None:
+            link.look_at = 0.0  # whoever names no table is given each server's first: it keeps the one that came first
+            return
         schema, parameters = Schema.from_json(told.schema), Parameters.from_wire(told.parameters)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(self.reader_id.hex()[:8], "schema", str(schema), f"batches of {self._schema}")

@@ -259,6 +259,30 @@ def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(clu
         assert owners[name] <= mine and len(owners[name]) > 1
 
 
+def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
+    """Also at servers that have another one first."""
+    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA)}
+    servers = [
+        cluster.server(schema=None, tables=tables, name="a", limits=QUICK),
+        cluster.server(schema=None, tables=dict(reversed(tables.items())), name="b", limits=QUICK),
+    ]
+    values = {"online": 3, "demo": 7}
+    for server in servers:
+        for name, value in values.items():
+            fill(cluster.client(server, table=name), 1, value=value)
+    reader = cluster.reader(servers)
+    until(lambda: len(reader.servers) == 2)
+    assert set(np.unique(reader.get_batch(400).obs)) == {values[reader.table]}
+
+    proxy = cluster.proxy(servers, limits=QUICK)
+    until(lambda: len(proxy.servers) == 2)
+    client = cluster.client(proxy, limits=QUICK)
+    first, left = client.table, {server.name: server for server in servers}[client.home]
+    left._desk.drain()
+    until(lambda: client.home != left.name)
+    assert client.table == first
+
+
 # What a server is told
 
 
