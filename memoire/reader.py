@@ -413,8 +413,12 @@ class Reader(Node):
             self._check_open()
             if name in (self._table, self._asked_table):
                 return self
-            if name not in self._partners or self._partners[name]._failed is not None:
-                self._partners[name] = Reader(self.urls, table=name, timeout=None, **self._options)
+            former = self._partners.get(name)
+            if former is not None and former._failed is None:
+                return former
+            if former is not None:
+                former.close(0.0)  # its table was not there; it may be now
+            self._partners[name] = Reader(self.urls, table=name, timeout=None, **self._options)
             return self._partners[name]
 
     def _is_over(self) -> bool:

@@ -1,5 +1,7 @@
 """Several named memories in a server: each with schema, parameters and limits of its own, drawn apart or mixed."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from memoire import cache, wire
 from memoire.batch import ID
 from memoire.buffer import Buffer
 from memoire.desk import Desk
-from memoire.errors import MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
+from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.memory import Memory
 from memoire.mixed import MixedBatch
@@ -180,7 +182,9 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
     until(lambda: (online.update(10.0), online.stats().applied == 48)[1])  # at its actor
 
 
-def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster):
+def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 0.5)
+    monkeypatch.setattr("memoire.reader.LOOK", 0.3)
     tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
     servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]
     proxy = cluster.proxy(servers, limits=QUICK)
@@ -223,6 +227,36 @@ def test_a_client_whose_home_comes_back_without_its_table_is_told(cluster):
     cluster.server(server.endpoint, None, tables={"online": Table(SCHEMA)}, limits=QUICK, **same)
     with pytest.raises(Refused, match="no table 'demo', but 'online'"):
         until(lambda: client.update(10.0))
+
+
+def test_a_reader_ends_with_all_that_it_mixes(cluster):
+    server = with_tables(cluster)
+    for name in server.tables:
+        fill(cluster.client(server, table=name))
+    reader = cluster.reader([server])
+    before = set(threading.enumerate())
+    batches = reader.batches({"online": 8, "demo": 8}, timeout=20.0)
+    batch = next(batches)
+    (made,) = set(threading.enumerate()) - before  # a reader of the other table beside it
+    assert next(reader.batches({"demo": 4}, timeout=20.0)).rows == {"demo": slice(0, 4)}
+    assert set(threading.enumerate()) - before == {made}  # the same again
+    reader.close()
+    assert not made.is_alive() and list(batches) == []
+    with pytest.raises(Closed):
+        batch.update_priorities(np.ones(16))
+
+
+def test_a_table_that_comes_later_is_found(cluster):
+    server = with_tables(cluster, {"online": Table(SCHEMA)}, name="home")
+    fill(cluster.client(server))
+    reader = cluster.reader([server])
+    with pytest.raises(Refused):
+        next(reader.batches({"demo": 8}, timeout=20.0))
+    server.close(0.2)
+    same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
+    server = cluster.server(server.endpoint, None, tables=two(), **same)
+    fill(cluster.client(server, table="demo"))
+    assert len(next(reader.batches({"demo": 8}, timeout=20.0))["demo"].ids) == 8
 
 
 def test_a_learner_is_known_by_the_table_that_it_draws_from(cluster):
@@ -279,7 +313,7 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
     client = cluster.client(proxy, limits=QUICK)
     first, left = client.table, {server.name: server for server in servers}[client.home]
     left._desk.drain()
-    until(lambda: client.home != left.name)
+    until(lambda: (client.update(10.0), client.home != left.name)[1])
     assert client.table == first
 
 
