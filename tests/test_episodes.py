@@ -586,6 +586,41 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
     assert abs(np.mean(means) - expected) < 4.0 * error
 
 
+def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry() -> None:
+    """An entry's content says what its priority must be once anybody has reported on it; batches are kept for a while."""
+    made, rng = EpisodePool(PLAIN, Parameters(frame_stack=1), capacity=120, seed=3), np.random.default_rng(3)
+
+    def pack(*columns: Any) -> Any:
+        return cache.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+
+    shipped: list[Any] = []
+    store = OpenEpisodes(PLAIN, 300, Parameters(), pack=pack, ship=shipped.append)
+    name, kept, told = 0, [], 0
+    for round in range(400):
+        length = int(rng.integers(1, 30))
+        names = np.arange(name, name + length, dtype=np.float32)
+        name += length
+        columns = {"obs": np.stack([names, names], axis=1), "action": np.zeros(length, np.int32)}
+        received(made, store.whole(columns | {"reward": np.zeros(length, np.float32)}, 1.0, 0, {"terminated": True}))
+        kept.append(made.get(16).gathered)
+        if round % 100 == 99:
+            made.limit(made.byte_limit + (1 if round < 200 else -1))  # the same number of entries: ids stay
+        if round == 250:
+            made.clear()
+            continue
+        if len(kept) > 6:
+            old = kept.pop(int(rng.integers(len(kept))))
+            errors = old.prev["obs"][:, 0, 0] + np.float32(0.5)
+            told += made.apply(old.ids["client"][0].tobytes(), old.ids["number"], errors) is not None
+    inside = made.memory._inside()
+    held = np.flatnonzero((inside["meta"]["episode"] >= 0) & (inside["meta"]["learned"] == 1))
+    contents = inside["columns"][0].view(np.float32)[held, 0]
+    np.testing.assert_allclose(inside["meta"]["priority"][held], contents + 0.5, rtol=1e-6)
+    assert len(held) > 20
+    assert made.stats().stale > 500
+    assert told < 393  # those of before the memory began anew are refused
+
+
 def test_threads_add_draw_and_change_at_once() -> None:
     made, actor = EpisodePool(SCHEMA, byte_limit=500 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)), Actor(Parameters())
     shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})

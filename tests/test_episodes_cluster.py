@@ -323,6 +323,20 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
     assert third.stats().totals.clients <= 1
 
 
+def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
+    server = cluster.server(storage="episodes", limits=QUICK, state_dir=tmp_path / "state", name="a")
+    client = cluster.client(server, limits=QUICK)
+    record(client, episodes=3)
+    until(lambda: settled(client))
+    again = cluster.restart(server, storage="episodes", limits=QUICK, state_dir=tmp_path / "state")
+    record(client, episodes=2)
+    until(lambda: settled(client))
+    stats, totals = client.stats(), again.totals()
+    assert (totals.episodes, totals.steps) == (stats.episodes, stats.steps) == (5, 100)
+    assert totals.pushed_caches == totals.accepted_caches + totals.lost_caches == stats.pushed_caches
+    assert stats.accepted_caches == totals.accepted_caches
+
+
 def test_a_new_run_begins_with_an_empty_memory(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
