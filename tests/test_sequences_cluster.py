@@ -264,3 +264,30 @@ def test_a_cluster_goes_over_from_transitions_to_sequences_while_it_runs(cluster
     client.update(10.0)
     assert client.push_cache(10.0)
     assert server.get_batch(8, timeout=10.0).obs.shape == (8, 9, 1)
+
+
+@pytest.mark.parametrize("first", [(), ("note",), ("note", "hidden")])
+def test_columns_of_any_length_are_in_sequences_that_crossed_the_wire(first):
+    schema = Schema(
+        {
+            "obs": Column(np.float32, (None, 2), "state"),
+            "note": Column(np.int16, (None,)),
+            "hidden": (np.float32, (3,)),
+            "reward": np.float32,
+        }
+    )
+    memory = Memory(schema, 64, CUT.replace(sequence_first=first), seed=1)
+    for length in (7, 12):
+        memory.open()
+        for t in range(length):
+            note = np.full((t + 1) % 4, t, np.int16)
+            memory.add(0, (np.full((t % 5, 2), t, np.float32), note, np.full(3, t, np.float32), np.float32(t)))
+        memory.close(final_state=np.full((6, 2), length, np.float32), terminated=True)
+    pool = pool_of(memory, 60)
+    for drawn in (pool.get(30), far_away(pool, 30)[0]):
+        gathered = drawn.gathered
+        expected = memory.gather(gathered.ids["number"])
+        same(gathered, expected)
+        assert gathered.prev_lengths.keys() == expected.prev_lengths.keys() == {"obs", "note"}
+        for name, lengths in expected.prev_lengths.items():
+            np.testing.assert_array_equal(gathered.prev_lengths[name], lengths)
