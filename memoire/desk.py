@@ -235,6 +235,7 @@ class Desk:
             else:
                 table.take_parameters(table.parameters, chosen.version + 1)
             self._save_parameters(table)
+        self._tell_models()
         for facts in self.runs.facts():
             self.journal.run(facts)
 
@@ -296,6 +297,7 @@ class Desk:
                 self.journal.run(self.runs.current.facts)
             for table in self.tables:
                 table.pool.clear()
+                table.limiter.reset()
             self.models.renew()
             self._uploads.clear()
             self._waiting.clear()
@@ -390,6 +392,7 @@ class Desk:
             is_saved = True
             if body.role == "actor":
                 since = self._meet(header.client, body, table)
+                table.limiter.met(header.client, body.inserted, header.sequence)
                 is_saved = self._is_saved(self.runs.current, header.client)
             elif body.role == "reader":
                 self.learners.met(header.client, body, self._clock(), table.name)
@@ -416,6 +419,7 @@ class Desk:
                 since=since,
                 durable=self.is_durable,
                 leaving=[self.name] if self.leaving else [],
+                granted_steps=self._granted(table, header.client)[0] if body.role == "actor" else wire.NO_LIMIT,
             )
             names = {"run": self.run, "home": self.home, "fingerprint": table.fingerprint, "table": table.number}
         return Reply(welcome, None, names, until_saved=not is_saved)
@@ -484,12 +488,24 @@ class Desk:
             reply = Reply(self._updated(table, run, account, body), until_saved=not self._is_saved(run, header.client))
         if run is self.runs.current:
             table.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
+            table.limiter.reported(header.client, body.steps - body.passed_steps, header.sequence)
             if account.report.leaving:
                 table.pool.goodbye(header.client)
-        if feedback is None:
+                table.limiter.left(header.client)
+        changed: dict[str, Any] = {}
+        if run is self.runs.current and table.limiter.is_active and not account.report.leaving:
+            with self.lock:
+                changed["granted_steps"], changed["wait"] = self._granted(table, header.client)
+        if feedback is not None:
+            changed["feedback_through"] = feedback[0]
+        if not changed:
             return reply
-        body_with = msgspec.structs.replace(reply.body, feedback_through=feedback[0])
-        return reply._replace(body=body_with, payload=feedback[1])
+        payload = None if feedback is None else feedback[1]
+        return reply._replace(body=msgspec.structs.replace(reply.body, **changed), payload=payload)
+
+    def _granted(self, table: OpenTable, client: bytes) -> tuple[int, str]:
+        """How many entries a client may have recorded before it has to ask again, and why not more. Under the lock."""
+        return table.limiter.grant(client, self._sharers()[table.number])
 
     def untold(self, within: float) -> int:
         """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
@@ -616,6 +632,13 @@ class Desk:
             for model in models:
                 if self.models.put(model):
                     self._on_model(model)
+            self._tell_models()
+
+    def _tell_models(self) -> None:
+        """Have the tables know how old their entries' models are."""
+        versions = self.models.versions()
+        for table in self.tables:
+            table.pool.saw_model(table.parameters.newest_model(versions))
 
     def _publish(self, header: wire.Header, body: wire.Publish, payload: Any) -> Reply:
         with self.lock:
@@ -840,21 +863,36 @@ class Desk:
     # ------------------------------------------------------------------------------------------------ readers
 
     def _sums(self, header: wire.Header, body: wire.Sums, _: Any) -> Reply:
-        pool = self._drawn_from(header)
-        rows = pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
-        return Reply(wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished))
+        table = self._drawn_from(header)
+        rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        standing = _stands(table, header.client, body)
+        return Reply(
+            wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
+        )
 
     def _draw(self, header: wire.Header, body: wire.Draw, _: Any) -> Reply:
-        pool = self._drawn_from(header)
-        payload = pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
-        rows = pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
-        return Reply(wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished), payload)
+        table = self._drawn_from(header)
+        payload = table.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
+        rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        if payload is not None:
+            table.limiter.drew(cache.samples_of(payload))
+        standing = _stands(table, header.client, body)
+        drawn = wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
+        return Reply(drawn, payload)
 
-    def _drawn_from(self, header: wire.Header) -> AnyPool:
+    def _drawn_from(self, header: wire.Header) -> OpenTable:
         table = self.tables.numbered(header.table)
         if header.fingerprint:
             table.check_fingerprint(header.fingerprint)
-        return table.pool
+        return table
+
+
+def _stands(table: OpenTable, reader: bytes, body: wire.Sums | wire.Draw) -> wire.Standing | None:
+    """How a table's drawing stands beside its recording, after what a reader has told of it."""
+    table.limiter.wants(reader, body.wanted)
+    if body.band is not None:
+        table.limiter.told(body.band)
+    return table.limiter.standing()
 
 
 def _check_name(run: str) -> None:

@@ -156,6 +156,14 @@ class EpisodePool:
         """Those that draws follow now."""
         return self._memory.parameters
 
+    def entries(self) -> int:
+        """Entries that can be drawn."""
+        return self._memory.num_positive
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        self._memory.saw_model(version)
+
     def stats(self) -> PoolStats:
         """A frozen picture; what is called caches elsewhere are episodes here."""
         memory = self._memory

@@ -13,15 +13,18 @@ from .batch import Batch
 from .checks import seconds, whole
 from .desk import Desk
 from .episodes import EpisodePool
-from .errors import Closed, ParameterError
+from .errors import Closed, NotEnoughSamples, ParameterError
 from .figures import Freshness, Looks
 from .groups import EpisodeBatch
 from .parameters import Parameters
-from .pool import MOST_BATCH
+from .pool import MOST_BATCH, Pooled
+from .rate import RateStats
 from .schema import Schema
 from .table import OpenTable, Storage
 from .worker import batches_until_over
 
+STRETCH = 1.0
+"""Seconds after which a draw that waits for samples says so again."""
 ADVICE = "Are actors running, and do they reach this server?"
 
 
@@ -59,6 +62,8 @@ class TableStats:
     parameters_version: int
     samples_per_insert: float
     """The parameter."""
+    rate: RateStats
+    """How drawing stands beside recording, and who waits for what."""
     freshness: Freshness | None
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
 
@@ -110,7 +115,7 @@ class TableHandle:
         began = time.monotonic()
         try:
             size = whole("batch_size", batch_size, 1, MOST_BATCH)
-            drawn = self._table.pool.get(size, timeout=seconds(timeout, 0.0), out=out)
+            drawn = self._drawn(size, seconds(timeout, 0.0), out)
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -160,6 +165,29 @@ class TableHandle:
         with self._counting:
             self._batches += 1
         return batch
+
+    def _drawn(self, size: int, timeout: float, out: Any) -> Pooled:
+        """Samples as soon as there are enough, and as they may be drawn beside what is recorded."""
+        pool, limiter = self._table.pool, self._table.limiter
+        if not limiter.is_active:
+            drawn = pool.get(size, timeout=timeout, out=out)
+            limiter.drew(size)
+            return drawn
+        deadline = time.monotonic() + timeout
+        if reason := limiter.take(size, timeout):
+            raise NotEnoughSamples(size, 0, 0, 0, timeout, reason)
+        try:
+            with limiter.waiting(size):
+                while True:  # in stretches, so that actors that were told to wait hear that somebody waits for them
+                    left = deadline - time.monotonic()
+                    try:
+                        return pool.get(size, timeout=max(0.0, min(left, STRETCH)), out=out)
+                    except NotEnoughSamples as short:
+                        if left <= STRETCH:
+                            raise NotEnoughSamples(size, short.unused, short.caches, short.clients, timeout) from None
+        except BaseException:
+            limiter.drew(-size)
+            raise
 
     def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
         """Batches of this table until the run is over: see `Server.batches`."""
@@ -213,6 +241,7 @@ class TableHandle:
             stale=pool.stale,
             parameters_version=version,
             samples_per_insert=table.parameters.samples_per_insert,
+            rate=table.limiter.stats(),
             freshness=self._looks.newest,
         )
 

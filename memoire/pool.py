@@ -161,6 +161,12 @@ class AnyPool(Protocol):
     def walk(self) -> Iterator[Any]:
         """All that is held, one by one, while it goes on: for a snapshot. `put_back` takes it."""
 
+    def entries(self) -> int:
+        """Entries that can be drawn, or whose samples can come."""
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
     def stats(self) -> PoolStats:
         """A frozen picture."""
 

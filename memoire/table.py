@@ -17,6 +17,7 @@ from .checks import mapping, whole
 from .errors import ParameterError, ProtocolError, WrongType
 from .parameters import Parameters
 from .pool import AnyPool, Pool
+from .rate import Limiter, check_size
 from .sampling import Sampler, fields_of
 from .schema import Schema
 from .wire import DEFAULT_TABLE, table_number
@@ -90,6 +91,7 @@ class OpenTable:
 
     def __init__(self, name: str, settings: Table, pool: AnyPool) -> None:
         self.name, self.settings, self.pool = name, settings, pool
+        check_size(settings.parameters, pool.capacity)
         self.number = table_number(name)
         """What headers say for it."""
         self.schema = settings.schema
@@ -97,6 +99,8 @@ class OpenTable:
         self.storage = settings.storage
         self.max_step = settings.max_step
         self.parameters, self.parameters_version = settings.parameters, 1
+        self.limiter = Limiter(settings.parameters, pool.entries)
+        """How far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
         """Bytes that it alone may hold, where it does not share in the server's."""
 
@@ -119,8 +123,10 @@ class OpenTable:
             ParameterError: they do not fit the schema; nothing was changed.
         """
         parameters.check_for(self.schema)
+        check_size(parameters, self.pool.capacity)
         if parameters != self.parameters:
             self.pool.configure(parameters)
+            self.limiter.configure(parameters)
         self.parameters, self.parameters_version = parameters, version
 
     def check_fingerprint(self, fingerprint: int) -> None:

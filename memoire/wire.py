@@ -59,6 +59,10 @@ CODES: Final = {
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
 
 
+NO_LIMIT = 2**53 - 1
+"""Entries that a client may record where nothing holds it back."""
+
+
 class Type(enum.IntEnum):
     """The number of each message in its header; numbers are never reused."""
 
@@ -104,6 +108,7 @@ Parts: TypeAlias = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=2.0**40)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
+Signed: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
 Word: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16384)]
@@ -127,6 +132,25 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """A row inside of a tail: a msgpack array of all its fields; further elements are ignored."""
 
 
+class Standing(Part, frozen=True, array_like=True):
+    """How drawing stands beside recording, as a server sees it; see `rate`."""
+
+    surplus: Signed
+    is_told: bool  # whether it is that of all servers, as a reader told
+    inserted: Count  # entries that clients of this server reported, since it began
+    drawn: Count  # samples that anybody drew here
+
+
+class Band(Part, frozen=True, array_like=True):
+    """The same for all servers together, as a reader tells each of them."""
+
+    surplus: Signed
+    inserted: Count  # what this server had said of its own when the reader knew that surplus
+    drawn: Count
+    entries: Count  # that can be drawn at the other servers
+    share: Annotated[float, Meta(ge=0.0, le=1.0)]  # of what may be recorded, for this server's clients
+
+
 class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     """First request of a client, reader or publisher, answered by WELCOME. The header's home is 0 or its last one."""
 
@@ -140,6 +164,7 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # compressions it can undo and make
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # of a reader: what its learner shows
     figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # of a reader: what it has counted by itself
+    inserted: Count = 0  # of an actor: steps of this run, less passed_steps, that it has recorded until now
 
 
 class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -175,6 +200,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     since: Word = 0  # epoch of the home in which it opened this client's account: pushes are counted from then
     durable: bool = False  # replies of this home mean "on disk"
     leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # those of the servers that take no new clients
+    granted_steps: Count = NO_LIMIT  # as in UPDATED
     unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies where nobody has answered yet
 
 
@@ -203,6 +229,7 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0  # of the home, as last heard
     episodes: Count = 0
     steps: Count = 0
+    passed_steps: Count = 0  # those of them that are no inserts: recorded beyond granted_steps, and not pushed
     caches: Count = 0  # pushed to this home
     cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this home
     shipped_episodes: Count = 0  # EPISODE messages pushed to this home
@@ -250,6 +277,8 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False
     time: Seconds = 0.0  # unix, of the home's clock when it answered
     leaving: bool = False  # the home is being drained: say HELLO to be given another one
+    granted_steps: Count = NO_LIMIT  # steps less passed_steps that it may come to before it has to ask again
+    wait: Text = ""  # why not more, where it may not go on
 
 
 class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -363,6 +392,8 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
     elsewhere: Count = 0  # samples that it has drawn from other servers so far
     part: Small = 0  # its clients are every `of`-th one in the order in which they came, beginning with this one
     of: Parts = 1
+    wanted: Small = 0  # samples of a batch that cannot be drawn for want of entries or samples
+    band: Band | None = None  # how it stands with all servers, where that is limited
 
     def __post_init__(self) -> None:
         _check_part(self.part, self.of)
@@ -375,6 +406,7 @@ class Summed(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
+    standing: Standing | None = None  # where drawing or recording is limited
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)
@@ -389,6 +421,8 @@ class Draw(Body, frozen=True, kw_only=True, omit_defaults=True):
     elsewhere: Count = 0
     part: Small = 0
     of: Parts = 1
+    wanted: Small = 0
+    band: Band | None = None
 
     def __post_init__(self) -> None:
         unpack_counts(self.counts)
@@ -403,6 +437,7 @@ class Drawn(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
     clients: Annotated[bytes, Meta(max_length=2**27)] = b""
     finished: bool = False
+    standing: Standing | None = None  # where drawing or recording is limited
 
     def __post_init__(self) -> None:
         unpack_sums(self.clients)

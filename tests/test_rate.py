@@ -1,0 +1,247 @@
+"""The band between drawing and recording: kept at any speeds, explained, never a reason to wait for ever."""
+
+import itertools
+import math
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire.errors import ParameterError
+from memoire.parameters import Parameters
+from memoire.rate import PATIENCE, Band, Limiter
+from memoire.wire import NO_LIMIT
+
+
+numbers = itertools.count(1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limiter(entries: int = 10**6, clock=None, **fields) -> Limiter:
+    return Limiter(Parameters(**fields), lambda: entries, clock or Clock())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
+    rng = random.Random(seed)
+    ratio, batch = rng.choice([0.125, 0.5, 1.0, 8.0]), rng.choice([1, 32, 256])
+    tolerance = max(1.0, (batch + ratio) / 2 * rng.choice([1.0, 1.5, 4.0, 20.0]) + ratio)
+    band = limiter(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance)
+    clients = [bytes([i]) * 16 for i in range(rng.choice([1, 3, 8]))]
+    speeds = [rng.choice([0.01, 0.3, 1.0]) for _ in clients]
+    learner = rng.choice([0.05, 0.5, 1.0])
+    done, through = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    drawn, least, most = 0, 0.0, 0.0
+    for client in clients:
+        band.met(client, 0, next(numbers))
+    for _ in range(4000):
+        for client, speed in zip(clients, speeds, strict=True):
+            if rng.random() < speed:  # so many steps as it may, told late
+                done[client] += rng.randint(0, min(through[client] - done[client], 50))
+            if rng.random() < speed:
+                band.reported(client, done[client], next(numbers))
+                through[client] = band.grant(client, len(clients))[0]
+        if rng.random() < learner and not band.why_not_draw(batch):
+            band.drew(batch)
+            drawn += batch
+        surplus = ratio * sum(done.values()) - drawn
+        least, most = min(least, surplus), max(most, surplus)
+    assert -tolerance - 1e-6 <= least and most <= tolerance + 1e-6
+    assert drawn > 0 and sum(done.values()) > 0
+    assert band.stats().forgiven == 0.0
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["report", "grant", "draw", "leave"]), st.integers(0, 3), st.integers(0, 40)),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps, st.sampled_from([0.25, 1.0, 3.0]), st.sampled_from([4.0, 10.0, 100.0]))
+def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, tolerance):
+    band = limiter(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance)
+    told: dict[int, int] = {}
+    through: dict[int, int] = {}
+    inserted = drawn = 0
+    for what, who, count in walk:
+        client, surplus = bytes([who]) * 16, ratio * inserted - drawn
+        if what == "report":
+            band.met(client, 0, next(numbers))
+            before = told.setdefault(who, 0)
+            told[who] = max(before, before + count - 5)
+            inserted += told[who] - before
+            band.reported(client, before + count - 5, next(numbers))
+        elif what == "grant":
+            others = sum(max(0, through[i] - told.get(i, 0)) for i in through if i != who)
+            room = (tolerance - surplus) / ratio
+            mine = min(room - others, max(1.0, room / 2))
+            expected = max(through.get(who, 0), told.get(who, 0) + max(0, math.floor(mine + 1e-6)))
+            assert band.grant(client, 2)[0] == expected
+            through[who] = expected
+            told.setdefault(who, 0)
+        elif what == "leave":
+            band.left(client)
+            told.pop(who, None)
+            through.pop(who, None)
+        elif count:
+            assert bool(band.why_not_draw(count)) == (surplus - count < -tolerance - 1e-6)
+            band.drew(count)
+            drawn += count
+    stats = band.stats()
+    assert stats.surplus == pytest.approx(ratio * inserted - drawn)
+    assert (stats.inserted, stats.drawn) == (inserted, drawn)
+
+
+def test_both_sides_say_why_they_wait():
+    band = limiter(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
+    band.met(b"a" * 16, 0, next(numbers))
+    assert not band.why_not_draw(100)
+    band.drew(100)
+    assert band.why_not_draw(74).startswith("waits for 37 more entries: drawing is 100 samples ahead of 2 for each entry")
+    assert "waits for 37 more entries" in band.stats().draws_wait and not band.stats().inserts_wait
+    through, reason = band.grant(b"a" * 16)
+    assert (through, reason) == (100, "")
+    band.reported(b"a" * 16, 100, next(numbers))
+    assert band.grant(b"a" * 16) == (100, band.stats().inserts_wait)
+    assert band.stats().inserts_wait.startswith("waits until 2 more samples are drawn: learners are 100 samples behind")
+
+
+def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
+    held = [0]
+    band = Limiter(
+        Parameters(min_size=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0), lambda: held[0], Clock()
+    )
+    assert band.why_not_draw(1).startswith("waits for 1000 more entries: 0 can be drawn, and 1000 are to be there first")
+    client, done = b"c" * 16, 0
+    while held[0] < 1000:
+        through, reason = band.grant(client)
+        assert through > done and not reason, "nobody else could bring what is missing"
+        held[0] = done = through
+        band.reported(client, done, next(numbers))
+    assert done <= 1020 and not band.why_not_draw(10)
+    assert band.stats().surplus <= 20.0
+
+
+def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
+    clock = Clock()
+    band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=32.0, cache_size=8)
+    client = b"d" * 16
+    band.reported(client, 0, next(numbers))
+    band.reported(client, band.grant(client)[0], next(numbers))
+    band.wants("learner", 16)
+    assert band.grant(client)[1], "the band is full"
+    clock.now += 2 * PATIENCE
+    band.wants("learner", 16)
+    through, reason = band.grant(client)
+    assert (through, reason) == (32 + 24, "")
+    band.reported(client, through, next(numbers))
+    assert band.stats().surplus == 32.0 and band.stats().forgiven == 24.0
+    band.wants("learner", 0)
+    assert band.grant(client)[1]
+
+
+def test_a_client_that_has_ended_gives_back_what_it_was_granted():
+    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
+    assert band.grant(b"a" * 16)[0] == 50
+    assert band.grant(b"b" * 16) == (0, band._why_not_record())
+    band.left(b"a" * 16)
+    assert band.grant(b"b" * 16)[0] == 50
+
+
+def test_a_client_that_comes_from_another_home_brings_no_inserts_along():
+    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
+    band.met(b"a" * 16, 10_000, next(numbers))
+    band.reported(b"a" * 16, 10_010, next(numbers))
+    assert (band.stats().inserted, band.stats().surplus) == (10, 10.0)
+    assert band.grant(b"a" * 16)[0] == 10_050
+
+
+def test_a_batch_that_could_never_be_drawn_is_refused_at_once():
+    band = limiter(samples_per_insert=4.0, samples_per_insert_tolerance=100.0)
+    band.check_batch(196)
+    with pytest.raises(ParameterError, match="batch_size must be at most 196 with") as caught:
+        band.check_batch(198)
+    assert "Set a tolerance of at least 101" in str(caught.value)
+
+
+def test_a_batch_of_the_largest_size_is_always_drawn_in_the_end():
+    for ratio in (0.3, 1.0, 7.0):
+        for tolerance in (max(1.0, ratio), 10.0, 33.3):
+            band = limiter(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance)
+            largest = math.floor(2 * tolerance - ratio)
+            client, done = b"e" * 16, 0
+            for _ in range(20 if largest else 0):
+                while band.why_not_draw(largest):
+                    through, _ = band.grant(client)
+                    assert through > done
+                    done += 1
+                    band.reported(client, done, next(numbers))
+                band.drew(largest)
+
+
+def test_another_band_begins_anew_and_another_setting_does_not():
+    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
+    band.drew(0)
+    assert not band.why_not_draw(40)
+    band.drew(40)
+    band.configure(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=50.0, priority_exponent=0.1))
+    assert band.stats().surplus == -40.0
+    band.configure(Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=50.0))
+    assert band.stats().surplus == 0.0
+    band.configure(Parameters())
+    assert band.grant(b"f" * 16) == (NO_LIMIT, "") and not band.why_not_draw(10**6)
+
+
+def test_a_reader_of_several_servers_says_how_it_stands_with_all():
+    band = limiter(entries=0, samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
+    band.reported(b"a" * 16, 0, next(numbers))
+    band.reported(b"a" * 16, 30, next(numbers))
+    assert band.standing() == Standing(surplus=30.0, is_told=False, inserted=30, drawn=0)
+    band.reported(b"a" * 16, 35, next(numbers))  # what the reader does not know yet
+    band.told(Band(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5))
+    assert (band.standing().surplus, band.standing().is_told) == (-40.0, True) and band.stats().entries == 7
+    assert band.why_not_draw(11) and not band.why_not_draw(10)
+    assert band.grant(b"a" * 16)[0] == 35 + 45  # half of the room of 90
+
+
+def test_a_draw_that_waits_goes_on_when_entries_come():
+    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
+    assert band.take(20, 0.0) == ""
+    said: list[str] = []
+    waits = threading.Thread(target=lambda: said.append(band.take(10, 20.0)))
+    waits.start()
+    band.met(b"a" * 16, 0, next(numbers))
+    band.reported(b"a" * 16, 10, next(numbers))
+    waits.join(10.0)
+    assert said == [""] and band.stats().surplus == -20.0
+    assert "waits for 1 more entries" in band.take(1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"samples_per_insert_tolerance": 0.5}, "samples_per_insert_tolerance must be at least 1"),
+        ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 4.0}, "at least 4"),
+        ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be above 0"),
+        ({"max_times_sampled": 2, "samples_per_insert": 3.0}, "samples_per_insert must be at most max_times_sampled, 2"),
+        ({"max_age": 0.0}, "max_age must be above 0"),
+        ({"max_age": -1.0}, "max_age must be"),
+        ({"max_model_lag": -1}, "max_model_lag must be"),
+        ({"min_size": -1}, "min_size must be"),
+        ({"max_times_sampled": 1.5}, "max_times_sampled must be"),
+        ({"model_topic": ""}, "model_topic must be"),
+    ],
+)
+def test_limits_that_cannot_be_met_are_refused(fields, words):
+    with pytest.raises(ParameterError, match=words):
+        Parameters(**fields)
