@@ -3759,7 +3759,16 @@ cdef class HeldCache:
     cdef bint is_held
     cdef View view
     cdef list unpacked
-    cdef uint32_t used            # samples already drawn
+    # Samples are drawn in the order in which they lie; once some were passed over (they are too old) or used up, in that of `left`.
+    cdef uint32_t used            # samples already drawn, of `count`
+    cdef uint32_t count
+    cdef uint32_t* left           # [count] the samples that are left, drawn ones included; NULL: all
+    cdef uint32_t* times          # with reuse and a limit: how often each sample was drawn; NULL: none yet
+    cdef int64_t again            # how often its samples may be drawn yet, all together, with such a limit
+    cdef double eldest            # least moment at which a sample's entry was recorded, or before; by the pool's clock
+    cdef int64_t least_model      # least version of the models that made its samples, or less
+    cdef double whole             # N_k, while `view.positives` is that of what is not passed over
+    cdef public double arrived    # by the pool's clock
     cdef readonly Layout layout
     cdef readonly Py_ssize_t nbytes
     cdef readonly uint64_t parameters_version
@@ -3788,6 +3797,8 @@ cdef class HeldCache:
             _refuse(&fault)
         self.view.samples = _read32(source)
         self.view.total_weight, self.view.positives = _read_double(source + 8), <double>_read64(source + 16)
+        self.count, self.whole = self.view.samples, self.view.positives
+        self.eldest, self.least_model = -INFINITY, EARLIEST
         self.multi_step, self.minimum = _read16(source + 6), _read_double(source + 24)
         self.parameters_version, self.made_at = _read64(source + 32), _read_double(source + 48)
         self.nbytes = self.buffer.len
@@ -3796,6 +3807,8 @@ cdef class HeldCache:
     def __dealloc__(self):
         cdef int i
         free(self.view.block)
+        free(self.left)
+        free(self.times)
         if self.view.begins != NULL:
             for i in range(self.layout.blocks):
                 free(self.view.begins[i])
@@ -3851,8 +3864,10 @@ cdef class HeldCache:
 
     @property
     def drawn(self):
-        """Samples that were drawn already: those before this one."""
-        return self.used
+        """Samples that were drawn already, or passed over: those before this one."""
+        if self.used == self.count:
+            return self.view.samples
+        return self.left[self.used] if self.left != NULL else self.used
 
     @property
     def payload(self):
@@ -3873,7 +3888,63 @@ cdef class HeldCache:
     @property
     def positives(self):
         """N_k: entries of positive weight then."""
-        return <uint64_t>self.view.positives
+        return <uint64_t>self.whole
+
+    cdef inline uint32_t _sample(self, uint32_t place) noexcept nogil:
+        """The sample in this place of those that are left."""
+        return self.left[place] if self.left != NULL else place
+
+    cdef int _list_left(self) except -1:
+        """Have `left` name all samples that are left: they are not all any more."""
+        cdef uint32_t i
+        if self.left == NULL:
+            self.left = <uint32_t*>malloc(max(1, self.view.samples) * sizeof(uint32_t))
+            if self.left == NULL:
+                raise MemoryError()
+            for i in range(self.count):
+                self.left[i] = i
+        return 0
+
+    cdef uint32_t _pass_over(self, double oldest, int64_t oldest_model) except? 0xFFFFFFFF:
+        """Let samples go whose entries were recorded before `oldest`, or by a model before `oldest_model`; returns how many that were
+        not drawn yet.
+
+        What is left of the cache stands for those of the client's entries that are within the limits. What share of S_k and of N_k
+        they had is not known here, but its samples say: by weight as many of them as are left, by number those times 1 / w.
+        """
+        cdef const uint8_t* age = self.view.block[self.layout.of_part[PART_AGE]]
+        cdef const uint8_t* model = self.view.block[self.layout.of_part[PART_MODEL]]
+        cdef const uint8_t* weight = self.view.block[self.layout.of_part[PART_WEIGHT]]
+        cdef double born, most = 0.0, fresh = 0.0, each
+        cdef int64_t version
+        cdef uint32_t i, sample, kept = 0, alive = 0, before = self.count - self.used
+        if self.eldest >= oldest and self.least_model >= oldest_model:
+            return 0
+        self._list_left()
+        self.eldest, self.least_model = INFINITY, LATEST
+        for i in range(self.view.samples):
+            each = 1.0 / _read_double(weight + 8 * <size_t>i)
+            most += each
+            if self._is_within(age, model, i, oldest, oldest_model):
+                fresh += each
+                alive += 1
+        for i in range(self.used, self.count):
+            sample = self.left[i]
+            if not self._is_within(age, model, sample, oldest, oldest_model):
+                continue
+            born, version = self.arrived - _read_float(age + 4 * <size_t>sample), <int64_t>_read64(model + 8 * <size_t>sample)
+            self.eldest, self.least_model = min(self.eldest, born), min(self.least_model, version)
+            self.left[kept] = sample
+            kept += 1
+        self.used, self.count = 0, kept
+        if alive:
+            self.view.positives = max(1.0, self.whole * (fresh / most) / (<double>alive / self.view.samples))
+        return before - kept
+
+    cdef inline bint _is_within(self, const uint8_t* age, const uint8_t* model, uint32_t sample, double oldest, int64_t oldest_model) noexcept nogil:
+        if self.arrived - _read_float(age + 4 * <size_t>sample) < oldest:
+            return False
+        return <int64_t>_read64(model + 8 * <size_t>sample) >= oldest_model
 
     def part(self, int part):
         """Bytes of a bookkeeping block (a copy), or None where the layout has none: for tests and tools."""
@@ -4082,6 +4153,8 @@ cdef class HeldClient:
 
     cdef list queue               # HeldCache, oldest first
     cdef uint32_t most            # samples of the largest cache held
+    cdef double eldest            # as of its caches, the least
+    cdef int64_t least_model, again  # the latter over its caches
     cdef uint64_t low, high
     cdef uint64_t mark            # what HeldPool had seen drawn, here and elsewhere, when its newest cache came
     cdef double mass, population  # S_c, N_c
@@ -4131,19 +4204,22 @@ cdef class HeldClient:
     cdef int _append(self, HeldCache cache) except -1:
         self.queue.append(cache)
         self.most = max(self.most, cache.view.samples)
+        self.eldest, self.least_model = min(self.eldest, cache.eldest), min(self.least_model, cache.least_model)
+        self.again += cache.again
         self.caches += 1
         self.nbytes += cache.nbytes
-        self.unused += cache.view.samples - cache.used
-        self.held += cache.view.samples
+        self.unused += cache.count - cache.used
+        self.held += cache.count
 
-    cdef HeldCache _pop(self):
-        """Take the oldest cache off; the caller sees to its samples and bytes."""
-        cdef HeldCache cache = self.queue[0], other
-        del self.queue[0]
+    cdef HeldCache _pop(self, Py_ssize_t place=0):
+        """Take the oldest cache off, or that in this place; the caller sees to its samples and bytes."""
+        cdef HeldCache cache = self.queue[place], other
+        del self.queue[place]
         self.caches -= 1
         self.nbytes -= cache.nbytes
-        self.unused -= cache.view.samples - cache.used
-        self.held -= cache.view.samples
+        self.unused -= cache.count - cache.used
+        self.held -= cache.count
+        self.again -= cache.again
         if cache.view.samples == self.most:
             self.most = 0
             for other in self.queue:
@@ -4178,7 +4254,7 @@ cdef class Picks:
         cdef Py_ssize_t i
         self.caches.append(cache)
         for i in range(count):
-            self._one(client, cache, <uint32_t>(first + i), share)
+            self._one(client, cache, cache._sample(<uint32_t>(first + i)), share)
         return 0
 
     cdef inline void _one(self, HeldClient client, HeldCache cache, uint32_t sample, double share) noexcept:
@@ -4637,6 +4713,7 @@ cdef class HeldPool:
     cdef uint64_t random
     cdef readonly Py_ssize_t nbytes, caches, unused, held
     cdef readonly uint64_t drawn  # samples that anyone ever drew here
+    cdef uint32_t most_times      # draws of a held sample, with reuse; 0: any
     cdef uint64_t entered         # clients that ever came
     cdef uint64_t elsewhere       # and that readers of this pool drew from other ones
 
@@ -4683,6 +4760,7 @@ cdef class HeldPool:
         """Append a cache to its client's queue."""
         cdef double between = <double>(self.drawn + self.elsewhere - client.mark)
         self._own(client)
+        cache.again = <int64_t>self.most_times * cache.count
         # D_c: a quarter of the news each time, so that pushes in bursts do not make it jump
         if client.pushed == 1:
             client.between = between
@@ -4692,8 +4770,8 @@ cdef class HeldPool:
         client.pushed += 1
         client._append(cache)
         self.nbytes += cache.nbytes
-        self.unused += cache.view.samples - cache.used
-        self.held += cache.view.samples
+        self.unused += cache.count - cache.used
+        self.held += cache.count
         self.caches += 1
 
     def largest(self):
@@ -4704,18 +4782,101 @@ cdef class HeldPool:
                 most = client
         return most
 
-    def drop_oldest(self, HeldClient client not None):
-        """Forget a client's oldest cache. Returns (bytes, unused samples) that it had."""
+    def drop_oldest(self, HeldClient client not None, Py_ssize_t place=0):
+        """Forget a client's oldest cache, or that in this place. Returns (bytes, unused samples) that it had."""
         cdef HeldCache cache
         self._own(client)
-        if not client.caches:
-            raise ValueError("the client holds no cache")
-        cache = client._pop()
+        if not 0 <= place < client.caches:
+            raise ValueError("the client holds no such cache")
+        cache = client._pop(place)
         self.nbytes -= cache.nbytes
-        self.unused -= cache.view.samples - cache.used
-        self.held -= cache.view.samples
+        self.unused -= cache.count - cache.used
+        self.held -= cache.count
         self.caches -= 1
-        return cache.nbytes, <Py_ssize_t>(cache.view.samples - cache.used)
+        return cache.nbytes, <Py_ssize_t>(cache.count - cache.used)
+
+    def limit(self, uint32_t most_times):
+        """From now on no held sample is drawn more often than this with reuse; 0 is any."""
+        cdef HeldClient client
+        cdef HeldCache cache
+        cdef uint32_t i, kept
+        self.most_times = most_times
+        for client in self.clients:
+            client.again = 0
+            for cache in client.queue:
+                kept = 0
+                cache.again = 0
+                if cache.times != NULL and most_times:
+                    cache._list_left()
+                    for i in range(cache.count):
+                        if i < cache.used or cache.times[cache.left[i]] < most_times:
+                            cache.again += most_times - cache.times[cache.left[i]] if i >= cache.used else 0
+                            cache.left[kept] = cache.left[i]
+                            kept += 1
+                    self._shrink(client, cache, cache.count - kept)
+                else:
+                    cache.again = <int64_t>most_times * (cache.count - cache.used)
+                client.again += cache.again
+            self._drop_empty(client)
+
+    cdef void _shrink(self, HeldClient client, HeldCache cache, Py_ssize_t gone) noexcept:
+        """Take note that so many samples of a cache that were not drawn are left no more."""
+        cache.count -= <uint32_t>gone
+        client.unused -= gone
+        client.held -= gone
+        self.unused -= gone
+        self.held -= gone
+
+    cdef _drop_empty(self, HeldClient client):
+        cdef Py_ssize_t place
+        for place in range(client.caches - 1, -1, -1):
+            if (<HeldCache>client.queue[place]).used == (<HeldCache>client.queue[place]).count:
+                self.drop_oldest(client, place)
+
+    def pass_over(self, double oldest, int64_t oldest_model):
+        """Let samples go whose entries were recorded before `oldest` by the pool's clock, or by a model before `oldest_model`; returns
+        how many that could have been drawn yet. Cost: a look at each client, and at the samples of caches with something to let go.
+        """
+        cdef HeldClient client
+        cdef HeldCache cache
+        cdef Py_ssize_t passed = 0, drawn
+        cdef uint32_t gone
+        for client in self.clients:
+            if client.eldest >= oldest and client.least_model >= oldest_model:
+                continue
+            client.eldest, client.least_model = INFINITY, LATEST
+            for cache in client.queue:
+                if cache.eldest < oldest or cache.least_model < oldest_model:
+                    drawn = cache.used
+                    gone = cache._pass_over(oldest, oldest_model)
+                    # Drawn ones are in no count of what is unused, but in that of what is held.
+                    client.held -= gone + drawn
+                    self.held -= gone + drawn
+                    client.unused -= gone
+                    self.unused -= gone
+                    passed += gone
+                    self._count_again(client, cache)
+                client.eldest, client.least_model = min(client.eldest, cache.eldest), min(client.least_model, cache.least_model)
+            self._drop_empty(client)
+        return passed
+
+    cdef void _count_again(self, HeldClient client, HeldCache cache) noexcept:
+        """How often what is left of a cache may be drawn yet."""
+        cdef int64_t again = <int64_t>self.most_times * (cache.count - cache.used)
+        cdef uint32_t i
+        if cache.times != NULL and self.most_times:
+            for i in range(cache.used, cache.count):
+                again -= cache.times[cache._sample(i)]
+        client.again += again - cache.again
+        cache.again = again
+
+    def entries(self):
+        """Sum of the clients' N_c."""
+        cdef HeldClient client
+        cdef double positives = 0.0
+        for client in self.clients:
+            positives += client.population
+        return <int64_t>positives
 
     def silent(self, double since, bint reuse):
         """Clients last heard before `since` that may leave: their samples are used, or they are used again and again."""
@@ -4738,8 +4899,11 @@ cdef class HeldPool:
         cdef Py_ssize_t free_ = 0
         for client in self.clients:
             if client.mass > 0.0 and client.held > 0:
-                if reuse:
+                if reuse and not self.most_times:
                     return -1
+                if reuse:
+                    free_ += client.again
+                    continue
                 free_ += max(0, client.unused - client.reserved)
         return free_
 
@@ -4768,7 +4932,7 @@ cdef class HeldPool:
             mass += weight[i]
             unused[i] = 0.0
             if client.mass > 0.0 and client.held > 0:
-                unused[i] = INFINITY if reuse else <double>max(0, client.unused - client.reserved)
+                unused[i] = self._able(client) if reuse else <double>max(0, client.unused - client.reserved)
             if unused[i] > 0.0:
                 together += unused[i]
                 mass_serving += weight[i]
@@ -4794,33 +4958,59 @@ cdef class HeldPool:
         self.drawn += size
         return picks
 
+    cdef inline double _able(self, HeldClient client) noexcept:
+        """How many samples of a client can be drawn with reuse."""
+        return <double>client.again if self.most_times else INFINITY
+
     cdef int _take(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
         """The client's next `count` unused samples, oldest cache first; a cache that is used up is forgotten."""
         cdef HeldCache cache
         cdef int64_t here
         while count:
             cache = client.queue[0]
-            here = min(count, <int64_t>(cache.view.samples - cache.used))
+            here = min(count, <int64_t>(cache.count - cache.used))
             picks._add(client, cache, cache.used, here, share)
             cache.used += <uint32_t>here
             client.unused -= here
             self.unused -= here
             count -= here
-            if cache.used == cache.view.samples:
+            if cache.used == cache.count:
                 self.drop_oldest(client)
         return 0
 
     cdef int _take_again(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
         """`count` of the client's held samples, each alike and with replacement; none is used up."""
         cdef HeldCache cache
-        cdef uint32_t at
+        cdef uint32_t at, place
         while count:
-            cache = client.queue[_pool_below(&self.random, <uint32_t>client.caches)]
+            place = _pool_below(&self.random, <uint32_t>client.caches)
+            cache = client.queue[place]
             # a smaller cache is taken less often: all samples are alike, whichever cache they are in
             at = _pool_below(&self.random, client.most)
-            if at < cache.view.samples:
+            if at < cache.count:
                 picks._add(client, cache, at, 1, share)
                 count -= 1
+                if self.most_times:
+                    self._used_again(client, cache, place, at)
+        return 0
+
+    cdef int _used_again(self, HeldClient client, HeldCache cache, Py_ssize_t place, uint32_t at) except -1:
+        """A held sample was drawn once more: where that is as often as may be, it is left no more."""
+        cdef uint32_t sample
+        cache._list_left()
+        if cache.times == NULL:
+            cache.times = <uint32_t*>calloc(max(1, cache.view.samples), sizeof(uint32_t))
+            if cache.times == NULL:
+                raise MemoryError()
+        sample = cache.left[at]
+        cache.times[sample] += 1
+        cache.again -= 1
+        client.again -= 1
+        if cache.times[sample] >= self.most_times:
+            cache.left[at] = cache.left[cache.count - 1]
+            self._shrink(client, cache, 1)
+            if cache.count == cache.used:
+                self.drop_oldest(client, place)
         return 0
 
     # Readers: each has samples kept for it at each client, and takes them by name.
@@ -4881,8 +5071,16 @@ cdef class HeldPool:
                 row.between = client.between * mine / client.unused / of
             if reuse and client.held > 0:
                 row.reserved, row.flags = <uint32_t>client.held, 1
+                if self.most_times:
+                    row.reserved, row.flags = <uint32_t>min(client.again, <int64_t>0xFFFFFFFF), 0
             rows.append((<const uint8_t*>&row)[:sizeof(SumsRow)])
         return b"".join(rows)
+
+    cdef int64_t _count_of(self, HeldClient client, int64_t count) noexcept:
+        """How many of so many samples a client can give with reuse."""
+        if client.held == 0:
+            return 0
+        return min(count, client.again) if self.most_times else count
 
     def take(self, Layout layout not None, bytes reader not None, list wanted, bint reuse):
         """A reader's draw: (client, count) pairs, as many of each as there are for it. Picks in that order, not shuffled."""
@@ -4893,12 +5091,11 @@ cdef class HeldPool:
             self._own(client)
             if count < 0:
                 raise ValueError(f"a count of {count}")
-            most += min(count, <int64_t>client.unused) if not reuse else count if client.held else 0
+            most += min(count, <int64_t>client.unused) if not reuse else self._count_of(client, count)
         picks = Picks(layout, most)
         for client, count in wanted:
             if reuse:
-                if client.held:
-                    self._take_again(client, count, 1.0, picks)
+                self._take_again(client, min(self._count_of(client, count), most - picks.size), 1.0, picks)
                 continue
             # Looked at only now: the same client may have been named before.
             mine = client.reserved_for.get(reader, 0)

@@ -805,6 +805,11 @@ def check(
     return _core.HeldCache(payload, layout.core, checksum, limits.message_bytes, _unpack)
 
 
+def samples_of(payload: Payload) -> int:
+    """How many samples a container holds that was made here."""
+    return int(payload[:4].view("<u4")[0])
+
+
 def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: float) -> Payload:
     """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
 

@@ -85,6 +85,9 @@ NOTICES_PER_TURN = 100
 WARN_EVERY = 60.0
 """Seconds between two warnings that lines are dropped."""
 
+HELD_BACK = "held back"
+"""Why nothing was pushed while learners are too far behind."""
+
 WhenFull = Literal["skip", "block"]
 
 
@@ -120,6 +123,12 @@ class ClientStats:
     """What the writer does with a cache when the window is full."""
     waited: float
     """Seconds that calls waited for room in the window."""
+    passed_steps: int
+    """Of the steps, those that were recorded while the home told this client to wait, and that count for no pushes."""
+    held_back: str
+    """Why it is to wait now; "" when it is not. See `samples_per_insert_tolerance`."""
+    held_back_for: float
+    """Seconds that calls waited for that."""
     skipped_caches: int
     """Caches that were not pushed because the window was full."""
     not_pushed: dict[str, int]
@@ -162,6 +171,12 @@ class _Counts:
     dropped_lines: int = 0
     applied: int = 0
     stale: int = 0
+    passed: int = 0
+
+    @property
+    def inserted(self) -> int:
+        """Steps whose samples are pushed."""
+        return self.steps - self.passed
 
     def _with(self, other: _Counts, sign: int) -> _Counts:
         return _Counts(*(getattr(self, name) + sign * getattr(other, name) for name in self.__slots__))
@@ -288,6 +303,7 @@ class Client(Node):
         self._schema: Schema | None = None
         self._parameters, self._parameters_version = Parameters(), 0
         self._memory: Memory | None = None
+        self._models: dict[str, int] = {}  # newest versions at the home
         self._writers: Writers | None = None
         self._memory_lock = threading.RLock()  # making and replacing the memory, and its writers
         self._windows = Windows(self._limits.credit)
@@ -304,6 +320,11 @@ class Client(Node):
         self._vain_line = 0.0  # oldest line that waited when log() last waited in vain: while it is there, none waits
         self._warned_at = float("-inf")
         self._episodes = self._steps = self._generated_bytes = self._skipped = 0
+        self._passed = 0  # steps that are no inserts
+        self._unsettled = 0  # those among them that may become some
+        self._granted_steps, self._wait_for = wire.NO_LIMIT, ""  # how far inserts of this run may go, and why not on
+        self._grant_size = 0  # how much was granted last
+        self._held_back, self._hold_pause, self._held_back_for = 0, PRESSED, 0.0  # calls that wait for it
         self._entered = _Counts()  # when the present run was met
         self._already = _Counts()  # counted for the present run when it was met before
         self._former: dict[int, _Counts] = {}  # counted for each run that was left
@@ -434,6 +455,7 @@ class Client(Node):
             limit = 0 if capacity or self._told.max_step else DEFAULT_MEMORY_BYTES
             memory = Memory(self.schema, entries, self._parameters, live=self._live, seed=self._seed)
             memory.limit_ragged(limit if self.schema.ragged else 0)
+            memory.saw_model(self._parameters.newest_model(self._models))
             return memory
         # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
         ragged = self._most_bytes // 2 if self.schema.ragged else 0
@@ -498,6 +520,85 @@ class Client(Node):
             self._generated_bytes += count * self.schema.entry_bytes
             self._is_dirty = True
 
+    # How far recording may run ahead of drawing: the home says how many entries may be inserted in all before it is
+    # asked again (`rate.Limiter`). What is recorded beyond is counted and kept in the memory, but brings no pushes.
+    # Where episodes are stored, their entries are inserts as they leave.
+
+    def _insert(self, count: int, patience: float) -> int:
+        """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""
+        deadline, inserted = time.monotonic() + patience, 0
+        with self._changed:
+            self._steps += count
+            self._generated_bytes += count * self.schema.entry_bytes
+            self._passed += count
+            self._unsettled += count
+            self._is_dirty = True
+            while self.storage == "caches":
+                taken = max(0, min(count - inserted, self._inserts_left))
+                self._settle(taken, taken)
+                inserted += taken
+                left = deadline - time.monotonic()
+                if inserted == count:
+                    break
+                if left <= 0.0:
+                    self._settle(count - inserted, 0)
+                    break
+                self._hold(left)
+        return inserted
+
+    def _settle(self, entries: int, inserted: int) -> None:
+        """So many of the entries that a writer has recorded and that waited for this are decided on."""
+        with self._changed:
+            waited = min(entries, self._unsettled)
+            self._unsettled -= waited
+            self._passed -= min(waited, inserted)
+            self._is_dirty = True
+
+    def _await_grant(self, deadline: float) -> bool:
+        """Wait until at least one entry may be inserted; False at the deadline."""
+        with self._changed:
+            while self._inserts_left <= 0:
+                if (left := deadline - time.monotonic()) <= 0.0:
+                    return False
+                self._hold(left)
+            return True
+
+    def _hold(self, left: float) -> None:
+        """Wait a while for the home to grant more. Under the lock."""
+        began = time.monotonic()
+        self._held_back += 1
+        try:
+            self._worker.wake()
+            self._changed.wait(left)
+            self._check_open()
+        finally:
+            self._held_back -= 1
+            self._held_back_for += time.monotonic() - began
+
+    @property
+    def _inserted(self) -> int:
+        """Entries that are inserts of this run. Under the lock."""
+        return (self._already + self._counts() - self._entered).inserted
+
+    @property
+    def _inserts_left(self) -> int:
+        """Entries that may be inserted before the home is asked again. Under the lock."""
+        if self._granted_steps == wire.NO_LIMIT:
+            return wire.NO_LIMIT
+        return self._granted_steps - self._inserted
+
+    @property
+    def _is_grant_half_used(self) -> bool:
+        """Whether to ask for more inserts before they are used up."""
+        return self._granted_steps < wire.NO_LIMIT and 0 < 2 * self._inserts_left < self._grant_size
+
+    def _take_grant(self, granted: int, reason: str) -> None:
+        """The home says how far inserts may go. Under the lock."""
+        is_more = granted > self._granted_steps
+        self._hold_pause = PRESSED if is_more else min(2 * self._hold_pause, self._limits.update_every)
+        self._granted_steps, self._wait_for = granted, reason
+        self._grant_size = self._inserts_left if is_more else self._grant_size
+
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
         total = float(np.sum(returned))
@@ -523,10 +624,17 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
+        deadline = time.monotonic() + self._seconds(timeout)
+        if not self._await_grant(deadline):
+            return self._not_pushed(HELD_BACK)
+        return self._push_cache(max(0.0, deadline - time.monotonic()))
+
+    def _push_cache(self, patience: float) -> bool:
+        """`push_cache`, by a writer whose entries were granted."""
         self._check_storage(
             "caches", "push_cache", "whole episodes: closed ones are pushed, or push_episode pushes one"
         )
-        deadline = time.monotonic() + self._seconds(timeout)
+        deadline = time.monotonic() + patience
         if self.memory.num_positive == 0:
             return self._not_pushed("nothing to draw")
         if not self._await_room(self._last_size or 1, deadline):
@@ -615,8 +723,14 @@ class Client(Node):
         if size > self._most_bytes:
             expected = f"at most {self._most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
             raise ParameterError("payload bytes", size, expected)
-        if not self._await_room(size, time.monotonic() + patience):
+        deadline = time.monotonic() + patience
+        if not self._await_grant(deadline):
+            self._settle(shipment.entries, 0)
+            return self._not_pushed(HELD_BACK)
+        if not self._await_room(size, deadline):
+            self._settle(shipment.entries, 0)
             return self._not_pushed("window full")
+        self._settle(shipment.entries, shipment.entries)
         self._enqueue(shipment.payload, shipment.message)
         self.push_reason = ""
         return True
@@ -672,7 +786,7 @@ class Client(Node):
 
     def _not_pushed(self, reason: str) -> bool:
         with self._changed:
-            self.push_reason = reason
+            self.push_reason = f"{reason}: {self._wait_for}" if reason == HELD_BACK and self._wait_for else reason
             self._not_pushed_for[reason] = self._not_pushed_for.get(reason, 0) + 1
         return False
 
@@ -879,6 +993,9 @@ class Client(Node):
                 granted=self._granted,
                 when_full=self._when_full,
                 waited=self._waited,
+                passed_steps=self._passed,
+                held_back=self._wait_for if self._inserts_left <= 0 else "",
+                held_back_for=self._held_back_for,
                 skipped_caches=self._skipped,
                 not_pushed=dict(self._not_pushed_for),
                 waiting_lines=len(self._outbox),
@@ -1003,7 +1120,9 @@ class Client(Node):
             return float("inf") if self._boundary.is_told else self._update_sent
         if self._asked > self._answered or self._has_backlog:
             return self._update_sent
-        if self._pressed or self._window.is_half_used:
+        if self._held_back:
+            return self._update_sent + self._hold_pause
+        if self._pressed or self._window.is_half_used or self._is_grant_half_used:
             return self._update_sent + PRESSED
         return min(self._news_due, self._update_sent + (self._limits.update_every if self._is_dirty else HEARTBEAT))
 
@@ -1044,9 +1163,12 @@ class Client(Node):
         if self._hello_open:
             return
         self._hello_open, self._hello_at = True, float("inf")
+        with self._changed:
+            inserted = 0 if self._boundary is not None else self._inserted
         hello = wire.Hello(
             role="actor",
             table=self._table or ("" if self._welcome is None else self.table),  # the same at each home
+            inserted=inserted,
             label=self.uuid,
             software=SOFTWARE,
             host=socket.gethostname()[:256],
@@ -1095,6 +1217,7 @@ class Client(Node):
         with self._changed:
             self._is_between = False
             self._enter_run(header.run)
+            self._take_grant(told.granted_steps, "")
             self._windows.belong(header.run, header.home, told.since)
             if former is None or (told.epoch, told.home_name) != (former.epoch, former.home_name):
                 self._feedback_through = 0  # pieces are numbered anew at each start of each home
@@ -1116,7 +1239,16 @@ class Client(Node):
         has_forgotten = not told.durable or told.since == told.epoch  # the latter: its state folder is a new one
         if former is not None and told.epoch != former.epoch and told.home_name == former.home_name and has_forgotten:
             self._topics.restarted()
-        self._topics.announced(told.models)
+        self._hear_of(told.models)
+
+    def _hear_of(self, models: dict[str, int]) -> None:
+        """The newest versions at the home: what is older than `max_model_lag` allows weighs nothing from now on. Never
+        while holding `_changed`.
+        """
+        self._topics.announced(models)
+        self._models = models
+        if self._memory is not None:
+            self._memory.saw_model(self._parameters.newest_model(models))
 
     # Runs. When a client hears that another run has begun, it draws a line: everything until then is the former run's,
     # and is told in UPDATEs that still name it; only then does HELLO bring the new one, which counts from the line on.
@@ -1130,6 +1262,7 @@ class Client(Node):
             self._outbox.dropped,
             self._applied,
             self._stale,
+            self._passed,
         )
 
     def _draw_line(self) -> _Boundary:
@@ -1209,6 +1342,7 @@ class Client(Node):
             epoch=told.epoch if is_home else 0,
             episodes=counts.episodes,
             steps=counts.steps,
+            passed_steps=counts.passed,
             caches=self._window.pushed_caches if is_home else 0,
             cache_bytes=self._window.pushed_bytes if is_home else 0,
             shipped_episodes=self._window.pushed_caches if is_home and told.storage == "episodes" else 0,
@@ -1248,7 +1382,7 @@ class Client(Node):
             self._take_parameters(said)
         if is_same and answer.payload is not None and said.feedback_through > self._feedback_through:
             self._apply_feedback(answer.payload, said.feedback_through)
-        self._topics.announced(said.models)
+        self._hear_of(said.models)
         with self._changed:
             self._updates += 1
             self._answered = max(self._answered, covers)
@@ -1260,6 +1394,8 @@ class Client(Node):
                     said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at, lost_caches=said.lost
                 )
             self._grant(said.credit)
+            if is_same and self._boundary is None:
+                self._take_grant(said.granted_steps, said.wait)
             self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended or self._window.in_flight)
             if said.run_name in ("", self._told.run_name):
                 if said.finished and not self._finished:
@@ -1381,15 +1517,18 @@ class _Observer:
     def on_entries(self, count: int) -> None:
         """Entries were recorded."""
         client = self._client
-        client.on_entries(count)
+        patience = client._block_timeout if client._when_full == "block" else 0.0
+        inserted = client._insert(count, patience)
         if client.storage != "caches":
             return
+        if inserted < count:
+            client._not_pushed(HELD_BACK)
         parameters = client.parameters
-        self._owed += count * parameters.samples_per_insert
+        self._owed += inserted * parameters.samples_per_insert
         if self._owed >= parameters.cache_size:
             # One at a time: after a pause, such as a window that was full, old debts are not made good in a burst.
             self._owed = min(self._owed - parameters.cache_size, parameters.cache_size)
-            client.push_cache(client._block_timeout if client._when_full == "block" else 0.0)
+            client._push_cache(patience)
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """An episode was closed."""

@@ -30,7 +30,6 @@ from .limits import Limits
 from .logbook import Entry, Logbook
 from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
-from .pool import AnyPool
 from .runs import Past, Run, Runs
 from .table import OpenTable, Tables
 from .version import SOFTWARE
@@ -866,9 +865,7 @@ class Desk:
         table = self._drawn_from(header)
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         standing = _stands(table, header.client, body)
-        return Reply(
-            wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
-        )
+        return Reply(wire.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing))
 
     def _draw(self, header: wire.Header, body: wire.Draw, _: Any) -> Reply:
         table = self._drawn_from(header)

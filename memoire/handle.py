@@ -23,7 +23,7 @@ from .schema import Schema
 from .table import OpenTable, Storage
 from .worker import batches_until_over
 
-STRETCH = 1.0
+STRETCH = 0.1
 """Seconds after which a draw that waits for samples says so again."""
 ADVICE = "Are actors running, and do they reach this server?"
 
@@ -59,6 +59,8 @@ class TableStats:
     """Priorities that learners have set of entries that are stored here."""
     stale: int
     """And of entries that had made room."""
+    passed_over_samples: int
+    """Held ones that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
     parameters_version: int
     samples_per_insert: float
     """The parameter."""
@@ -173,21 +175,23 @@ class TableHandle:
             drawn = pool.get(size, timeout=timeout, out=out)
             limiter.drew(size)
             return drawn
-        deadline = time.monotonic() + timeout
+        deadline, who = time.monotonic() + timeout, object()
         if reason := limiter.take(size, timeout):
             raise NotEnoughSamples(size, 0, 0, 0, timeout, reason)
         try:
-            with limiter.waiting(size):
-                while True:  # in stretches, so that actors that were told to wait hear that somebody waits for them
-                    left = deadline - time.monotonic()
-                    try:
-                        return pool.get(size, timeout=max(0.0, min(left, STRETCH)), out=out)
-                    except NotEnoughSamples as short:
-                        if left <= STRETCH:
-                            raise NotEnoughSamples(size, short.unused, short.caches, short.clients, timeout) from None
+            while True:  # in stretches: actors that were told to wait hear that somebody waits for them
+                left = deadline - time.monotonic()
+                try:
+                    return pool.get(size, timeout=max(0.0, min(left, STRETCH)), out=out)
+                except NotEnoughSamples as short:
+                    if left <= STRETCH:
+                        raise NotEnoughSamples(size, short.unused, short.caches, short.clients, timeout) from None
+                limiter.wants(who, size)
         except BaseException:
             limiter.drew(-size)
             raise
+        finally:
+            limiter.wants(who, 0)
 
     def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
         """Batches of this table until the run is over: see `Server.batches`."""
@@ -237,6 +241,7 @@ class TableHandle:
             byte_limit=table.pool.byte_limit,
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
+            passed_over_samples=pool.passed_over,
             applied=pool.applied,
             stale=pool.stale,
             parameters_version=version,

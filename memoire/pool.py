@@ -78,6 +78,8 @@ class PoolStats:
     """Clients that left after being silent."""
     misses: int
     """Draws that found too few samples."""
+    passed_over: int = 0
+    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
     applied: int = 0
     """Priorities that learners have set here; in held caches, their owners set them."""
     stale: int = 0
@@ -237,6 +239,8 @@ class Pool:
         self._looked = clock()
         self._closed = False
         self._annealing = Annealing()
+        self._newest_model = 0
+        self._passed_over = 0
         self._waiting = 0
         self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like, for `put_back`
         self._seen_of: tuple[_core.HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
@@ -298,6 +302,7 @@ class Pool:
     def _take_parameters(self, parameters: Parameters) -> None:
         parameters.check_for(self.schema)
         self._parameters = parameters
+        self._held.limit(parameters.max_times_sampled)
         self._layout = cache.layout_of(self.schema, parameters)
         self._drawn_layout = cache.layout_of(self.schema, parameters, cache.Kind.DRAWN)
 
@@ -305,6 +310,25 @@ class Pool:
     def capacity(self) -> int:
         """0: no entries are held here, but samples."""
         return 0
+
+    def entries(self) -> int:
+        """Entries of the clients' memories that can be drawn there, as they said last."""
+        with self._lock:
+            return int(self._held.entries())
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        with self._lock:
+            self._newest_model = max(self._newest_model, version)
+
+    def _pass_over(self) -> None:
+        """Let samples go that have become too old. Under the lock, before anybody looks at what there is."""
+        most_age, most_lag = self._parameters.max_age, self._parameters.max_model_lag
+        if most_age is None and most_lag is None:
+            return
+        oldest = -math.inf if most_age is None else self._clock() - most_age
+        model = -(1 << 62) if most_lag is None else self._newest_model - most_lag
+        self._passed_over += self._held.pass_over(oldest, model)
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
         """None: priorities of entries are their clients' to set."""
@@ -339,6 +363,7 @@ class Pool:
                 return 0
             client = self._client(client_id)
             client.hear(sequence, held.total_weight, held.positives, held.minimum)
+            held.arrived = self._clock()
             self._held.push(client, held)
             self._added += 1
             gone = self._make_room()
@@ -417,6 +442,7 @@ class Pool:
             client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum)
             if self._is_held(client, held):
                 return False, 0
+            held.arrived = self._clock()
             self._held.push(client, held)
             self._seen.add(_looks_of(held))
             self._seen_of = client, client.pushed
@@ -562,6 +588,7 @@ class Pool:
     def _try(self, samples: int) -> "_core.Picks | None":
         if self._closed:
             raise Closed("the pool")
+        self._pass_over()
         return self._held.draw(self._layout.core, samples, self._parameters.reuse_cache)
 
     def _wait(self, samples: int, timeout: float) -> "_core.Picks":
@@ -597,6 +624,7 @@ class Pool:
                 overwritten_samples=self._overwritten_samples,
                 left=self._left,
                 misses=self._misses,
+                passed_over=self._passed_over,
             )
 
     def close(self) -> None:
@@ -630,6 +658,7 @@ class Pool:
             raise ParameterError("samples", samples, "at least 0")
         with self._lock:
             self._look()
+            self._pass_over()
             before = self._elsewhere.setdefault(reader, elsewhere)
             if elsewhere > before:
                 self._held.draw_elsewhere(elsewhere - before)
@@ -662,6 +691,7 @@ class Pool:
                 for i, count in enumerate(counts["count"])
                 if (client := self._clients.get(names[16 * i : 16 * i + 16])) is not None
             ]
+            self._pass_over()
             picks = self._held.take(self._layout.core, reader, wanted, self._parameters.reuse_cache)
             layout, drawn = self._layout, self._drawn_layout
         return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None

@@ -1,15 +1,15 @@
 """How far drawing and recording may run apart: a band of samples per insert, and a least number of entries.
 
-    surplus = samples_per_insert * inserts - draws            an insert is an entry recorded, a draw is a sample handed out
+    surplus = samples_per_insert * inserts - draws         an insert is an entry recorded, a draw a sample handed out
 
     a draw of n     waits while surplus - n < -tolerance, and while fewer than `min_size` entries can be drawn
     an insert       waits while surplus + samples_per_insert > tolerance
 
 Clients are told how many entries they may record before they have to ask again; what all of them together were granted
 and have not reported yet is taken off, so that the band holds however fast they are. It begins when `min_size` entries
-are there for the first time, and anew when it is changed. Nobody waits for ever for somebody who waits: where a learner has
-waited for `PATIENCE`, as much as its batch needs may be recorded whatever else was granted, and what that brings beyond
-the band (samples may have been lost on the way) is forgiven.
+are there for the first time, and anew when it is changed. Nobody waits for ever for somebody who waits: where a learner
+has waited for `PATIENCE`, as much as its batch needs may be recorded whatever else was granted, and what that brings
+beyond the band (samples may have been lost on the way) is forgiven.
 
 `Limiter` counts and says why; it knows neither clients' sockets nor pools. Cassirer et al., Reverb: A Framework for
 Experience Replay, 2021, section 3.4, has the band.
@@ -20,8 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from .errors import ParameterError
@@ -76,6 +75,104 @@ def check_size(parameters: Parameters, capacity: int) -> None:
     if 0 < capacity < parameters.min_size:
         expected = f"at most the capacity, {capacity} entries: nothing would ever be drawn"
         raise ParameterError("min_size", parameters.min_size, expected)
+
+
+def check_batch(parameters: Parameters, samples: int) -> None:
+    """Refuse a batch that would wait for ever, because entries may not be recorded until it could be drawn.
+
+    Raises:
+        ParameterError: the tolerance is too small for it.
+    """
+    tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
+    if tolerance is not None and samples > 2.0 * tolerance - ratio:
+        most = max(0, math.floor(2.0 * tolerance - ratio))
+        expected = (
+            f"at most {most} with samples_per_insert_tolerance {tolerance:g} and {ratio:g} samples per insert: actors "
+            f"would wait before a larger batch could be drawn. Set a tolerance of at least {(samples + ratio) / 2:g}"
+        )
+        raise ParameterError("batch_size", samples, expected)
+
+
+def why_not_draw(parameters: Parameters, samples: int, entries: int, surplus: float) -> str:
+    """Why a batch has to wait for entries; "" when it has not."""
+    if entries < parameters.min_size:
+        return (
+            f"waits for {parameters.min_size - entries} more entries: {entries} can be drawn, and "
+            f"{parameters.min_size} are to be there first (min_size)"
+        )
+    tolerance, ratio = parameters.samples_per_insert_tolerance, parameters.samples_per_insert
+    if tolerance is None or surplus - samples >= -tolerance - _ROUNDING:
+        return ""
+    missing = math.ceil((samples - tolerance - surplus) / ratio - _ROUNDING)
+    return (
+        f"waits for {missing} more entries: drawing is {-surplus:.0f} samples ahead of {ratio:g} for each entry, and "
+        f"may be {tolerance:g} (samples_per_insert_tolerance)"
+    )
+
+
+def _settings(parameters: Parameters) -> tuple[float, float]:
+    return parameters.samples_per_insert, parameters.samples_per_insert_tolerance or 0.0
+
+
+class Balance:
+    """How drawing stands beside recording at several servers together, as their reader knows. Belongs to its thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Standing]] = {}  # of each server: its epoch, and what it said last
+        self._places: dict[str, tuple[int, int]] = {}  # of each: entries that can be drawn, and clients
+        self._surplus: float | None = None  # None: some have not said yet
+
+    def reset(self) -> None:
+        """Another run begins, or other parameters hold."""
+        self._known.clear()
+        self._places.clear()
+        self._surplus = None
+
+    def heard(self, server: str, epoch: int, standing: Standing | None, entries: int, clients: int) -> None:
+        """What a server says of itself."""
+        self._places[server] = entries, clients
+        if standing is None:
+            self._known.pop(server, None)
+            return
+        former, self._known[server] = self._known.get(server), (epoch, standing)
+        if self._surplus is None:
+            return
+        if former is None:
+            self._surplus += 0.0 if standing.is_told else standing.surplus
+            return
+        inserted, drawn = standing.inserted, standing.drawn
+        if former[0] == epoch:
+            inserted, drawn = inserted - former[1].inserted, drawn - former[1].drawn
+        self._surplus += inserted * standing.ratio - drawn
+
+    def why_not_draw(self, parameters: Parameters, servers: list[str], samples: int, on_way: int) -> str:
+        """Why a batch has to wait for entries; "" when it has not.
+
+        Args:
+            servers: Those that are there.
+            on_way: Samples that were asked for and have not come.
+        """
+        if parameters.samples_per_insert_tolerance is None and not parameters.min_size:
+            return ""
+        said = [self._known[server][1] for server in servers if server in self._known]
+        if len(said) < len(servers) or any((each.ratio, each.tolerance) != _settings(parameters) for each in said):
+            return "waits for all servers to say how many entries were recorded"
+        if self._surplus is None:  # what somebody told them is what was known of all
+            told = [each.surplus for each in said if each.is_told]
+            self._surplus = sum(each.surplus for each in said if not each.is_told) + (max(told) if told else 0.0)
+        entries = sum(self._places[server][0] for server in servers)
+        return why_not_draw(parameters, samples, entries, self._surplus - on_way)
+
+    def band(self, server: str, servers: list[str]) -> Band | None:
+        """What to tell a server of all."""
+        if self._surplus is None or server not in self._known:
+            return None
+        said = self._known[server][1]
+        others = [other for other in servers if other in self._places and other != server]
+        entries = sum(self._places[other][0] for other in others)
+        mine = self._places[server][1] + 1
+        share = mine / (mine + sum(self._places[other][1] + 1 for other in others))
+        return Band(self._surplus, said.inserted, said.drawn, entries, share, said.ratio, said.tolerance)
 
 
 class Limiter:
@@ -133,7 +230,7 @@ class Limiter:
         """A client is here; what it has recorded until now is none of this band's.
 
         Args:
-            sequence: The header's: of two messages of a client the higher one is newer, and an older one changes nothing.
+            sequence: The header's: of two messages of a client the higher one is newer; an older one changes nothing.
         """
         with self._changed:
             known = self._clients.get(client)
@@ -222,21 +319,6 @@ class Limiter:
 
     # Drawing
 
-    def check_batch(self, samples: int) -> None:
-        """Refuse a batch that would wait for ever, because entries may not be recorded until it could be drawn.
-
-        Raises:
-            ParameterError: the tolerance is too small for it.
-        """
-        tolerance, ratio = self._parameters.samples_per_insert_tolerance, self._parameters.samples_per_insert
-        if tolerance is not None and samples > 2.0 * tolerance - ratio:
-            most = max(0, math.floor(2.0 * tolerance - ratio))
-            expected = (
-                f"at most {most} with samples_per_insert_tolerance {tolerance:g} and {ratio:g} samples per insert: actors "
-                f"would wait before a larger batch could be drawn. Set a tolerance of at least {(samples + ratio) / 2:g}"
-            )
-            raise ParameterError("batch_size", samples, expected)
-
     def why_not_draw(self, samples: int) -> str:
         """Why a batch has to wait for entries; "" when it has not."""
         if not self.is_active:
@@ -248,19 +330,7 @@ class Limiter:
 
     def _why_not(self, samples: int, entries: int) -> str:
         self._last_size = samples
-        if entries < self._parameters.min_size:
-            return (
-                f"waits for {self._parameters.min_size - entries} more entries: {entries} can be drawn, and "
-                f"{self._parameters.min_size} are to be there first (min_size)"
-            )
-        tolerance, ratio = self._parameters.samples_per_insert_tolerance, self._parameters.samples_per_insert
-        if tolerance is None or self._surplus - samples >= -tolerance - _ROUNDING:
-            return ""
-        missing = math.ceil((samples - tolerance - self._surplus) / ratio - _ROUNDING)
-        return (
-            f"waits for {missing} more entries: drawing is {-self._surplus:.0f} samples ahead of {ratio:g} for each "
-            f"entry, and may be {tolerance:g} (samples_per_insert_tolerance)"
-        )
+        return why_not_draw(self._parameters, samples, entries, self._surplus)
 
     def take(self, samples: int, timeout: float) -> str:
         """Count a batch as drawn as soon as it may be; "" then, or why it may not be after `timeout` seconds."""
@@ -268,7 +338,7 @@ class Limiter:
             self.drew(samples)
             return ""
         began, who = time.monotonic(), object()
-        self.check_batch(samples)
+        check_batch(self._parameters, samples)
         try:
             while True:
                 entries = self._entries()
@@ -303,16 +373,6 @@ class Limiter:
         with self._changed:
             self._wants(who, samples)
 
-    @contextmanager
-    def waiting(self, samples: int) -> Iterator[None]:
-        """While somebody waits for samples that may be drawn, and are not there."""
-        who = object()
-        self.wants(who, samples)
-        try:
-            yield
-        finally:
-            self.wants(who, 0)
-
     def _wants(self, who: Hashable, samples: int) -> None:
         now = self._clock()
         if samples:
@@ -333,8 +393,10 @@ class Limiter:
     def told(self, band: Band) -> None:
         """How it stands with all servers, from a reader of all; what happened here since is added."""
         with self._changed:
-            self._told, self._begun = band, True
             ratio = self._parameters.samples_per_insert
+            if (band.ratio, band.tolerance) != _settings(self._parameters):
+                return  # the reader has not heard of other parameters yet
+            self._told, self._begun = band, True
             news = (self._inserted - band.inserted) * ratio - (self._drawn - band.drawn)
             self._surplus = band.surplus + news
             self._changed.notify_all()
@@ -344,7 +406,8 @@ class Limiter:
         with self._changed:
             if not self.is_active:
                 return None
-            return Standing(self._surplus, self._told is not None, self._inserted, self._drawn)
+            settings = _settings(self._parameters)
+            return Standing(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
 
     def _entries(self) -> int:
         told = self._told

@@ -58,6 +58,7 @@ from .limits import Limits
 from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model, check_topic, make
 from .parameters import Parameters
+from .rate import Balance, check_batch
 from .sampling import Annealing
 from .schema import Schema
 from .sockets import Context
@@ -102,6 +103,8 @@ class ReaderStats:
     """Samples that a server was asked for and no longer had."""
     waited: float
     """Seconds that calls waited for a batch."""
+    waits_for: str
+    """Why the next batch has to wait for entries to be recorded; "" when it has not."""
     prefetched: int
     freshness: Freshness | None
     """Of a recent batch; None before the first one."""
@@ -270,6 +273,9 @@ class Reader(Node):
         self._remotes: dict[str, _Remote] = {}
         self._rounds: list[_Round] = []  # on their way, oldest first; their batches come in this order
         self._drawn = 0  # samples that all servers were asked for
+        self._balance = Balance()
+        self._waits_for = ""  # why the next batch waits for entries
+        self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
         self._wrong: dict[str, int] = {}
         self._versions: dict[str, int] = {}  # newest version of each topic at any server
         self._run = 0  # hash of the run that was named last
@@ -341,6 +347,7 @@ class Reader(Node):
         began, patience = time.monotonic(), self._seconds(timeout)
         with self._changed:
             self._check_open()
+            check_batch(self._parameters, batch_size)
             if batch_size != self._batch_size:
                 self._batch_size = batch_size
                 self._ready.clear()
@@ -376,7 +383,7 @@ class Reader(Node):
         if not answering:
             return MemoireTimeout("batch", ", ".join(self.urls), timeout, self._links[0].channel.trouble())
         samples, clients = self._last_shortage
-        return NotEnoughSamples(batch_size, samples, 0, clients, timeout)
+        return NotEnoughSamples(batch_size, samples, 0, clients, timeout, self._waits_for)
 
     @overload
     def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...
@@ -814,6 +821,7 @@ class Reader(Node):
             samples=self._samples,
             short=self._short,
             waited=self._waited,
+            waits_for=self._waits_for,
             prefetched=len(self._ready),
             freshness=self._looks.newest,
             scalars=dict(self._scalars),
@@ -1020,6 +1028,7 @@ class Reader(Node):
             if parameters != self._parameters and self._schema is not None:
                 self._ready.clear()
                 self._rounds.clear()
+                self._balance.reset()
             self._schema, self._parameters, self._table = schema, parameters, told.table_name
             self._parameters_version = told.parameters_version
             self._finished = self._finished or told.finished
@@ -1044,6 +1053,7 @@ class Reader(Node):
             return
         if self._run != run:  # the first link to say so
             self._run = run
+            self._balance.reset()
             self._published.clear()
         for remote in self._remotes.values():
             if remote.link is link:
@@ -1077,7 +1087,10 @@ class Reader(Node):
             return
         tables = [remote.table for remote in there if remote.table is not None]
         size = self._batch_size
-        plan = pool.plan(tables, size, self._rng.random())
+        on_way = sum(int(counts["count"].sum()) for remote in there for counts in remote.open.values())
+        self._waits_for = self._balance.why_not_draw(self._parameters, [remote.name for remote in there], size, on_way)
+        plan = None if self._waits_for else pool.plan(tables, size, self._rng.random())
+        self._wanted = size if plan is None else 0
         if plan is None:
             self._wait_for_more(there, tables, now)
             return
@@ -1098,6 +1111,7 @@ class Reader(Node):
                     elsewhere=sums.elsewhere,
                     part=sums.part,
                     of=sums.of,
+                    band=sums.band,
                 )
                 made.open.add(self._ask(remote, asked, now, counts))
             elif not remote.is_asked:  # it gives nothing, and is to say what it has by the next draw but one
@@ -1108,7 +1122,14 @@ class Reader(Node):
     def _sums_of(self, remote: _Remote) -> wire.Sums:
         # Of few clients at each of several servers, the first ones belong to different learners.
         part = (self._part + sorted(self._remotes).index(remote.name)) % self._of if self._of > 1 else 0
-        return wire.Sums(reserve=self._reserve, elsewhere=self._drawn - remote.drawn, part=part, of=self._of)
+        return wire.Sums(
+            reserve=self._reserve,
+            elsewhere=self._drawn - remote.drawn,
+            part=part,
+            of=self._of,
+            wanted=min(self._wanted, (1 << 32) - 1),
+            band=self._balance.band(remote.name, [other.name for other in self._remotes.values() if not other.is_away]),
+        )
 
     @property
     def _reserve(self) -> int:
@@ -1146,6 +1167,9 @@ class Reader(Node):
         if isinstance(said, (wire.Summed, wire.Drawn)):
             remote.said(wire.unpack_sums(said.clients), time.monotonic())
             remote.epoch = said.epoch
+            if remote.table is not None:
+                entries = int(remote.table["positives"].sum())
+                self._balance.heard(remote.name, said.epoch, said.standing, entries, len(remote.table))
             remote.is_finished = said.finished
             self._finished = all(other.is_finished for other in self._remotes.values()) or self._finished
         else:

@@ -139,6 +139,8 @@ class Standing(Part, frozen=True, array_like=True):
     is_told: bool  # whether it is that of all servers, as a reader told
     inserted: Count  # entries that clients of this server reported, since it began
     drawn: Count  # samples that anybody drew here
+    ratio: Weight  # samples_per_insert and its tolerance, under which this is so
+    tolerance: Weight
 
 
 class Band(Part, frozen=True, array_like=True):
@@ -149,6 +151,8 @@ class Band(Part, frozen=True, array_like=True):
     drawn: Count
     entries: Count  # that can be drawn at the other servers
     share: Annotated[float, Meta(ge=0.0, le=1.0)]  # of what may be recorded, for this server's clients
+    ratio: Weight
+    tolerance: Weight
 
 
 class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):

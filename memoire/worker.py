@@ -294,7 +294,7 @@ def batches_until_over(
                 continue
             if isinstance(error, MemoireTimeout):
                 raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
-            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout)
+            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout, error.reason)
             raise MemoireTimeout(what, where, timeout, f"{short} {advice()}") from error
         yield batch
         deadline = time.monotonic() + timeout

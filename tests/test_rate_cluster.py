@@ -1,0 +1,187 @@
+"""Limits of drawing and recording through a cluster: who waits, why, and that nobody waits for ever."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
+from memoire.parameters import Parameters
+from netkit import QUICK, Cluster, until
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def step(writer, number=0, ends=False, version=0):
+    obs = np.full(4, number, np.float32)
+    writer.step(obs, np.int32(number), 1.0, ends, False, obs + 1, {}, model_version=version)
+
+
+def acting(client, stop, done):
+    """Step an environment until told to stop, each episode 20 steps."""
+
+    def run():
+        writer, number = client.writer(check=False), 0
+        while not stop.is_set():
+            step(writer, number, number % 20 == 19)
+            number += 1
+            done[0] = number
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def band(ratio=1.0, tolerance=64.0, **others):
+    return Parameters(cache_size=8, samples_per_insert=ratio, samples_per_insert_tolerance=tolerance, **others)
+
+
+def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
+    server = cluster.server(parameters=band(), limits=QUICK)
+    client = cluster.client(server, when_full="block", limits=QUICK)
+    stop, done = threading.Event(), [0]
+    thread = acting(client, stop, done)
+    try:
+        reason = until(lambda: server.table("default").stats().rate.inserts_wait and client.stats().held_back)
+        assert "more samples are drawn: learners are" in reason
+        assert done[0] <= 64 + 1
+        for _ in range(40):
+            server.get_batch(32, timeout=20.0)
+            assert -64 <= server.table("default").stats().rate.surplus <= 64
+        rate = server.table("default").stats().rate
+        assert rate.drawn == 40 * 32 and rate.inserted >= 40 * 32 - 64 and rate.forgiven == 0.0
+        assert client.stats().held_back_for > 0.0 and client.stats().passed_steps <= 1
+    finally:
+        stop.set()
+        thread.join(20.0)
+    server.configure(samples_per_insert_tolerance=None)
+    until(lambda: not client.stats().held_back)
+
+
+def test_a_learner_that_draws_again_and_again_waits_for_entries(cluster):
+    server = cluster.server(parameters=band(ratio=2.0, tolerance=40.0, reuse_cache=True), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(9):
+        step(writer, number)
+    until(lambda: server.table("default").stats().rate.inserted == 9)
+    for _ in range(5):
+        server.get_batch(10, timeout=20.0)
+    assert server.table("default").stats().rate.surplus == -32.0
+    with pytest.raises(NotEnoughSamples, match="a batch of 10 has to wait: waits for 1 more entries") as caught:
+        server.get_batch(10)
+    assert caught.value.reason == server.table("default").stats().rate.draws_wait
+    with pytest.raises(MemoireTimeout, match="waits for 1 more entries"):
+        next(server.batches(10, timeout=0.05))
+    reader = cluster.reader([server], limits=QUICK)
+    with pytest.raises(NotEnoughSamples, match="has to wait: waits for 1 more entries"):
+        reader.get_batch(10, timeout=0.5)
+    assert reader.stats().waits_for.startswith("waits for 1 more entries")
+    step(writer, 9)
+    client.update()
+    assert len(reader.get_batch(10, timeout=20.0)) > 0
+    with pytest.raises(ParameterError, match="batch_size must be at most 78"):
+        reader.get_batch(79)
+
+
+def test_an_actor_that_does_not_wait_goes_on_acting_and_pushes_nothing(cluster):
+    server = cluster.server(parameters=band(tolerance=16.0), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(200):
+        step(writer, number)
+    stats = client.stats()
+    assert stats.passed_steps == 200 - 16 and stats.steps == 200
+    assert "held back: waits until" in client.push_reason or stats.not_pushed["held back"] == 200 - 16
+    assert stats.pushed_caches == 2
+    assert client.push_cache(0.0) is False and client.push_reason.startswith("held back")
+    client.update()
+    assert server.totals().steps == 200
+    assert server.table("default").stats().rate.inserted == 16
+
+
+def test_nothing_is_drawn_before_enough_is_there_and_the_error_says_so(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=8, min_size=50), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(40):
+        step(writer, number)
+    client.update()
+    with pytest.raises(NotEnoughSamples, match=r"has to wait: waits for \d+ more entries: \d+ can be drawn, and 50"):
+        server.get_batch(8)
+    assert server.table("default").stats().rate.draws_wait.startswith("waits for")
+    for number in range(30):
+        step(writer, number)
+    client.update()
+    assert len(server.get_batch(8, timeout=10.0)) > 0
+
+
+def test_a_batch_that_can_never_be_drawn_is_refused(cluster):
+    server = cluster.server(parameters=band(tolerance=64.0))
+    with pytest.raises(ParameterError, match="batch_size must be at most 127"):
+        server.get_batch(128)
+    with pytest.raises(ParameterError, match="samples_per_insert_tolerance"):
+        server.configure(samples_per_insert_tolerance=0.1)
+    assert server.parameters.samples_per_insert_tolerance == 64.0
+
+
+def test_samples_that_are_lost_do_not_stop_a_cluster(cluster):
+    server = cluster.server(parameters=band(tolerance=40.0), limits=QUICK)
+    client = cluster.client(server, when_full="block", limits=QUICK)
+    stop, done = threading.Event(), [0]
+    thread = acting(client, stop, done)
+    try:
+        until(lambda: client.stats().held_back)
+        server._desk.tables.first.pool.clear()  # as if its caches had been lost
+        for _ in range(6):
+            server.get_batch(32, timeout=20.0)
+    finally:
+        stop.set()
+        server.configure(samples_per_insert_tolerance=None)
+        thread.join(20.0)
+
+
+def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=8, max_model_lag=1), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(9):
+        step(writer, number, version=1)
+    until(lambda: server.stats().unused_samples == 8)
+    for _ in range(3):
+        server.publish("policy", b"weights")
+    with pytest.raises(NotEnoughSamples):
+        server.get_batch(1)
+    assert server.table("default").stats().passed_over_samples == 8
+    until(lambda: client.memory.num_positive == 0 or (client.update(), False)[1])
+    for number in range(9):
+        step(writer, number, version=3)
+    assert set(server.get_batch(8, timeout=10.0).model_version.tolist()) == {3}
+
+
+def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
+    parameters = band(ratio=1.0, tolerance=128.0)
+    servers = [cluster.server(parameters=parameters, limits=QUICK, name=f"s{i}") for i in range(3)]
+    actors = [cluster.client(server, when_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])]
+    reader = cluster.reader(servers, limits=QUICK)
+    stop = threading.Event()
+    dones = [[0] for _ in actors]
+    threads = [acting(client, stop, done) for client, done in zip(actors, dones, strict=True)]
+    try:
+        drawn = 0
+        for _ in range(40):
+            drawn += len(reader.get_batch(32, timeout=20.0))
+        rates = [server.table("default").stats().rate for server in servers]
+        inserted, handed = sum(rate.inserted for rate in rates), sum(rate.drawn for rate in rates)
+        assert abs(inserted - handed) <= 128 + 32 and handed >= drawn
+        assert rates[2].inserted == 0 and rates[2].surplus == pytest.approx(rates[0].surplus, abs=128)
+    finally:
+        stop.set()
+        reader.configure(samples_per_insert_tolerance=None, timeout=20.0)
+        for thread in threads:
+            thread.join(20.0)
