@@ -387,6 +387,7 @@ class EpisodePool:
 
     def _replace(self, memory: Memory) -> None:
         with self._filled:
+            memory.saw_model(self._memory.newest_model)
             self._memory, self._owner = memory, secrets.token_bytes(16)
             self._tell()
 

@@ -167,7 +167,9 @@ def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
     parameters = band(ratio=1.0, tolerance=128.0)
     servers = [cluster.server(parameters=parameters, limits=QUICK, name=f"s{i}") for i in range(3)]
-    actors = [cluster.client(server, when_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])]
+    actors = [
+        cluster.client(server, when_full="block", limits=QUICK) for server in (servers[0], servers[0], servers[1])
+    ]
     reader = cluster.reader(servers, limits=QUICK)
     stop = threading.Event()
     dones = [[0] for _ in actors]
