@@ -17,6 +17,7 @@ PROMISES = {
     "single_process.py": "return of the greedy policy: 1.0",
     "vector_env.py": "upright ",
     "dict_observation.py": "(64, 4, 16, 16) float32",
+    "set_states.py": " now: learned",
     "classic_single_process.py": "the way right is known",
     "client_mt.py": "100 episodes, 4000 steps",
     "publish_subscribe.py": "late: version 2",
