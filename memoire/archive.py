@@ -21,7 +21,7 @@ from typing import Any, Final
 from . import snapshot, snapshotfile, wire
 from .accounts import Rows
 from .desk import Desk, Reply
-from .errors import Closed, MemoireError, ParameterError, ProtocolError
+from .errors import Closed, MemoireError, ParameterError, ProtocolError, Refused
 from .limits import Limits
 from .parameters import Parameters
 from .runs import Keeper
@@ -96,7 +96,7 @@ class Archive:
 
         Raises:
             OSError: it cannot be written; a former file of this name is as it was.
-            Closed: the server was closed meanwhile; likewise.
+            Closed, Refused: the server was closed, or another run began, meanwhile; likewise.
         """
         return self._take(Path(path))
 
@@ -117,6 +117,8 @@ class Archive:
                 nonlocal is_late
                 if deadline is None and self._is_closing.is_set():
                     raise Closed("this server")
+                if desk.run_name != run:
+                    raise Refused(desk.name, "run", f"another run than {run!r} began meanwhile; take it again")
                 is_late = is_late or (deadline is not None and time.monotonic() > deadline)
                 return not is_late
 
@@ -137,7 +139,7 @@ class Archive:
         path = self._folder / MEMORY
         try:
             made = self._take(path, deadline)
-        except OSError as error:
+        except (OSError, Refused) as error:
             _log.warning("%s: what is held was not saved: %s", path, error)
             return
         if not made.complete:
@@ -159,7 +161,7 @@ class Archive:
                 self.trouble = ""
             except Closed:
                 return
-            except OSError as error:
+            except (OSError, Refused) as error:
                 self.trouble = f"no snapshot could be written: {error}"
                 _log.warning("%s: %s; the former one stays", self._desk.name, self.trouble)
             except Exception:
@@ -276,6 +278,8 @@ class Archive:
         """
         assert self._folder is not None
         path, desk = self._folder / MEMORY, self._desk
+        for half in [*self._folder.glob("*.snapshot.new"), *(self._folder / ORDERED).glob("*.snapshot.new")]:
+            half.unlink(missing_ok=True)  # of a life that was killed while it wrote
         if not path.exists():
             return
         try:

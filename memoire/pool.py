@@ -386,10 +386,11 @@ class Pool:
 
         The pool goes on meanwhile, is locked for one step at a time, and lets go of what it would without the walk:
         nothing is copied, and no cache lives longer for it but the one that was given last. So each client is as it is
-        when its turn comes; of its caches there are as many as it had then at most.
+        when its turn comes; of its caches there are as many as it had then at most. It ends early where caches of
+        another form than at its beginning are held.
         """
         with self._lock:
-            clients = list(self._clients.values())
+            clients, layout = list(self._clients.values()), self._layout
         for client in clients:
             with self._lock:
                 left, reuse = client.caches, self._parameters.reuse_cache
@@ -406,7 +407,7 @@ class Pool:
                     )  # caches that it has had: the first in its queue has this place
                     place = max(place, gone)
                     queue = client.queued()[place - gone :]
-                    if not queue:
+                    if not queue or self._layout is not layout:
                         break
                     held, place = queue[0], place + 1
                     kept_cache = KeptCache(held.samples, held.drawn, held.payload)

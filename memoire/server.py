@@ -143,6 +143,10 @@ class ServerStats:
     """Readers that were heard from lately."""
     requests: dict[str, Timing]
     """Seconds that requests took, by type."""
+    snapshots: int
+    """Of what is held, that were written."""
+    snapshot_trouble: str
+    """Why the newest one that the timer was to take was not; empty where it was."""
     folder: FolderStats | None
     """Of the state folder; None without one."""
     batches: int
@@ -1015,6 +1019,8 @@ class Server(Node):
             learner_scalars=merged(learners, self._scalars),
             learners=learners,
             requests=self._timings.now(),
+            snapshots=self._archive.taken,
+            snapshot_trouble=self._archive.trouble,
             folder=None if self._store is None else self._store.space(),
             batches=sum(table.batches for table in tables.values()),
             samples=sum(table.samples for table in tables.values()),
@@ -1047,7 +1053,7 @@ class Server(Node):
 
         Raises:
             OSError: it cannot be written.
-            Closed: the server was closed meanwhile.
+            Closed, Refused: the server was closed, or another run began, meanwhile.
         """
         self._check_open()
         return self._archive.take(path)

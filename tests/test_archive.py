@@ -1,26 +1,31 @@
 """A server's snapshots end to end: taken under way, ordered from far away, on a timer; restored into another cluster."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
-from memoire import snapshot, wire
+from memoire import cli, dataset, snapshot, wire
 from memoire.archive import MEMORY
 from memoire.cluster import snapshots
 from memoire.errors import Closed, MemoireError, ParameterError, Refused, SnapshotMismatch
 from memoire.parameters import Parameters
 from memoire.snapshotfile import SnapshotFile
-from netkit import QUICK, Cluster, record, until
+from memoire.table import Table
+from netkit import QUICK, SCHEMA, Cluster, record, until
 
 SMALL = Parameters(cache_size=16)
+TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
 HEADER = wire.Header(wire.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
@@ -82,6 +87,101 @@ def test_three_servers_share_out_what_two_had(cluster, tmp_path):
         drawn = [reader.get_batch(41).ids for _ in range(12)]
     assert len(np.unique(np.concatenate(drawn))) <= 492
     until(lambda: sum(other.stats().unused_samples for other in others) == 0)
+
+
+def shipped(cluster, **options):
+    """A server with a table of each storage, of which one has caches of two clients and the other 30 episodes."""
+    server = cluster.server(schema=None, tables=TABLES, limits=QUICK, **options)
+    for number in range(2):
+        client = cluster.client(server, limits=QUICK, seed=number, table="online")
+        record(client, value=number + 1)
+        assert client.push_cache()
+    pool = server._tables["whole"].pool
+    rng = np.random.default_rng(1)
+    for length in range(1, 31):
+        pool.memory.open()
+        values = [
+            rng.random((length, 4), np.float32),
+            np.arange(length, dtype=np.int32),
+            rng.random(length, np.float32),
+        ]
+        numbers = pool.memory.extend(0, values)
+        pool.memory.close(terminated=True)
+        pool.memory.update_priorities(numbers, rng.random(length))
+    until(lambda: server.stats().tables["online"].held_caches == 2)
+    return server
+
+
+@pytest.mark.parametrize("of", [1, 2, 3])
+def test_stored_episodes_are_drawn_after_a_restore_as_before(cluster, tmp_path, of):
+    """By the content of what a reader over all of them draws, against the weights that it had."""
+    server = shipped(cluster)
+    server.snapshot(tmp_path / "a")
+    memory = server._tables["whole"].pool.memory
+    entries = dict(zip(*weights_of(memory), strict=True))
+    others = [cluster.server(schema=None, tables=TABLES, limits=QUICK) for _ in range(of)]
+    done = [other.restore([tmp_path / "a"], part=(rank, of)) for rank, other in enumerate(others)]
+    assert (sum(each.episodes for each in done), sum(each.caches for each in done)) == (30, 2)
+    with cluster.reader(others, limits=QUICK, table="whole") as reader:
+        batches = [reader.get_batch(600) for _ in range(10)]
+    drawn = Counter(row.tobytes() for batch in batches for row in batch["obs"])
+    assert drawn.keys() <= entries.keys()
+    counts, weights = zip(*((drawn[entry], weight) for entry, weight in entries.items()), strict=True)
+    expected = np.array(weights) / sum(weights) * 6000
+    kept = expected > 5
+    rare = [np.array(values)[~kept].sum() for values in (counts, expected)]
+    assert chisquare([*np.array(counts)[kept], rare[0]], [*expected[kept], rare[1]]).pvalue > 1e-6
+    # and importance: the weighted mean over what is drawn is the plain mean over what is stored
+    values = np.concatenate([batch["obs"][:, 0] for batch in batches])
+    chance = np.array([entries[row.tobytes()] for batch in batches for row in batch["obs"]]) / sum(weights)
+    plain = np.mean([np.frombuffer(entry, np.float32)[0] for entry in entries])
+    assert np.average(values, weights=1 / chance) == pytest.approx(plain, abs=0.05)
+
+
+def weights_of(memory):
+    """Each entry's observation, and its weight."""
+    names, weights = [], []
+    for number, episode in dataset.walk(memory):
+        numbers = np.arange(number, number + len(episode))
+        names += [row.tobytes() for row in episode.columns["obs"]]
+        weights += memory.weights(numbers).tolist()
+    return names, weights
+
+
+def test_feedback_reaches_restored_episodes_and_ids_of_the_former_server_are_stale(cluster, tmp_path):
+    server = shipped(cluster)
+    server.snapshot(tmp_path / "a")
+    old = server.table("whole").get_batch(8)
+    other = cluster.server(schema=None, tables=TABLES, limits=QUICK)
+    other.restore([tmp_path / "a"])
+    memory = other._tables["whole"].pool.memory
+    before = memory.total_weight
+    assert other.table("whole").update_priorities(old.ids, np.full(8, 9.0)) == 8, "nobody here is called so"
+    assert memory.total_weight == before
+    new = other.table("whole").get_batch(8)
+    assert new.update_priorities(np.full(8, 9.0)) == 0 and memory.total_weight > before
+
+
+def test_a_table_that_is_not_there_is_said_before_anything_is_taken(cluster, tmp_path):
+    shipped(cluster).snapshot(tmp_path / "a")
+    alone = cluster.server(schema=None, tables={"online": Table(SCHEMA, parameters=SMALL)}, limits=QUICK)
+    with pytest.raises(SnapshotMismatch, match="table 'whole', and this server has 'online'"):
+        alone.restore([tmp_path / "a"])
+    assert alone.stats().held_caches == 0
+
+
+def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
+    server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
+    before = content_of(server)
+    server.close(5.0)
+    again = cluster.server(schema=None, tables=TABLES, state_dir=tmp_path, snapshot_caches=True)
+    assert content_of(again) == before and again.stats().tables["online"].held_caches == 2
+    assert not (tmp_path / MEMORY).exists()
+
+
+def content_of(server):
+    names, weights = weights_of(server._tables["whole"].pool.memory)
+    return sorted(zip(names, weights, strict=True))
 
 
 def test_a_snapshot_restores_into_another_run_without_its_totals(cluster, tmp_path):
@@ -168,14 +268,23 @@ def test_one_snapshot_is_ordered_at_a_time(cluster, tmp_path, monkeypatch):
     assert "ZeroDivisionError" in failed.text
 
 
+def test_a_run_that_begins_meanwhile_is_not_mixed_in(cluster, tmp_path):
+    server = filled(cluster)
+    server._archive._at = lambda point: server.begin_run("next")
+    with pytest.raises(Refused, match="another run than 'default' began meanwhile"):
+        server.snapshot(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     server = filled(cluster, state_dir=tmp_path, snapshot_every=0.05)
     until(lambda: (path := tmp_path / MEMORY).exists() and snapshot.facts(path)["tables"][0]["caches"] == 12)
     copy = tmp_path.parent / "killed"
-    os.system(f"cp -r {tmp_path} {copy}")  # as a kill at this moment leaves it
+    shutil.copytree(tmp_path, copy)  # as a kill at this moment leaves it
     server.close()
+    (copy / (MEMORY + ".new")).write_bytes(b"half of the next one")
     again = cluster.server(state_dir=copy, parameters=SMALL, snapshot_every=1000.0)
-    assert again.stats().unused_samples == 192
+    assert again.stats().unused_samples == 192 and not list(copy.glob("*.new"))
     again.get_batch(100)
     again.close(5.0)
     third = cluster.server(state_dir=copy, parameters=SMALL, snapshot_every=1000.0)
@@ -204,6 +313,16 @@ def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
     snapshots.restore(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
     assert again.stats().held_caches == 0
     assert "restored nothing; 1 of the files were restored here before" in capsys.readouterr().err
+
+
+def test_a_timer_that_cannot_write_says_so_and_tries_again(cluster, tmp_path):
+    server = filled(cluster, clients=1, state_dir=tmp_path, snapshot_every=0.02)
+    until(lambda: server.stats().snapshots)
+    (tmp_path / MEMORY).unlink()
+    (tmp_path / MEMORY).mkdir()
+    assert "no snapshot could be written" in until(lambda: server.stats().snapshot_trouble)
+    (tmp_path / MEMORY).rmdir()
+    until(lambda: not server.stats().snapshot_trouble)
 
 
 def test_a_server_that_is_closed_gives_up_what_it_writes(cluster, tmp_path, monkeypatch):
@@ -246,15 +365,60 @@ KILLED = """
 
 @pytest.mark.processes
 def test_a_kill_under_load_leaves_a_whole_file(tmp_path):
-    path, tests = tmp_path / "a", Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
-    for extra in range(4):
+    path = tmp_path / "a"
+    for extra in range(2):
         child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(KILLED), str(path)], env=environment, stdout=subprocess.PIPE
+            [sys.executable, "-c", textwrap.dedent(KILLED), str(path)], env=environment(), stdout=subprocess.PIPE
         )
         with child:
-            for _ in range(3 + extra):
+            for _ in range(5 * extra + 1):
                 assert child.stdout.readline()
             child.send_signal(signal.SIGKILL)
         with SnapshotFile(path) as file:
             assert not file.verify() and file.end.complete
+
+
+def command(capsys, *words):
+    """Exit status of a command, and what it said."""
+    status = cli.main([*map(str, words)])
+    return status, "".join(capsys.readouterr())
+
+
+def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
+    server = filled(cluster, state_dir=tmp_path / "s", name="one")
+    file = tmp_path / "s" / "snapshots" / "now.snapshot"
+    status, said = command(capsys, "snapshot", server.endpoint, "--to", "now")
+    assert status == 0 and f"one: {file}: 12 caches of 192 samples" in said
+    status, said = command(capsys, "snapshot", "--show", file, "--json", "--check")
+    assert status == 0 and '"unused": 192' in said
+    for wrong in ([], [server.endpoint], ["--show", file, "--to", "x"]):
+        status, said = command(capsys, "snapshot", *wrong)
+        assert status == 1 and "an address with --to NAME, or left out with --show FILE" in said
+    starts = ("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off", "--restore")
+    file.write_bytes(file.read_bytes()[:-50])
+    status, said = command(capsys, *starts, file)
+    assert status == 1 and "nobody knows how many caches" in said and "--skip-damaged" in said, said
+    status, said = command(capsys, *starts, file, "--part", "3/2")
+    assert status == 1 and "K/N for the K-th of N servers" in said
+    status, said = command(capsys, "snapshot", "--show", file)
+    assert status == 3 and "It is damaged: its end is damaged or cut off." in said
+
+
+@pytest.mark.processes
+def test_the_process_of_a_server_takes_its_part_and_the_files_parameters(cluster, tmp_path):
+    filled(cluster, parameters=SMALL.replace(frame_stack=2)).snapshot(tmp_path / "a")
+    mine = cluster.server(limits=QUICK)
+    here = mine.restore([tmp_path / "a"], part=(0, 2), configure=True)
+    words = ["server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "memoire", *words, "--restore", str(tmp_path / "a"), "--part", "2/2"],
+        env=environment(), stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        said = child.stderr.readline()
+        child.terminate()
+    assert f"restored {12 - here.caches} caches" in said.replace("nothing", "0 caches"), said
+
+
+def environment():
+    tests = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}

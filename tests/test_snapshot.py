@@ -194,6 +194,17 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
     assert Counter(client for client, _ in seen).keys() == set(clients)
 
 
+def test_a_walk_ends_where_the_form_of_caches_changes():
+    pool = pool_of([10, 10])
+    walk = pool.walk()
+    kept = [next(walk), next(walk)]
+    pool.configure(PLAIN.replace(frame_stack=2))
+    pool.add(name(1), 99, made(5, parameters=PLAIN.replace(frame_stack=2)))
+    kept += walk
+    assert [type(each) for each in kept[:2]] == [KeptClient, KeptCache]
+    assert not any(isinstance(each, KeptCache) for each in kept[2:])
+
+
 def test_walking_keeps_one_cache_alive_at_most():
     pool = pool_of([50])
     walk = pool.walk()
