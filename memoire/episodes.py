@@ -119,9 +119,9 @@ class EpisodePool:
     def _fitting(self, byte_limit: int) -> int:
         """Entries there is room for."""
         most = min(byte_limit // self._entry_bytes, MOST_ROWS)
-        if most < max(1, self._wanted):
-            expected = f"at least {self._entry_bytes * max(1, self._wanted)} for {max(1, self._wanted)} entries"
-            raise ParameterError("byte_limit", byte_limit, f"{expected} of {self._entry_bytes} bytes")
+        if byte_limit < self.least_bytes:
+            expected = f"at least {self.least_bytes} for {max(1, self._wanted)} entries of {self._entry_bytes} bytes"
+            raise ParameterError("byte_limit", byte_limit, expected)
         if self.schema.ragged:
             most = max(1, most // 2)
         return self._wanted or min(most, MOST_UNASKED)
@@ -135,6 +135,11 @@ class EpisodePool:
         return Memory(self.schema, capacity, parameters, seed=self._seed, ragged_limit=limit)
 
     # What there is
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that it can be limited to at least: for the capacity that was asked for, or one entry."""
+        return self._entry_bytes * max(1, self._wanted)
 
     @property
     def memory(self) -> Memory:
@@ -355,7 +360,7 @@ class EpisodePool:
         """Have room for this many bytes from now on; returns how many episodes had to go, the oldest first.
 
         Another number of entries is another memory: episodes move one by one, the memory is there twice until the last
-        one has moved, and ids drawn before are stale.
+        one has moved, what comes in waits, and ids drawn before are stale.
 
         Raises:
             ParameterError: too few for one entry, or for the capacity that was asked for. Nothing was changed.

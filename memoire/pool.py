@@ -101,6 +101,10 @@ class AnyPool(Protocol):
         """Entries there is room for; 0 where it holds no entries, but samples of them."""
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes that it can be limited to at least."""
+
+    @property
     def parameters(self) -> Parameters:
         """Those that draws follow now."""
 
@@ -310,6 +314,11 @@ class Pool:
     def capacity(self) -> int:
         """0: no entries are held here, but samples."""
         return 0
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that it can be limited to at least: any number."""
+        return 1
 
     def entries(self) -> int:
         """Entries of the clients' memories that can be drawn there, as they said last."""

@@ -2,6 +2,7 @@
 
     actors ──requests──▶ one thread: Desk        ──▶ replies, notices
            ──caches────▶ one thread per address  ──▶ Pool ◀── get_batch, in the learner's own thread
+             episodes                                EpisodePool
 
 It runs inside of the learner's process, or alone with learners that read over the network
 (`memoire.connect(url).batches`).
@@ -750,8 +751,9 @@ class Server(Node):
 
         Args:
             credit: Bytes that each client may have on the way at most; less where its share of what is held is less.
-            held_bytes: Bytes of caches that are held at most, in all tables: those with a limit of their own keep it,
-                the others share the rest. What is too much is overwritten now.
+            held_bytes: Bytes that are held at most, in all tables: those with a limit of their own keep it, the others
+                share the rest. What is too much is overwritten now. Where episodes are stored they move to a memory
+                of another size, and ids drawn before are stale.
 
         Raises:
             ParameterError: not a whole number of at least 1, or nothing would be left; nothing was changed.

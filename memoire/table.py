@@ -210,9 +210,14 @@ class Tables:
         """Hold so many bytes in all from now on, those of tables with a limit of their own included.
 
         Raises:
-            ParameterError: those leave nothing for the others; nothing was changed.
+            ParameterError: those leave nothing for the others, or too little; nothing was changed.
         """
-        for name, limit in shared_out({table.name: table.own_limit for table in self}, held_bytes).items():
+        limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
+        for name, limit in limits.items():
+            if limit < (least := self[name].pool.least_bytes):
+                expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
+                raise ParameterError("held_bytes", held_bytes, expected)
+        for name, limit in limits.items():
             self[name].pool.limit(limit)
 
     def _list(self) -> str:

@@ -376,6 +376,18 @@ def test_byte_limits_change_while_it_runs(cluster):
     assert len(server.get_batch(8).ids) == 8
 
 
+def test_byte_limits_that_leave_a_capacity_too_little_change_no_table(cluster):
+    tables = {"online": Table(SCHEMA), "demo": Table(SCHEMA, storage="episodes", capacity=1000)}
+    server = cluster.server(tables=tables, schema=None, limits=QUICK, byte_limit=1_000_000)
+    with pytest.raises(
+        ParameterError, match="table 'demo' has 136000 bytes for the entries of its capacity, not 50000"
+    ):
+        server.configure_limits(held_bytes=100_000)
+    assert [table.byte_limit for table in server.stats().tables.values()] == [500_000, 500_000]
+    with pytest.raises(ParameterError, match="byte_limit must be at least 136000 for 1000 entries of 136 bytes"):
+        cluster.server(storage="episodes", capacity=1000, byte_limit=100_000)
+
+
 def test_a_closed_client_ships_nothing_more(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
