@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -88,6 +88,24 @@ class CurvesAnswer(BaseModel):
     greatest: dict[str, list[float | None]]
 
 
+class Csv(StreamingResponse):
+    """A table."""
+
+    media_type = "text/csv"
+
+
+class Events(StreamingResponse):
+    """An event file."""
+
+    media_type = "application/octet-stream"
+
+
+class Stream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+
 class Api:
     """The handlers, around one aggregator."""
 
@@ -108,9 +126,7 @@ class Api:
             text = f"{MOST_LISTENERS} listen already: ask for /api/overview now and then"
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "10"})
         last = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
-        return StreamingResponse(
-            self._frames(last), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+        return Stream(self._frames(last), headers={"X-Accel-Buffering": "no"})
 
     async def _frames(self, last: int | None) -> AsyncIterator[bytes]:
         with contextlib.suppress(Full):
@@ -190,13 +206,13 @@ class Api:
     def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
         """Figures of a run as a table, as finely as they are kept."""
         run, names = self._wanted(run, name)
-        return _file(exports.csv_of(self._aggregator.history, run, names), "text/csv; charset=utf-8", run, "csv")
+        return _file(Csv, exports.csv_of(self._aggregator.history, run, names), run, "csv")
 
     def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
         """Figures of a run as an event file for TensorBoard."""
         run, names = self._wanted(run, name)
         events = exports.events_of(self._aggregator.history, run, names)
-        return _file(events, "application/octet-stream", run, "tfevents")
+        return _file(Events, events, run, "tfevents")
 
     def _wanted(self, run: str, names: list[str]) -> tuple[str, list[str]]:
         run = run or self._overview().run
@@ -213,13 +229,13 @@ class Api:
         until: Time | None = None,
         run: Run = "",
         server: Text = "",
-        cursor: Annotated[str, Query(max_length=65536)] = "",
+        cursor: Annotated[str, Query(max_length=65536, pattern=f"^{logs.CURSOR}$")] = "",
         direction: logs.Direction = "older",
         limit: Limit = 100,
     ) -> Response:
         """Log lines of all servers, or of one, the newest first. Follow them with direction=newer and the page's
         `newer` as the cursor; go back with direction=older and its `older`. What is around a line: its server, and a
-        cursor {server: index}, once in each direction.
+        cursor "index@server", once in each direction.
         """
         wanted = {"text": text, "client": client, "label": label, "run": run}
         wanted |= {name: repr(value) for name, value in (("since", since), ("until", until)) if value is not None}
@@ -307,9 +323,18 @@ def create_app(aggregator: Aggregator, hub: Hub) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    refusals: dict[int | str, dict[str, Any]] = {code: {"model": Problem} for code in (400, 401, 403, 421, 422, 503)}
+    refusals = _refusals({"model": Problem})
+    # Whatever a page is, its refusals are JSON.
+    plain = _refusals({"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}})
     for path, handler, model in _routes(api):
-        app.add_api_route(path, handler, response_model=model, responses=refusals | ({404: {"model": Problem}}))
+        is_json = not (isinstance(model, type) and issubclass(model, Response))
+        app.add_api_route(
+            path,
+            handler,
+            response_model=model if is_json else None,
+            response_class=JSONResponse if is_json else model,
+            responses=refusals if is_json else plain,
+        )
     app.add_api_route(
         "/api/login", api.login, methods=["POST"], status_code=204, response_model=None, responses=refusals
     )
@@ -324,11 +349,16 @@ def create_app(aggregator: Aggregator, hub: Hub) -> FastAPI:
     return app
 
 
+def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    codes = (400, 401, 403, 404, 421, 422, 502, 503)
+    return {code: {"description": http.HTTPStatus(code).phrase, **description} for code in codes}
+
+
 def _routes(api: Api) -> list[tuple[str, Any, Any]]:
     """Path, handler, and what it answers with."""
     return [
         ("/api/overview", api.overview, Overview),
-        ("/api/stream", api.stream, None),
+        ("/api/stream", api.stream, Stream),
         ("/api/nodes", api.nodes, list[NodeRow]),
         ("/api/learners", api.learners, list[LearnerRow]),
         ("/api/settings", api.settings, dict[str, Any]),
@@ -338,13 +368,13 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/figures", api.names, list[str]),
         ("/api/curves", api.curves, CurvesAnswer),
         ("/api/runs", api.runs, list[RunInfo]),
-        ("/api/export.csv", api.csv, None),
-        ("/api/export.tfevents", api.tensorboard, None),
+        ("/api/export.csv", api.csv, Csv),
+        ("/api/export.tfevents", api.tensorboard, Events),
         ("/api/logs", api.logs, LogPage),
         ("/api/session", api.session, Session),
-        ("/metrics", api.metrics, None),
-        ("/livez", api.livez, None),
-        ("/readyz", api.readyz, None),
+        ("/metrics", api.metrics, PlainTextResponse),
+        ("/livez", api.livez, dict[str, Any]),
+        ("/readyz", api.readyz, dict[str, Any]),
     ]
 
 
@@ -359,10 +389,10 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(plain), status, media_type="application/json")
 
 
-def _file(body: Iterator[bytes], kind: str, run: str, ending: str) -> Response:
+def _file(kind: type[StreamingResponse], body: Iterator[bytes], run: str, ending: str) -> Response:
     name = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="memoire-{name or "run"}.{ending}"'}
-    return StreamingResponse(body, media_type=kind, headers=headers)
+    return kind(body, headers=headers)
 
 
 async def _refused(_: Request, raised: Exception) -> Response:

@@ -1,21 +1,22 @@
 """Log lines of all servers as one list, newest first, a page at a time. Pure: whoever asks the servers is passed in.
 
-Each server numbers its lines. A cursor is where every server's lines were left off, {server: index}: with direction
-"older" the lines before it, with "newer" those after it, which may not have been written yet.
+Each server numbers its lines. A cursor is where every server's lines were left off, "12@server-0,7@server-1": with
+direction "older" the lines before it, with "newer" those after it, which may not have been written yet.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
-from urllib.parse import urlencode
-
-import msgspec
+from urllib.parse import quote, unquote, urlencode
 
 from memoire.errors import ParameterError
 
 from .answers import LogPage, LogRow
 from .nodes import NodeError
+
+CURSOR = r"([0-9]{1,15}@[A-Za-z0-9_.~%-]{1,800}(,[0-9]{1,15}@[A-Za-z0-9_.~%-]{1,800})*)?"
 
 Direction = Literal["older", "newer"]
 AskServers = Callable[[dict[str, str]], dict[str, Any]]
@@ -27,12 +28,15 @@ def read_cursor(text: str) -> dict[str, int]:
     Raises:
         ParameterError: it is none of them.
     """
-    if not text:
-        return {}
-    try:
-        return msgspec.json.decode(text, type=dict[str, int])
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        raise ParameterError("cursor", text[:80], "as a page of lines gave it, in `older` or `newer`") from None
+    if not re.fullmatch(CURSOR, text):
+        raise ParameterError("cursor", text[:80], "as a page of lines gave it, in `older` or `newer`")
+    pairs = (part.split("@") for part in text.split(",") if part)
+    return {unquote(name): int(index) for index, name in pairs}
+
+
+def write_cursor(places: Mapping[str, int]) -> str:
+    """What `read_cursor` reads."""
+    return ",".join(f"{index}@{quote(name, safe='')}" for name, index in sorted(places.items()))
 
 
 def search(
@@ -73,9 +77,7 @@ def search(
         more = more or not told["is_all"]
     rows = _together(found.values(), direction)
     more, rows = more or len(rows) > most, rows[:most]
-    older, newer = (
-        msgspec.json.encode(dict(cursor) | edge).decode() for edge in _edges(found, rows, cursor, direction)
-    )
+    older, newer = (write_cursor(dict(cursor) | edge) for edge in _edges(found, rows, cursor, direction))
     rows.sort(key=_place, reverse=True)  # a page shows the newest first, however it was found
     return LogPage(rows, older, newer, more, missing)
 

@@ -338,7 +338,7 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
     mine = get(board, f"/api/logs?client={clients[2].client_id.hex()}")
     assert [row["client"] for row in mine["rows"]] == [clients[2].client_id.hex()]
     assert ask(board, "/api/logs?server=none")[0] == 404
-    assert ask(board, "/api/logs?cursor=none")[0] == 400
+    assert ask(board, "/api/logs?cursor=none")[0] == 422
 
 
 def test_settings_show_schema_and_parameters_and_no_secret(small):

@@ -363,6 +363,12 @@ def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(
     assert sorted(followed) == sorted(now - everything)
 
 
+@given(st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 10**15 - 1), max_size=4))
+def test_a_cursor_is_read_as_it_was_written(places):
+    places = {name.encode("utf-8", "replace").decode(): index for name, index in places.items()}
+    assert logs.read_cursor(logs.write_cursor(places)) == places
+
+
 def test_the_newest_lines_come_first_and_who_is_away_is_named():
     book = Books({"a": [(1, 10.0), (2, 30.0)], "b": [(1, 20.0)]})
     book.away = {"b"}
@@ -377,7 +383,7 @@ def test_the_newest_lines_come_first_and_who_is_away_is_named():
     ]
 
 
-@pytest.mark.parametrize("text", ["x", "[]", '{"a": "b"}', '{"a": 1.5}', "\ud800"])
+@pytest.mark.parametrize("text", ["x", "1", "1@", "@a", "1@a,", "1@a b", "-1@a", "9" * 20 + "@a", "\ud800"])
 def test_a_cursor_that_is_none_is_refused(text):
     with pytest.raises(ParameterError, match="cursor"):
         logs.read_cursor(text)
