@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .checks import mapping, whole
 from .errors import ParameterError, ProtocolError, WrongType
 from .parameters import Parameters
-from .pool import AnyPool, Pool
+from .pool import AnyPool
 from .rate import Limiter, check_size
 from .sampling import Sampler, fields_of
 from .schema import Schema
@@ -108,13 +108,6 @@ class OpenTable:
     def key(self) -> str:
         """Under which its chosen parameters are in a state folder."""
         return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
-
-    @property
-    def caches(self) -> Pool:
-        """The held caches. Raises ProtocolError where whole episodes are kept."""
-        if not isinstance(self.pool, Pool):
-            raise ProtocolError("unexpected", f"table {self.name!r} of this server keeps episodes, not caches")
-        return self.pool
 
     def take_parameters(self, parameters: Parameters, version: int) -> None:
         """Follow these from now on.

@@ -76,7 +76,7 @@ def test_each_table_has_clients_schema_and_batches_of_its_own(cluster):
         client.client_id.hex(): client.table for client in (online, demo)
     }
     assert stats.samples == 128 and stats.held_caches == 4 and server.tables == ("online", "demo")
-    assert server.total_steps == 40 and server.schema == SCHEMA
+    assert server.total_steps == 40 == cluster.reader([server]).totals().totals.steps and server.schema == SCHEMA
     demo.close()
     assert (server.stats().tables["demo"].clients, server.stats().tables["demo"].steps) == (0, 20)
 
@@ -418,6 +418,19 @@ def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp
     again.close()
     other = {**tables, "demo": Table(OTHER, frame_stack=2)}  # what is given now is not what was given then
     assert with_tables(cluster, other, state_dir=tmp_path).table("demo").parameters.cache_size == 256
+
+
+def test_what_each_table_holds_lives_on_under_its_name(cluster, tmp_path):
+    options = {"state_dir": tmp_path, "name": "home", "snapshot_caches": True, "limits": Limits(close_timeout=10.0)}
+    server = with_tables(cluster, **options)
+    for name, value in (("online", 3), ("demo", 7)):
+        fill(cluster.client(server, table=name), value=value)
+    server.table("demo").get_batch(100)
+    server.close()
+    again = with_tables(cluster, dict(reversed(two().items())), **options)
+    assert {name: table.unused_samples for name, table in again.stats().tables.items()} == {"online": 512, "demo": 412}
+    assert set(np.unique(again.table("online").get_batch(64).obs)) == {3.0}
+    assert set(np.unique(again.table("demo").get_batch(64).obs)) == {7}
 
 
 # The desk
