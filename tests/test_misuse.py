@@ -142,7 +142,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._changed, client._topics._changed, client._memory_lock, client._close_lock, server._desk.lock, server._pool._lock,
+        client._changed, client._topics._changed, client._memory_lock, client._close_lock, server._desk.lock, server._tables.first.pool._lock,
         server._close_lock, reader._changed, sockets._context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
