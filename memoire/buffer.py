@@ -8,11 +8,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _core, dataset, groups
 from .batch import Batch
+from .errors import NotEnoughSamples
 from .memory import Memory
 from .parameters import Parameters, Start
+from .rate import Limiter, RateStats, check_batch, check_size
 from .sampling import Annealing, Sampler, fields_of
 from .schema import Schema
 from .writer import Observer, Writer, Writers, layout
+
+_WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 
 
 class Buffer:
@@ -61,8 +65,11 @@ class Buffer:
     ) -> None:
         parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         chosen = Parameters().replace(**_fields(sampler, discount, parameters))
+        check_size(chosen, capacity)
         self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
         self._annealing = Annealing()  # changes while the memory is held
+        self._limiter = Limiter(chosen, lambda: self._memory.num_positive)
+        self._limiter.met(_WRITERS, 0, 0)
         self._writers = Writers(self._memory)
 
     @property
@@ -138,15 +145,20 @@ class Buffer:
             normalize="global", over the largest possible), N the number of entries that could have been drawn.
 
         Raises:
-            EmptyMemory: there is nothing to draw yet.
-            ParameterError: an array of `out` does not fit.
+            EmptyMemory: there is nothing to draw yet, or nothing that may be drawn so often (UsedUp).
+            NotEnoughSamples: fewer entries than `min_size` can be drawn, or drawing is further ahead of recording than
+                `samples_per_insert_tolerance` allows; `reason` says what it waits for.
+            ParameterError: an array of `out` does not fit, or the tolerance is too small for such a batch.
 
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
+        if self._limiter.is_active:
+            self._ask_to_draw(batch_size)
         with self._memory.held():
             gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
             beta = self._annealing.next(parameters)
+        self._limiter.drew(batch_size)
         by_largest = parameters.normalize == "global"
         corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
@@ -184,6 +196,14 @@ class Buffer:
             self._memory, count, self._annealing.next, self.update_priorities, group=group, group_size=group_size
         )
 
+    def _ask_to_draw(self, batch_size: int) -> None:
+        """Refuse a batch that has to wait for entries; recording never waits here, where one thread may do both."""
+        generated = self._memory.generated
+        self._limiter.reported(_WRITERS, generated, generated)
+        check_batch(self.parameters, batch_size)
+        if reason := self._limiter.why_not_draw(batch_size):
+            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason)
+
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
         """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.
 
@@ -208,7 +228,11 @@ class Buffer:
         Raises:
             ParameterError: nothing was changed.
         """
-        self._memory.configure(**_fields(sampler, discount, parameters))
+        with self._memory.held():
+            chosen = self.parameters.replace(**_fields(sampler, discount, parameters))
+            check_size(chosen, self.capacity)
+            self._memory.configure(chosen)
+        self._limiter.configure(chosen)
 
     def save(self, path: str | Path) -> int:
         """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
@@ -239,6 +263,17 @@ class Buffer:
         )
         dataset.fill(buffer.memory, path)
         return buffer
+
+    @property
+    def rate(self) -> RateStats:
+        """How drawing stands beside recording, and what a batch would wait for."""
+        generated = self._memory.generated
+        self._limiter.reported(_WRITERS, generated, generated)
+        return self._limiter.stats()
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `max_model_lag` counts, as from the versions of entries."""
+        self._memory.saw_model(version)
 
     def info(self) -> dict[str, Any]:
         """What is stored and set, as plain numbers and strings."""

@@ -5,13 +5,18 @@ import math
 import random
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.errors import ParameterError
+from memoire.buffer import Buffer
+from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
+from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.rate import PATIENCE, Limiter, check_batch
+from memoire.sampling import Prioritized
+from memoire.schema import Column, Schema
 from memoire.wire import NO_LIMIT, Band, Standing
 
 numbers = itertools.count(1)
@@ -252,3 +257,129 @@ def test_a_draw_that_waits_goes_on_when_entries_come():
 def test_limits_that_cannot_be_met_are_refused(fields, words):
     with pytest.raises(ParameterError, match=words):
         Parameters(**fields)
+
+
+# In one process
+
+
+def buffer(**fields):
+    schema = Schema({"obs": Column(np.float32, (1,), "state"), "reward": Column(np.float32, (), "reward")})
+    return Buffer(schema, 1000, seed=1, **fields)
+
+
+def fill(made, steps, version=0):
+    writer = made.writer()
+    for number in range(steps):
+        obs = np.full(1, number, np.float32)
+        writer.step(obs, None, 1.0, number == steps - 1, False, obs + 1, {}, model_version=version)
+    writer.close()
+
+
+def test_a_buffer_refuses_batches_until_enough_is_there():
+    made = buffer(min_size=50)
+    fill(made, 30)
+    with pytest.raises(NotEnoughSamples, match="a batch of 8 has to wait: waits for 20 more entries: 30 can be drawn"):
+        made.sample(8)
+    fill(made, 20)
+    assert len(made.sample(8).ids) == 8
+    with pytest.raises(ParameterError, match="min_size must be at most the capacity, 1000 entries"):
+        made.configure(min_size=1001)
+    assert made.parameters.min_size == 50
+    with pytest.raises(ParameterError, match="min_size"):
+        buffer(min_size=1001)
+
+
+def test_a_buffer_refuses_batches_that_are_too_far_ahead():
+    made = buffer(samples_per_insert=2.0, samples_per_insert_tolerance=40.0)
+    fill(made, 10)
+    for _ in range(6):
+        made.sample(10)
+    assert made.rate.surplus == -40.0 and made.rate.inserted == 10
+    with pytest.raises(NotEnoughSamples, match="waits for 5 more entries: drawing is 40 samples ahead of 2 for each"):
+        made.sample(10)
+    fill(made, 5)
+    made.sample(10)
+    with pytest.raises(ParameterError, match="batch_size must be at most 78"):
+        made.sample(79)
+    made.configure(samples_per_insert_tolerance=None)
+    made.sample(500)
+
+
+def test_no_entry_is_drawn_more_often_than_it_may_be_and_importance_stays_right():
+    rng = np.random.default_rng(0)
+    made = buffer(sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2)
+    fill(made, 40)
+    numbers = made.sample(1).ids
+    made.configure(max_times_sampled=3)
+    values = rng.uniform(0.1, 3.0, 40)
+    made.update_priorities(np.arange(numbers.min(), numbers.min() + 40) % 1000, values)
+    counts: dict[int, int] = {}
+    for _ in range(11):
+        for number in made.sample(10).ids.tolist():
+            counts[number] = counts.get(number, 0) + 1
+    assert max(counts.values()) <= 3 and made.memory.draws_left == 40 * 3 - 111
+    with pytest.raises(UsedUp, match="a draw of 10 samples is not possible: an entry is drawn 3 times at most"):
+        made.sample(10)
+    assert len(made.sample(9).ids) == 9
+    with pytest.raises(EmptyMemory, match="max_times_sampled"):
+        made.sample(1)
+
+
+def test_weighted_means_are_plain_means_of_what_is_left_before_each_sample():
+    weights, sums, draws = np.array([1.0, 2.0, 5.0, 0.5]), np.zeros(4), 1200
+    for seed in range(draws):
+        schema = Schema({"obs": Column(np.float32, (1,), "state")})
+        memory = Memory(schema, 4, Parameters(priority_exponent=1.0, max_times_sampled=1), seed=seed)
+        memory.open()
+        for number in range(4):
+            memory.add(0, (np.full(1, number, np.float32),), weights[number])
+        memory.close(terminated=True)
+        drawn = memory.sample(4)
+        assert sorted(drawn.gathered.ids.tolist()) == [0, 1, 2, 3]
+        # (N P)^-1, with N and P of the moment of each sample: its mean over entry i's chance is 1 / N of those left.
+        importance = 1.0 / (drawn.num_positive * drawn.weights / drawn.total_weight)
+        sums[0] += importance[0] * drawn.gathered.ids[0]
+        sums[1] += importance[1] * drawn.gathered.ids[1]
+        left = [number for number in range(4) if number != drawn.gathered.ids[0]]
+        sums[2] += np.mean(left)
+    assert abs(sums[0] / draws - 1.5) < 0.15
+    assert abs(sums[1] / draws - sums[2] / draws) < 0.2
+
+
+def test_what_is_too_old_weighs_nothing_from_that_moment_on():
+    made = buffer(max_age=10.0)
+    made.memory._set_clock(100.0)
+    fill(made, 20)
+    made.memory._set_clock(105.0)
+    fill(made, 10)
+    assert made.memory.num_positive == 30
+    made.memory._set_clock(110.0)
+    assert made.memory.num_positive == 30
+    made.memory._set_clock(110.5)
+    assert made.memory.num_positive == 10 and (made.sample(50).age <= 10.0).all()
+    made.memory._set_clock(116.0)
+    with pytest.raises(EmptyMemory, match="max_age"):
+        made.sample(1)
+    made.configure(max_age=20.0)
+    assert made.memory.num_positive == 30
+    made.memory.check_invariants()
+
+
+def test_what_an_older_model_made_weighs_nothing():
+    made = buffer(max_model_lag=1)
+    for version in (1, 2, 3):
+        fill(made, 10, version)
+    assert made.memory.num_positive == 20
+    assert set(made.sample(100).model_version.tolist()) == {2, 3}
+    made.saw_model(4)
+    assert set(made.sample(100).model_version.tolist()) == {3}
+    made.configure(max_model_lag=3)
+    assert made.memory.num_positive == 30
+    made.configure(max_model_lag=None)
+    assert made.memory.num_positive == 30
+
+
+def test_the_newest_model_is_that_of_the_topic_or_of_all():
+    versions = {"policy": 3, "critic": 7}
+    assert Parameters().newest_model(versions) == 7 and Parameters(model_topic="policy").newest_model(versions) == 3
+    assert Parameters(model_topic="other").newest_model(versions) == 0 and Parameters().newest_model({}) == 0
