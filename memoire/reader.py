@@ -207,7 +207,8 @@ class Reader(Node):
         ahead: Batches that are drawn before they are asked for.
         partition: (i, n): this is learner i, from 0, of n that part the clients: each draws from about every n-th one,
             as if there were no others, and importance corrects for those alone. None draws from all clients; learners
-            that do so never get the same sample either.
+            that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
+            clients draws from all of it all the same.
         context: ZeroMQ context; one for the process by default.
 
     Raises:
