@@ -107,6 +107,7 @@ class ClientStats:
     steps: int
     generated_bytes: int
     pushed_caches: int
+    """Where the server stores episodes, these; so with all counts of caches."""
     pushed_bytes: int
     accepted_caches: int
     received_bytes: int
@@ -120,7 +121,7 @@ class ClientStats:
     granted: int
     """Bytes that the home grants."""
     when_full: WhenFull
-    """What the writer does with a cache when the window is full."""
+    """What the writer does with a cache or episode when the window is full."""
     waited: float
     """Seconds that calls waited for room in the window."""
     passed_steps: int
@@ -130,9 +131,9 @@ class ClientStats:
     held_back_for: float
     """Seconds that calls waited for that."""
     skipped_caches: int
-    """Caches that were not pushed because the window was full."""
+    """Caches or episodes that were not pushed because the window was full."""
     not_pushed: dict[str, int]
-    """Calls of push_cache, the writer's too, that pushed nothing, by reason."""
+    """Calls of push_cache and push_episode, the writer's too, that pushed nothing, by reason."""
     waiting_lines: int
     waiting_line_bytes: int
     dropped_lines: int
@@ -224,7 +225,7 @@ def connect(
         timeout: Seconds to wait for the other side.
         input_uuid: 32-bit label in the log's lines; 0 takes a random one.
         capacity: Entries that the memory has room for; by default as the server says, or what fits 256 MiB.
-        when_full: What the writer does with a cache when the byte window is full: skip it, or wait for
+        when_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
 

@@ -91,7 +91,8 @@ class ClientStats:
     episodes: int
     steps: int
     pushed_caches: int
-    """As far as anything that arrived says: accepted, rejected, lost and in flight, always and exactly."""
+    """As far as anything that arrived says: accepted, rejected, lost and in flight, always and exactly. Where episodes
+    are stored, these; so with all counts of caches."""
     pushed_bytes: int
     """Received (accepted or rejected), lost and in flight, always and exactly."""
     received_bytes: int
@@ -179,7 +180,7 @@ class ServerStats:
 
 
 class Server(Node):
-    """Keeps the newest caches of all clients, draws batches from them, counts, logs and publishes.
+    """Keeps the newest caches of all clients, or their episodes, draws batches, counts, logs and publishes.
 
     Args:
         endpoint: Address for requests, such as "tcp://*:5560", "ipc:///run/memoire" or "inproc://memoire"; caches
