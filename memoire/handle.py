@@ -222,16 +222,17 @@ class TableHandle:
         """All figures at this moment."""
         table, pool = self._table, self._table.pool.stats()
         with self._desk.lock:
-            clients, version = self._desk.ledger.present[table.number], table.parameters_version
-            reports = [account.report for account in self._desk.ledger if account.table == table.number]
+            ledger, version = self._desk.ledger, table.parameters_version
+            clients = ledger.present[table.number]
+            episodes, steps = ledger.table_episodes[table.number], ledger.table_steps[table.number]
         with self._counting:
             batches, waited = self._batches, self._waited
         return TableStats(
             name=table.name,
             storage=table.storage,
             clients=clients,
-            episodes=sum(report.episodes for report in reports),
-            steps=sum(report.steps for report in reports),
+            episodes=episodes,
+            steps=steps,
             batches=batches,
             samples=pool.drawn,
             waited=waited,

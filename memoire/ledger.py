@@ -149,6 +149,9 @@ class Ledger:
         """Clients that said goodbye."""
         self.present: Counter[int] = Counter()
         """The others, of each table by its number."""
+        self.table_episodes: Counter[int] = Counter()
+        """Episodes of each table, and below its steps."""
+        self.table_steps: Counter[int] = Counter()
         self.strays = 0
         """Caches that came for accounts of a former life of this server."""
         self.ended_count = 0
@@ -188,14 +191,19 @@ class Ledger:
         self.steps += account.report.steps
         self.accepted_caches += account.accepted_caches
         self.gone += account.report.leaving
-        self.present[account.table] += not account.report.leaving
+        self._enter(account, 1)
 
     def move(self, account: Account, table: int) -> None:
-        """The client belongs to this table from now on."""
-        if not account.report.leaving:
-            self.present[account.table] -= 1
-            self.present[table] += 1
+        """The client belongs to this table from now on, with all that it has counted."""
+        self._enter(account, -1)
         account.table = table
+        self._enter(account, 1)
+
+    def _enter(self, account: Account, sign: int) -> None:
+        """Add an account to the sums of its table, or take it off."""
+        self.present[account.table] += sign * (not account.report.leaving)
+        self.table_episodes[account.table] += sign * account.report.episodes
+        self.table_steps[account.table] += sign * account.report.steps
 
     def find(self, client: bytes) -> Account | None:
         """The client's account, when it has one."""
@@ -222,6 +230,8 @@ class Ledger:
         self.steps += account.report.steps - old.steps
         self.gone += account.report.leaving - old.leaving
         self.present[account.table] -= account.report.leaving - old.leaving
+        self.table_episodes[account.table] += account.report.episodes - old.episodes
+        self.table_steps[account.table] += account.report.steps - old.steps
         self._take_ended(account, update)
         return account
 
@@ -311,6 +321,10 @@ class Ledger:
         assert self.steps == sum(account.report.steps for account in self)
         assert self.accepted_caches == sum(account.accepted_caches for account in self)
         assert self.gone == sum(account.report.leaving for account in self)
+        for sums, name in ((self.table_episodes, "episodes"), (self.table_steps, "steps")):
+            assert sums.total() == getattr(self, name)
+            for table in {account.table for account in self}:
+                assert sums[table] == sum(getattr(a.report, name) for a in self if a.table == table)
         assert +self.present == Counter(account.table for account in self if not account.report.leaving)
         for client, account in self._accounts.items():
             assert account.client == client

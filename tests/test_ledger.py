@@ -77,6 +77,26 @@ def test_a_full_ledger_refuses_newcomers_and_serves_those_it_knows():
     assert ledger.episodes == 5
 
 
+told = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 9), st.booleans(), st.booleans())
+
+
+@given(st.lists(told, max_size=15))
+def test_each_table_counts_its_own_clients_wherever_they_move_and_after_a_restart(history):
+    ledger = Ledger()
+    for sequence, (who, table, count, is_leaving, is_moving) in enumerate(history):
+        update = Update(episodes=count, steps=10 * count, leaving=is_leaving)
+        account = ledger.report(CLIENTS[who], sequence, update, 1.0, table)
+        if is_moving:
+            ledger.move(account, table)
+        ledger.check_invariants()
+    again = Ledger()
+    for account in ledger:
+        again.restore(account.copy())
+    again.check_invariants()
+    assert (again.table_steps, again.table_episodes) == (ledger.table_steps, ledger.table_episodes)
+    assert again.present == ledger.present
+
+
 def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():
     ledger = Ledger()
     account = ledger.arrived(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100)
