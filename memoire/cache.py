@@ -833,7 +833,7 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
         i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
     }
     made = Container(
-        drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=entries.size, elements=elements
+        drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=max(1, entries.size), elements=elements
     )
     for part, values in (
         *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),

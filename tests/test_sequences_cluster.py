@@ -14,6 +14,7 @@ from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import Pool, finish, plan
 from memoire.schema import Column, Schema
+from memoire.table import Table
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 
@@ -291,3 +292,35 @@ def test_columns_of_any_length_are_in_sequences_that_crossed_the_wire(first):
         assert gathered.prev_lengths.keys() == expected.prev_lengths.keys() == {"obs", "note"}
         for name, lengths in expected.prev_lengths.items():
             np.testing.assert_array_equal(gathered.prev_lengths[name], lengths)
+
+
+def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(cluster):
+    parameters = CUT.replace(cache_size=32, sequence_max_share=0.5, priority_exponent=1.0, sequence_first=("hidden",))
+    tables = {"near": Table(SCHEMA, parameters=parameters), "far": Table(SCHEMA, parameters=parameters)}
+    server = cluster.server(schema=None, tables=tables)
+    clients = {name: cluster.client(server, table=name) for name in tables}
+    for client in clients.values():
+        record(client.memory, 40, 0, "terminated")
+        client.on_entries(40)
+        assert client.push_cache(10.0)
+    mixed = next(server.batches({"near": 12, "far": 20}, 10.0))
+    joined = mixed.joined
+    assert joined.obs.shape == (32, 5, 2, 1) and joined.mask.shape == (32, 4) and joined.hidden.shape == (32, 2)
+    errors = np.where(joined.mask, joined.ids["number"][:, None] + np.arange(4.0), np.nan)
+    joined.update_priorities(errors)
+    for name, client in clients.items():
+        client.update(10.0)
+        for row in range(*mixed.rows[name].indices(32)):
+            own = errors[row][joined.mask[row]]
+            weight = client.memory.weights([joined.ids["number"][row]])[0]
+            assert weight == pytest.approx(0.5 * own.max() + 0.5 * own.mean() + 1e-6, rel=1e-5)
+
+
+def test_a_cache_whose_indices_point_at_nothing_harms_no_reader():
+    layout = cache.layout_of(SMALL, CUT)
+    made = containers.make(layout, 6)
+    nothing = {part: np.full_like(made.block(part), cache.ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)}
+    pool = Pool(SMALL, CUT, seed=1)
+    pool.add(CLIENT, 1, containers.make(layout, 6, replace=nothing).held())
+    drawn, _ = far_away(pool, 6)
+    assert not drawn.gathered.prev["obs"].any() and not drawn.gathered.reward.any()
