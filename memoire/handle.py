@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .batch import Batch
 from .checks import seconds, whole
@@ -17,7 +17,7 @@ from .errors import Closed, NotEnoughSamples, ParameterError
 from .figures import Freshness, Looks
 from .groups import EpisodeBatch
 from .parameters import Parameters
-from .pool import MOST_BATCH, Pooled
+from .pool import MOST_BATCH
 from .rate import RateStats
 from .schema import Schema
 from .table import OpenTable, Storage
@@ -25,6 +25,7 @@ from .worker import batches_until_over
 
 STRETCH = 0.1
 """Seconds after which a draw that waits for samples says so again."""
+T = TypeVar("T")
 ADVICE = "Are actors running, and do they reach this server?"
 
 
@@ -117,7 +118,8 @@ class TableHandle:
         began = time.monotonic()
         try:
             size = whole("batch_size", batch_size, 1, MOST_BATCH)
-            drawn = self._drawn(size, seconds(timeout, 0.0), out)
+            pool = self._table.pool
+            drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
         except Closed:
             self._check_open()
             raise Closed("this server") from None
@@ -145,6 +147,9 @@ class TableHandle:
     ) -> EpisodeBatch:
         """Draw whole episodes of a table that stores them, or groups of them: see `Buffer.sample_episodes`.
 
+        Each entry of them is a sample drawn. With `samples_per_insert_tolerance` a draw begins within the band, and the
+        next waits until it is there again.
+
         Args:
             timeout: Seconds to wait until there are any; None does not wait.
 
@@ -156,23 +161,26 @@ class TableHandle:
         pool = self._table.pool
         if not isinstance(pool, EpisodePool):
             raise ParameterError("storage", self._table.storage, "'episodes' where whole ones are to be drawn")
-        wait = seconds(timeout, 0.0)
+        draw = functools.partial(
+            pool.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
+        )
         try:
-            batch = pool.sample_episodes(
-                count, self.update_priorities, group=group, group_size=group_size, timeout=wait
-            )
+            batch = self._in_band(1, seconds(timeout, 0.0), lambda left: draw(timeout=left))
         except Closed:
             self._check_open()
             raise Closed("this server") from None
+        self._table.limiter.drew(int(batch["mask"].sum()) - 1)
         with self._counting:
             self._batches += 1
         return batch
 
-    def _drawn(self, size: int, timeout: float, out: Any) -> Pooled:
-        """Samples as soon as there are enough, and as they may be drawn beside what is recorded."""
-        pool, limiter = self._table.pool, self._table.limiter
+    def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
+        """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,
+        and as they may be drawn beside what is recorded.
+        """
+        limiter = self._table.limiter
         if not limiter.is_active:
-            drawn = pool.get(size, timeout=timeout, out=out)
+            drawn = draw(timeout)
             limiter.drew(size)
             return drawn
         deadline, who = time.monotonic() + timeout, object()
@@ -182,10 +190,11 @@ class TableHandle:
             while True:  # in stretches: actors that were told to wait hear that somebody waits for them
                 left = deadline - time.monotonic()
                 try:
-                    return pool.get(size, timeout=max(0.0, min(left, STRETCH)), out=out)
+                    return draw(max(0.0, min(left, STRETCH)))
                 except NotEnoughSamples as short:
                     if left <= STRETCH:
-                        raise NotEnoughSamples(size, short.unused, short.caches, short.clients, timeout) from None
+                        facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
+                        raise NotEnoughSamples(*facts) from None
                 limiter.wants(who, size)
         except BaseException:
             limiter.drew(-size)

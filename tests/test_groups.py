@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import Buffer, Greedy, Prioritized, RankBased, Schema, Uniform
+from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
 from memoire.schema import Column
 from netkit import Cluster, in_thread, until
@@ -332,3 +332,19 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
     server.close(0.2)
     with pytest.raises(Closed):
         server.sample_episodes(1)
+
+
+def test_entries_of_whole_episodes_count_as_samples_beside_what_is_recorded(cluster):
+    parameters = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=30.0)
+    server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, parameters=parameters)
+    client = cluster.client(server, capacity=None)
+    ship(client, 10, 0, 1)
+    client.update(10.0)
+    assert len(server.sample_episodes(5, 10.0).ids) == 5  # 50 samples; 20 are due for the 10 entries
+    rate = server.stats().tables["default"].rate
+    assert (rate.inserted, rate.drawn, rate.surplus) == (10, 50, -30.0)
+    with pytest.raises(NotEnoughSamples, match="a batch of 1 has to wait: .*more entries"):
+        server.sample_episodes(1)
+    ship(client, 10, 100, 1)
+    client.update(10.0)
+    assert len(server.sample_episodes(1, 10.0).ids) == 1
