@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "docs/guide.md",
     "docs/choose.md",
+    "docs/rate.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -7,7 +7,8 @@ import pytest
 
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.parameters import Parameters
-from netkit import QUICK, Cluster, until
+from memoire.table import Table
+from netkit import QUICK, SCHEMA, Cluster, until
 
 
 @pytest.fixture
@@ -187,3 +188,34 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
         reader.configure(samples_per_insert_tolerance=None, timeout=20.0)
         for thread in threads:
             thread.join(20.0)
+
+
+def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
+    parameters = Parameters(samples_per_insert=4.0, samples_per_insert_tolerance=200.0)
+    server = cluster.server(
+        tables={"default": Table(SCHEMA, storage="episodes", parameters=parameters)}, limits=QUICK, schema=None
+    )
+    patient = cluster.client(server, when_full="block", limits=QUICK)
+    stop, done = threading.Event(), [0]
+    thread = acting(patient, stop, done)
+    try:
+        until(lambda: patient.stats().held_back)
+        rate = server.table("default").stats().rate
+        assert rate.inserted <= 50 + 20 and rate.inserted % 20 == 0, "entries count as their episode leaves"
+        for _ in range(20):
+            server.get_batch(64, timeout=20.0)
+        rate = server.table("default").stats().rate
+        assert -200 <= rate.surplus <= 200 + 4 * 20 and rate.drawn == 20 * 64
+        until(lambda: patient.stats().held_back)
+        hasty = cluster.client(server, limits=QUICK)
+        writer = hasty.writer(check=False)
+        for number in range(60):
+            step(writer, number, number % 20 == 19)
+        stats = hasty.stats()
+        assert stats.not_pushed["held back"] >= 1 and stats.steps == 60
+        assert stats.passed_steps == 20 * stats.not_pushed["held back"]
+        assert hasty.push_reason.startswith("held back")
+    finally:
+        stop.set()
+        server.configure(samples_per_insert_tolerance=None)
+        thread.join(20.0)
