@@ -787,7 +787,8 @@ class Client(Node):
 
     def _not_pushed(self, reason: str) -> bool:
         with self._changed:
-            self.push_reason = f"{reason}: {self._wait_for}" if reason == HELD_BACK and self._wait_for else reason
+            why = self._wait_for or "learners are behind, and the server has not granted more yet"
+            self.push_reason = f"{reason}: {why}" if reason == HELD_BACK else reason
             self._not_pushed_for[reason] = self._not_pushed_for.get(reason, 0) + 1
         return False
 

@@ -98,7 +98,8 @@ def test_an_actor_that_does_not_wait_goes_on_acting_and_pushes_nothing(cluster):
         step(writer, number)
     stats = client.stats()
     assert stats.passed_steps == 200 - 16 and stats.steps == 200
-    assert "held back: waits until" in client.push_reason or stats.not_pushed["held back"] == 200 - 16
+    assert stats.not_pushed["held back"] == 200 - 16
+    assert client.push_reason.startswith(("held back: waits until", "held back: learners are behind"))
     assert stats.pushed_caches == 2
     assert client.push_cache(0.0) is False and client.push_reason.startswith("held back")
     client.update()
