@@ -716,9 +716,9 @@ cdef class PriorityTree:
 #     oldest segment            segment                newest segment
 #     | 7: xxx | -: yyyyy |     | 9: z | 3: xxxxx |    | 12: xx |   room   |      7: whose it is; -: nobody's any more
 #
-# A value is put behind the newest. Where segments take more than one and a half times what values need (and a few), the oldest ones are
-# gone through: values that are somebody's are put behind the newest, too, and the segment is given back. Episodes leave oldest
-# first, so there is seldom anything to be moved. Large values have a segment each, which goes when they go.
+# A value is put behind the newest, and a segment goes when nothing in it is somebody's any more: episodes leave oldest first. Where
+# segments take more than one and a half times what values need (and a few), since some values stay for long, the oldest are gone
+# through: what is somebody's is put behind the newest, too. Large values have a segment each.
 
 cdef enum:
     NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
@@ -731,13 +731,15 @@ cdef enum:
 
 cdef struct Value:  # in front of a value's elements
     int64_t owner  # frame code of the row or final state that it is the value of; NOTHING: nobody's
-    int64_t length  # elements, 1 or more
+    int32_t length  # elements, 1 or more
+    int32_t at  # bytes from the begin of its segment
 
 cdef struct Segment:  # in front of its values
     Segment* older
     Segment* newer
-    int64_t used  # bytes
-    int64_t spare
+    int64_t size  # bytes there are for values
+    int32_t used
+    int32_t living  # values that have not been dropped; one more while they are gone through
 
 cdef struct Heap:
     Segment* oldest
@@ -758,50 +760,68 @@ cdef Segment* heap_segment(Heap* heap, int64_t size) noexcept nogil:
     cdef Segment* segment = <Segment*>malloc(sizeof(Segment) + size)
     if segment != NULL:
         segment.older = segment.newer = NULL
-        segment.used = 0
+        segment.size, segment.used, segment.living = size, 0, 0
         heap.held += sizeof(Segment) + size
     return segment
 
 
-cdef Value* heap_room(Heap* heap, int64_t size) noexcept nogil:
-    """Where a value of `size` bytes goes; NULL where memory is short."""
-    cdef Segment* segment = heap.newest
-    cdef Value* value
+cdef void heap_release(Heap* heap, Segment* segment) noexcept nogil:
+    """Give a segment back if nothing lives in it and it is not the newest."""
+    if segment.living > 0 or segment == heap.newest:
+        return
+    if segment.older != NULL:
+        segment.older.newer = segment.newer
+    elif segment == heap.alone:
+        heap.alone = segment.newer
+    else:
+        heap.oldest = segment.newer
+    if segment.newer != NULL:
+        segment.newer.older = segment.older
+    heap.held -= <int64_t>sizeof(Segment) + segment.size
+    free(segment)
+
+
+cdef Segment* heap_room(Heap* heap, int64_t size) noexcept nogil:
+    """The segment that a value of `size` bytes goes into; NULL where memory is short."""
+    cdef Segment* full = heap.newest
+    cdef Segment* segment
     if size > ALONE_BYTES:
         segment = heap_segment(heap, size)
-        if segment == NULL:
-            return NULL
-        segment.newer = heap.alone
-        if heap.alone != NULL:
-            heap.alone.older = segment
-        heap.alone = segment
-        return <Value*>(segment + 1)
-    if segment == NULL or segment.used + size > SEGMENT_BYTES:
-        segment = heap_segment(heap, SEGMENT_BYTES)
-        if segment == NULL:
-            return NULL
-        segment.older = heap.newest
-        if heap.newest != NULL:
-            heap.newest.newer = segment
-        else:
-            heap.oldest = segment
+        if segment != NULL:
+            segment.newer = heap.alone
+            if heap.alone != NULL:
+                heap.alone.older = segment
+            heap.alone = segment
+        return segment
+    if full != NULL and full.used + size <= full.size:
+        return full
+    segment = heap_segment(heap, SEGMENT_BYTES)
+    if segment != NULL:
+        segment.older = full
         heap.newest = segment
-    value = <Value*>(<char*>(segment + 1) + segment.used)
-    segment.used += size
-    return value
+        if full == NULL:
+            heap.oldest = segment
+        else:
+            full.newer = segment
+            heap_release(heap, full)
+    return segment
 
 
 cdef bint heap_put(Heap* heap, const char* source, int64_t length, Value** place) noexcept nogil:
     """Store a value, nobody's yet, and point `place` at it. False where memory is short."""
     cdef int64_t size = heap_bytes(heap, length)
+    cdef Segment* segment
     place[0] = NULL
     if length == 0:
         return True
-    place[0] = heap_room(heap, size)
-    if place[0] == NULL:
+    segment = heap_room(heap, size)
+    if segment == NULL:
         return False
-    place[0].owner, place[0].length = NOTHING, length
+    place[0] = <Value*>(<char*>(segment + 1) + segment.used)
+    place[0].owner, place[0].length, place[0].at = NOTHING, <int32_t>length, <int32_t>sizeof(Segment) + segment.used
     memcpy(<char*>(place[0] + 1), source, length * heap.element)
+    segment.used += <int32_t>size
+    segment.living += 1
     heap.live += size
     return True
 
@@ -810,23 +830,14 @@ cdef void heap_drop(Heap* heap, Value** place) noexcept nogil:
     """Let the value go that `place` points at, if any."""
     cdef Value* value = place[0]
     cdef Segment* segment
-    cdef int64_t size
     if value == NULL:
         return
+    segment = <Segment*>(<char*>value - value.at)
     place[0] = NULL
-    size = heap_bytes(heap, value.length)
-    heap.live -= size
+    heap.live -= heap_bytes(heap, value.length)
     value.owner = NOTHING
-    if size > ALONE_BYTES:
-        segment = <Segment*>value - 1
-        if segment.older != NULL:
-            segment.older.newer = segment.newer
-        else:
-            heap.alone = segment.newer
-        if segment.newer != NULL:
-            segment.newer.older = segment.older
-        heap.held -= <int64_t>sizeof(Segment) + size
-        free(segment)
+    segment.living -= 1
+    heap_release(heap, segment)
 
 
 cdef inline bint heap_is_loose(const Heap* heap) noexcept nogil:
@@ -1410,21 +1421,21 @@ cdef class EntryStore:
         cdef Value* value
         cdef Value* moved
         cdef int64_t at = 0, size, owner
+        segment.living += 1  # it stays until all of it was looked at
         while at < segment.used:
             value = <Value*>(<char*>(segment + 1) + at)
             size = heap_bytes(heap, value.length)
             owner = value.owner
             if owner != NOTHING:
                 if not heap_put(heap, <const char*>(value + 1), value.length, &moved):
+                    segment.living -= 1
                     return False
                 heap_drop(heap, self._value(column, owner))
                 moved.owner = owner
                 self._value(column, owner)[0] = moved
             at += size
-        heap.oldest = segment.newer
-        heap.oldest.older = NULL
-        heap.held -= <int64_t>sizeof(Segment) + SEGMENT_BYTES
-        free(segment)
+        segment.living -= 1
+        heap_release(heap, segment)
         return True
 
     cdef void _drop_values(self, int64_t code) noexcept nogil:

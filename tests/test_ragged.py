@@ -375,6 +375,19 @@ def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more
     assert memory.ragged_bytes <= stored.nbytes + 23 * len(rows)
 
 
+def test_in_one_lane_nothing_but_the_values_is_held() -> None:
+    rng = np.random.default_rng(4)
+    memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state")}), 3000)
+    for step in range(20):
+        memory.open()
+        memory.extend(0, ([np.zeros(rng.integers(0, 4000), np.uint8) for _ in range(500)],))
+        memory.close(terminated=True)
+        if step > 8:
+            # The oldest and the newest segment are used in part.
+            assert memory.ragged_room < 1.01 * memory.ragged_bytes + (1 << 19)
+    memory.check_invariants()
+
+
 def test_what_leaves_the_memory_leaves_the_heap() -> None:
     memory = Memory(Schema({"obs": POINTS}), 100)
     for _ in range(4):
