@@ -272,7 +272,9 @@ class Limiter:
                 self._surplus = 0.0
         if tolerance is None or self._surplus <= tolerance:
             return
-        if not self._begun or entries < self._parameters.min_size or self._starving():
+        if not self._begun:
+            self._surplus = tolerance
+        elif entries < self._parameters.min_size or self._starving():
             self._forgiven += self._surplus - tolerance
             self._surplus = tolerance
 
