@@ -390,8 +390,7 @@ class Pool:
     # Snapshots
 
     def walk(self) -> Iterator[KeptClient | KeptCache]:
-        """Each client that holds something, followed by its caches with a sample that was not drawn (with reuse_cache:
-        by all), oldest first.
+        """Each client that holds something, followed by its caches, oldest first.
 
         The pool goes on meanwhile, is locked for one step at a time, and lets go of what it would without the walk:
         nothing is copied, and no cache lives longer for it but the one that was given last. So each client is as it is
@@ -402,7 +401,7 @@ class Pool:
             clients, layout = list(self._clients.values()), self._layout
         for client in clients:
             with self._lock:
-                left, reuse = client.caches, self._parameters.reuse_cache
+                left = client.caches
                 place = client.pushed - left
                 kept = KeptClient(
                     client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between
@@ -421,8 +420,7 @@ class Pool:
                     held, place = queue[0], place + 1
                     kept_cache = KeptCache(held.samples, held.drawn, held.payload)
                 del held, queue
-                if reuse or kept_cache.used < kept_cache.samples:
-                    yield kept_cache
+                yield kept_cache
 
     def put_back(self, kept: KeptClient, held: "_core.HeldCache", *, stays: bool = True) -> tuple[bool, int]:
         """Hold a checked cache of a client that was walked over, here or elsewhere; its newest sums count unless newer

@@ -205,6 +205,28 @@ def test_a_walk_ends_where_the_form_of_caches_changes():
     assert not any(isinstance(each, KeptCache) for each in kept[2:])
 
 
+def test_a_walk_goes_on_behind_what_was_drawn_meanwhile():
+    pool = pool_of([40])
+    first = []
+    for kept in pool.walk():
+        if isinstance(kept, KeptCache):
+            first.append(int(np.frombuffer(cache.check(kept.payload, pool.layout).part(cache.Part.NUMBER), "<i8")[0]))
+            if len(first) == 1:
+                pool.get(15)
+    assert first == [0, 15, 20, 25, 30, 35]
+
+
+def test_a_client_has_again_how_much_is_drawn_between_its_caches(tmp_path):
+    pool = pool_of([10, 10])
+    pool.get(8)
+    pool.add(name(0), 50, made(5, first=10, total=10.0))
+    save(tmp_path / "a", table(pool))
+    again = Pool(SCHEMA, PLAIN)
+    load([tmp_path / "a"], table(again))
+    rows = [{bytes(row["client"]): row["drawn_between"] for row in each.reserve(name(9), 1)} for each in (pool, again)]
+    assert rows[0] == rows[1] and max(rows[0].values()) > 0
+
+
 def test_walking_keeps_one_cache_alive_at_most():
     pool = pool_of([50])
     walk = pool.walk()
