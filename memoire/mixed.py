@@ -103,16 +103,19 @@ class _Joined(Batch):
         schema = _common([part.schema for part in parts], gathered)
         weights = [len(part.ids) for part in parts]
         left_out = float(np.average([part.left_out for part in parts], weights=weights))
-        super().__init__(schema, gathered, np.concatenate(importance), _refuse, divisor=divisor, left_out=left_out)
+        super().__init__(
+            schema,
+            gathered,
+            np.concatenate(importance),
+            lambda ids, errors: mixed.update_priorities(errors),
+            divisor=divisor,
+            left_out=left_out,
+        )
         self._mixed = mixed
 
     def update_priorities(self, td_errors: Any) -> dict[str, Any]:
         """Tell each table how surprising its samples were: see `MixedBatch.update_priorities`."""
         return self._mixed.update_priorities(td_errors)
-
-
-def _refuse(ids: NDArray[Any], td_errors: Any) -> Any:
-    raise AssertionError("a joined batch hands TD errors to its parts")
 
 
 def _joined(parts: list[Gathered]) -> Gathered:

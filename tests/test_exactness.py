@@ -442,6 +442,34 @@ def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
     assert all(reader.stats().faults == 0 and not reader.stats().refused for reader in readers)
 
 
+def test_a_mix_far_away_keeps_the_promise_of_each_table_over_two_servers(start, tap):
+    tables = {name: Table(SCHEMA, parameters=EXACT) for name in ("online", "demo")}
+    orders = (tables, dict(reversed(tables.items())))
+    servers = [
+        start(Server, "tcp://127.0.0.1:0", tables=order, name=f"s{i}", seed=i, limits=QUICK)
+        for i, order in enumerate(orders)
+    ]
+    actors = {
+        name: [
+            join(start, tap, server.endpoint, number, table=name) for number, server in zip(forms, servers, strict=True)
+        ]
+        for name, forms in (("online", (0, 2)), ("demo", (1, 3)))
+    }
+    everyone = [actor for mine in actors.values() for actor in mine]
+    promises = {name: Promise(tap, mine) for name, mine in actors.items()}
+    reader = start(Reader, [server.endpoint for server in servers], table="demo", seed=1, ahead=AHEAD, limits=QUICK)
+    batches = reader.batches({"online": 96, "demo": 64}, timeout=20.0)
+    for turn in range(60):
+        newest = everybody(everyone, turn, servers)
+        for number, batch in enumerate(itertools.islice(batches, STALE + 4)):
+            counts = number >= STALE and turn > 15
+            for name, part in batch.items():
+                held = {actor.id: newest[actor.id] for actor in actors[name]}
+                promises[name].take(part, held if counts else None)
+    for promise in promises.values():
+        promise.holds(0.012)
+
+
 def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, tap):
     servers = [
         start(Server, "tcp://127.0.0.1:0", SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK)
