@@ -31,7 +31,7 @@ import zmq
 from . import _core, cache, checks, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
-from .checks import seconds, table_name, whole
+from .checks import mapping, seconds, table_name, whole
 from .errors import (
     Closed,
     EmptyMemory,
@@ -664,8 +664,13 @@ class Client(Node):
         *,
         init_w: Any = 1.0,
         model_version: Any = 0,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: Any = None,
+        multiplier: float = 1.0,
+        update_value: bool = True,
+        update_weight: bool = True,
         timeout: float | None = None,
-        **ending: Any,
     ) -> bool:
         """Push a whole episode to a server that stores episodes, and count it with its steps. False, with
         `push_reason`, when the byte window had no room for it: then nothing was pushed or counted but that.
@@ -677,9 +682,9 @@ class Client(Node):
                 columns' names. They count as recorded now.
             init_w: What the entries' weights are multiplied by: a number, or [T].
             model_version: Of the models that acted: a number, or [T].
+            final_state, terminated, bootstrap_value: How it ended, as of `Memory.close`.
+            multiplier, update_value, update_weight: How it is weighed, as of `Memory.close`.
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
-            ending: final_state, terminated, bootstrap_value, multiplier, update_value, update_weight as of
-                `Memory.close`.
 
         Raises:
             EntryError, ParameterError: a value does not fit its column; or this server stores caches.
@@ -689,7 +694,15 @@ class Client(Node):
         self._check_storage("episodes", "push_episode", "caches: use a writer, or push_cache")
         memory = self.memory
         assert isinstance(memory, OpenEpisodes)
-        shipment = memory.whole(columns, init_w, model_version, ending)
+        ending = {
+            "final_state": final_state,
+            "terminated": terminated,
+            "bootstrap_value": bootstrap_value,
+            "multiplier": multiplier,
+            "update_value": update_value,
+            "update_weight": update_weight,
+        }
+        shipment = memory.whole(mapping("columns", columns), init_w, model_version, ending)
         if not self._push_shipment(shipment, self._seconds(timeout)):
             return False
         self.on_entries(shipment.entries)
@@ -703,7 +716,7 @@ class Client(Node):
             )
 
     def _pack(self, *episode: Any) -> Any:
-        """The container of an episode, as of this moment; see `shipping.Pack`."""
+        """The container of an episode, as of this moment; see `shipping.OpenEpisodes`."""
         *columns, final = episode
         return cache.pack_episode(
             self.schema,

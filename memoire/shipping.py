@@ -122,7 +122,7 @@ class OpenEpisodes(Memory):
         for name in (schema.reward, schema.value):
             if name is not None and not np.isfinite(arrays[name]).all():
                 raise EntryError(name, f"finite {schema[name]}", "some that are not")
-        versions = np.ascontiguousarray(np.broadcast_to(np.asarray(model_version, np.int64), (count,)))
+        versions = _versions(model_version, count)
 
         def fill(name: str, target: cache.Payload) -> None:
             array = arrays[name].values if name in schema.ragged else arrays[name]
@@ -153,6 +153,14 @@ class OpenEpisodes(Memory):
             "bootstrap": None if bootstrap_value is None else bootstrap.tolist(),
         }
         return facts, None if states is None else dict(zip(self.schema.states, states, strict=True))
+
+
+def _versions(given: Any, count: int) -> NDArray[np.int64]:
+    """`model_version` of `count` entries, int64 [count]. Raises ParameterError."""
+    versions = np.asarray(given)
+    if versions.dtype.kind not in "iu" or versions.shape not in ((), (count,)):
+        raise ParameterError("model_version", given, f"a whole number, or {count} of them")
+    return np.ascontiguousarray(np.broadcast_to(versions, (count,)), np.int64)
 
 
 def by_column(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
