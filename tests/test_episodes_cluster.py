@@ -337,6 +337,28 @@ def test_accounts_outlive_a_server_with_a_state_folder(cluster, tmp_path):
     assert stats.accepted_caches == totals.accepted_caches
 
 
+def test_a_client_whose_home_is_drained_ships_to_another_one_and_what_is_stored_stays(cluster):
+    servers = [cluster.server(storage="episodes", limits=QUICK, name=name, seed=i) for i, name in enumerate("ab")]
+    proxy = cluster.proxy(servers, limits=QUICK)
+    client = cluster.client(proxy, limits=QUICK)
+    record(client, episodes=4)
+    until(lambda: settled(client))
+    former = next(server for server in servers if server.name == client.home)
+    other = next(server for server in servers if server is not former)
+    former._desk.drain()
+    until(lambda: client.home == other.name)
+    record(client, episodes=3)
+    until(lambda: settled(client))
+    stats = client.stats()
+    assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (7, 7, 0)
+    assert [server.stats().tables["default"].held_caches for server in (former, other)] == [4, 3]
+    reader = cluster.reader([proxy], limits=QUICK)
+    until(lambda: len(reader.servers) == 2)
+    owners = {server._tables.first.pool.owner for server in servers}
+    until(lambda: {one.tobytes() for one in reader.get_batch(64, 10.0).ids["client"]} == owners)
+    assert reader.totals().totals.accepted_caches == 7
+
+
 def test_a_new_run_begins_with_an_empty_memory(cluster):
     server = cluster.server(storage="episodes", limits=QUICK)
     client = cluster.client(server, limits=QUICK)
