@@ -118,12 +118,28 @@ def fill(memory: Memory, workload: Workload, rank: int) -> None:
         memory.close(0)
 
 
-def cache_sender(pipe: Connection, endpoint: str, workload: Workload) -> None:
+def episode(workload: Workload, rank: int) -> np.ndarray:
+    """The container of an episode."""
+    columns = dict(zip(workload.schema.entry_names, workload.episode(np.random.default_rng(rank)), strict=True))
+
+    def fill_column(name: str, target: np.ndarray) -> None:
+        target[:] = columns[name].reshape(-1).view(np.uint8)
+
+    facts = np.ones(EPISODE, np.float32), np.zeros(EPISODE, np.float32), np.zeros(EPISODE, np.int64)
+    return cache.pack_episode(workload.schema, fill_column, *facts, now=time.time())
+
+
+def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
     """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed."""
     memory = filled(workload, 0)
-    first = cache.build(memory, BATCH, now=time.time())
+
+    def make(rank: int) -> np.ndarray:
+        return episode(workload, rank) if storage == "episodes" else cache.build(memory, BATCH, now=time.time())
+
+    first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)
-    payloads = [first, *(cache.build(memory, BATCH, now=time.time()) for _ in range(copies - 1))]
+    payloads = [first, *(make(rank) for rank in range(1, copies))]
+    message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
     checksums = [_core.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": b"benchmark sender", "run": wire.name_hash("default"), "fingerprint": workload.schema.fingerprint,
@@ -139,7 +155,7 @@ def cache_sender(pipe: Connection, endpoint: str, workload: Workload) -> None:
                 payload, known = payloads[turn % copies], checksums[turn % copies]
                 sequence += 1
                 pushed += payload.nbytes
-                body = wire.Cache(number=sequence, pushed_bytes=pushed)
+                body = message_of(number=sequence, pushed_bytes=pushed)
                 messages.append(wire.encode(body, sequence=sequence, payload=payload, payload_checksum=known, **facts))
             for message in messages:
                 push.send_multipart(message, copy=False)
@@ -147,14 +163,14 @@ def cache_sender(pipe: Connection, endpoint: str, workload: Workload) -> None:
 
 
 class Ingest:
-    """A server that takes caches in: parses, checks, sums up, holds them; nobody draws."""
+    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; nobody draws."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, storage: str = "caches") -> None:
         self.server = memoire.Server(
-            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES
+            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage
         )
-        self.child = Child(cache_sender, self.server.push_endpoint, workload)
-        self.cache_bytes = int(self.child.first_answer)
+        self.child = Child(sender, self.server.push_endpoint, workload, storage)
+        self.message_bytes = int(self.child.first_answer)
 
     def wait_for(self, caches: int) -> float:
         while self.server.total_caches < caches:
@@ -243,7 +259,7 @@ def main() -> None:
     rounds = 2 if chosen.quick else 7
     for workload, count in ((w1(), 4000), (w2(), 60)):
         ours = Ingest(workload)
-        size = ours.cache_bytes
+        size = ours.message_bytes
         theirs = Raw(size)
         if chosen.only in f"ingest {workload.name}":
             report.add(
@@ -261,6 +277,23 @@ def main() -> None:
                 )
             )
         ours.close()
+        if chosen.only in f"episodes {workload.name}":
+            stored = Ingest(workload, "episodes")
+            plain = Raw(stored.message_bytes)
+            report.add(
+                compare(
+                    f"ingest of episodes of {EPISODE} entries, {stored.message_bytes} bytes each, {workload.name}",
+                    stored,
+                    plain,
+                    count=count // (20 if chosen.quick else 2),
+                    rounds=rounds,
+                    per_message=stored.message_bytes,
+                    unit="B/s",
+                    baseline="PULL socket, 1 sender",
+                )
+            )
+            stored.close()
+            plain.close()
         for actors in (1, 4):
             if chosen.only not in f"end to end {workload.name}":
                 continue
