@@ -60,7 +60,13 @@ class TableRow:
     batches: int
     waited: float
     overwritten_caches: int
+    episodes: int
+    steps: int
     samples_per_insert_target: float
+    draws_wait: str
+    """Why learners have to wait for entries; "" when they have not."""
+    inserts_wait: str
+    """Why actors have to wait for draws; "" when they have not."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What else its servers say, server by server."""
 

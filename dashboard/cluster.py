@@ -400,13 +400,15 @@ class Cluster:
             key: sum(row[key] for row in rows)
             for key in (
                 "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
-                "waited", "overwritten_caches",
+                "waited", "overwritten_caches", "episodes", "steps",
             )
         }  # fmt: skip
         return TableRow(
             name=name,
             storage=rows[0]["storage"],
             samples_per_insert_target=rows[0]["samples_per_insert"],
+            draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
+            inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
             facts={server: row for server, row in told.items() if row is not None},
             **sums,
         )
@@ -487,6 +489,10 @@ class Cluster:
             skipped_share=rates.skipped_share,
             disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
             refused_per_second=rates.refused,
+            draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
+            inserts_wait=tuple(
+                f"{table.name}: {table.inserts_wait}" for table in overview.tables if table.inserts_wait
+            ),
         )
 
     def _figures(self, overview: Overview) -> dict[str, Point]:

@@ -45,6 +45,10 @@ class Signs:
     disk_used: float | None
     """Share of the fullest disk of a state folder."""
     refused_per_second: float
+    draws_wait: tuple[str, ...] = ()
+    """Tables whose learners have to wait for entries, with the reason."""
+    inserts_wait: tuple[str, ...] = ()
+    """Tables whose actors have to wait for draws, with the reason."""
 
 
 def verdicts(signs: Signs) -> list[Verdict]:
@@ -85,6 +89,12 @@ def _actors(signs: Signs) -> list[Verdict]:
 def _flow(signs: Signs) -> list[Verdict]:
     if signs.finished or not signs.active:
         return []
+    if signs.inserts_wait:
+        text = f"Actors are held back, as the limits of the table say ({_listed(signs.inserts_wait)})."
+        return [Verdict("notice", "inserts_limited", text)]
+    if signs.draws_wait and signs.waiting_share:
+        text = f"Learners are held back, as the limits of the table say ({_listed(signs.draws_wait)})."
+        return [Verdict("notice", "draws_limited", text)]
     if signs.waiting_share is not None and signs.waiting_share > MUCH_WAITING:
         text = (
             f"The learner waits for samples {signs.waiting_share:.0%} of its time: actors are what holds the run up. "

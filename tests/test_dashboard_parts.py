@@ -288,6 +288,8 @@ WELL = Signs(
         ({"skipped_share": 0.5}, "actors_ahead"),
         ({"waiting_share": None, "samples_per_second": 0.0}, "no_learner"),
         ({"finished": True, "active": 0}, "finished"),
+        ({"inserts_wait": ("demo: 300 samples ahead",), "waiting_share": 0.0}, "inserts_limited"),
+        ({"draws_wait": ("demo: 37 more entries",), "waiting_share": 0.9}, "draws_limited"),
         ({"disk_used": 0.99}, "disk_full"),
         ({"refused_per_second": 5.0}, "refused"),
     ],

@@ -102,11 +102,12 @@ def _gauge(name: str, help_: str, read: str | Callable[[Any], Value], label: str
 
 
 def _of_tables(kind: Kind, name: str, help_: str, read: str) -> Entry:
-    """A field of the stats of each table that has one."""
+    """A field of the stats of each table that has one; of a text, whether there is any."""
     field = _field(read)
 
     def read_all(stats: Any) -> Value:
         values = {name: field(table) for name, table in stats.tables.items()}
+        values = {name: float(bool(value)) if isinstance(value, str) else value for name, value in values.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     return Entry(name, kind, help_, read_all, "table")
@@ -219,6 +220,18 @@ SERVER = (
     _of_tables("gauge", "held_limit_bytes", "Bytes that are held at most.", "byte_limit"),
     _of_tables("gauge", "unused_samples", "Held samples that were never drawn.", "unused_samples"),
     _of_tables("counter", "overwritten_caches", "Caches taken out for want of room.", "overwritten_caches"),
+    _of_tables(
+        "counter", "passed_over_samples", "Held samples let go because they were too old.", "passed_over_samples"
+    ),
+    _of_tables("counter", "table_steps", "Entries of this run that clients recorded for the table.", "steps"),
+    _of_tables("counter", "table_episodes", "Episodes of this run that clients closed for the table.", "episodes"),
+    _of_tables("gauge", "table_entries", "Entries that can be drawn.", "rate.entries"),
+    _of_tables(
+        "gauge", "samples_surplus", "samples_per_insert * inserts - draws: above 0 learners are behind.", "rate.surplus"
+    ),
+    _of_tables("gauge", "draws_limited", "1 while a batch has to wait for entries, 0 otherwise.", "rate.draws_wait"),
+    _of_tables("gauge", "inserts_limited", "1 while clients have to wait for draws, 0 otherwise.", "rate.inserts_wait"),
+    _of_tables("counter", "limited_seconds", "Seconds that batches waited for entries.", "rate.waited"),
     _of_tables("gauge", "table_clients", "Clients of the table that have not said goodbye.", "clients"),
     _of_tables("gauge", "parameters_version", "One more with each change of the parameters.", "parameters_version"),
     _of_tables(
@@ -294,6 +307,8 @@ ACTOR = (
     _gauge("client_in_flight_bytes", "Bytes of caches of which nobody knows yet.", "in_flight_bytes"),
     _gauge("client_credit_bytes", "Bytes that may be on the way.", "credit"),
     _counter("client_wait_seconds", "Seconds that calls waited for room in the window.", "waited"),
+    _counter("client_held_back_seconds", "Seconds that recording waited for draws.", "held_back_for"),
+    _counter("client_passed_steps", "Entries recorded beyond what was granted, and not pushed.", "passed_steps"),
     _gauge("client_waiting_lines", "Log lines that the home does not have yet.", "waiting_lines"),
     _counter("client_dropped_lines", "Log lines that log() did not take.", "dropped_lines"),
     _counter("client_updates", "UPDATE messages that were answered.", "updates"),
