@@ -106,8 +106,8 @@ def _of_tables(kind: Kind, name: str, help_: str, read: str) -> Entry:
     field = _field(read)
 
     def read_all(stats: Any) -> Value:
-        values = {name: field(table) for name, table in stats.tables.items()}
-        values = {name: float(bool(value)) if isinstance(value, str) else value for name, value in values.items()}
+        found: dict[str, Any] = {name: field(table) for name, table in stats.tables.items()}
+        values = {name: float(bool(value)) if isinstance(value, str) else value for name, value in found.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     return Entry(name, kind, help_, read_all, "table")

@@ -1,0 +1,197 @@
+"""Does a dashboard stay quick and small with 3000 actors and a million log lines?
+
+A server with a state folder gets HELLO and UPDATE messages of 3000 actors, each with 333 log lines at first, and then
+goes on: every actor updates every five seconds, as a client does that has news now and then. A `memoire dashboard`
+watches it with a history in a file. Asked are the pages that people open. The dashboard must answer each in a second at
+the median, must count what the actors said, and must not grow by more than 64 MiB after its first minute.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import resource
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+import numpy as np
+from _kit import end, memory, say, table
+
+import memoire
+from memoire import wire
+from memoire.cluster.node import NodePages
+
+SCHEMA = memoire.Schema(
+    {"obs": memoire.Column(np.float32, (64,), "state"), "reward": memoire.Column(np.float32, (), "reward")}
+)
+ACTORS = 3000
+LINES_EACH = 333
+LAST = "the needle in the stack"
+EVERY = 5.0
+"""Seconds between two updates of an actor."""
+PAGES = {
+    "overview": "/api/overview",
+    "actors, sorted by steps": "/api/actors?sort=steps&order=down&limit=100",
+    "actors, page 25 by last seen": "/api/actors?sort=last_seen&offset=2500&limit=100",
+    "actors whose host ends in 77": "/api/actors?text=host-77&limit=100",
+    "curves of an hour": "/api/curves?name=steps_per_second&name=actors_active&name=return&points=500",
+    "newest log lines": "/api/logs?limit=100",
+    "log lines with a rare word": "/api/logs?text=needle&limit=100",
+    "log lines of one label": "/api/logs?label={label}&limit=100",
+    "metrics": "/metrics",
+}
+
+
+class Actors:
+    """What 3000 actors say to a server, in the frames of the real protocol."""
+
+    def __init__(self, server: memoire.Server) -> None:
+        self.desk = server._desk
+        self.ids = [secrets.token_bytes(16) for _ in range(ACTORS)]
+        self.number = 0
+        self.steps = [0] * ACTORS
+
+    def say(self, place: int, body: wire.Body) -> None:
+        self.number += 1
+        self.desk.answer(wire.parse(wire.encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run)))
+
+    def begin(self) -> None:
+        for place in range(ACTORS):
+            self.say(place, wire.Hello(label=place + 1, host=f"host-{place}", software="soak"))
+            words = [f"step {n} of actor {place}: all is well" for n in range(LINES_EACH)]
+            if place == ACTORS // 2:
+                words[7] = LAST
+            lines = [wire.Line(n, 1.7e9 + n, place + 1, text) for n, text in enumerate(words, 1)]
+            self.say(place, wire.Update(lines=lines))
+
+    def go_on(self, ended: threading.Event) -> None:
+        place, begun = 0, time.monotonic()
+        while not ended.is_set():
+            self.steps[place] += 1000
+            episode = self.steps[place] // 1000
+            self.say(
+                place,
+                wire.Update(
+                    steps=self.steps[place],
+                    episodes=episode,
+                    ended=[wire.Ended(episode, time.time(), 1000, float(place % 100))],
+                    scalars={"epsilon": 0.1},
+                ),
+            )
+            place = (place + 1) % ACTORS
+            begun += EVERY / ACTORS
+            ended.wait(max(0.0, begun - time.monotonic()))
+
+
+def be_the_server(folder: str) -> int:
+    """Until told to end; prints the address of the pages, and at the end what the actors said."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="soak", run="soak", state_dir=folder) as server:
+        actors = Actors(server)
+        actors.begin()
+        with NodePages("127.0.0.1:0", server) as pages:
+            print(pages.url, flush=True)
+            actors.go_on(ended)
+            print(sum(actors.steps), flush=True)
+            time.sleep(10.0)  # the dashboard looks once more
+    return 0
+
+
+def get(url: str, path: str) -> bytes:
+    """The body of a page."""
+    parts = urllib.parse.urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30.0)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200, (path, answer.status, body[:300])
+        return body
+
+
+def cpu(pid: int) -> float:
+    """Seconds of a core that a process has used."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    """The trial; its exit status."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--seconds", type=float, default=600.0, help="of watching")
+    options.add_argument("--serve", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.serve:
+        return be_the_server(given.serve)
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        command = [sys.executable, __file__, "--serve", os.path.join(folder, "state")]
+        server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(server.kill)
+        url = server.stdout.readline().strip()
+        command = [sys.executable, "-m", "memoire", "dashboard", url, "--listen", "127.0.0.1:0"]
+        command += ["--history", os.path.join(folder, "history.db"), "--expected-actors", str(ACTORS)]
+        board = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(board.kill)
+        shown = board.stdout.readline().removeprefix("memoire dashboard: ").strip()
+        while True:
+            with contextlib.suppress(AssertionError):
+                if json.loads(get(shown, "/api/overview"))["actors"]["active"] == ACTORS:
+                    break
+            time.sleep(0.5)
+        times, sizes, seen = {name: [] for name in PAGES}, {}, []
+        began, used = time.monotonic(), (cpu(server.pid), cpu(board.pid))
+        while time.monotonic() < began + given.seconds:
+            for name, path in PAGES.items():
+                asked = time.monotonic()
+                body = get(shown, path.format(label=f"{ACTORS // 3:08x}"))
+                times[name].append(time.monotonic() - asked)
+                sizes[name] = len(body)
+                if name == "log lines with a rare word" and LAST not in body.decode():
+                    wrong.append("the rare line was not found")
+            seen.append((time.monotonic() - began, memory(board.pid), memory(server.pid)))
+            time.sleep(2.0)
+        spent = time.monotonic() - began
+        share = [(cpu(pid) - before) / spent for pid, before in zip((server.pid, board.pid), used, strict=True)]
+        server.terminate()
+        told = int(server.stdout.readline())
+        time.sleep(6.0)
+        totals = json.loads(get(shown, "/api/overview"))["totals"]
+        if (totals["steps"], totals["clients"]) != (told, ACTORS):
+            wrong.append(f"{totals['steps']} steps are shown, and {told} were told")
+        board.terminate()
+        board.wait(20.0)
+        history = os.path.getsize(os.path.join(folder, "history.db"))
+    grown = seen[-1][1] - next((bytes_ for at, bytes_, _ in seen if at > min(60.0, given.seconds / 2)), seen[-1][1])
+    if grown > 64 << 20:
+        wrong.append(f"the dashboard grew by {grown >> 20} MiB")
+    rows = []
+    for name, found in times.items():
+        median = statistics.median(found)
+        rows.append(
+            [name, f"{1e3 * median:.0f}", f"{1e3 * max(found):.0f}", f"{sizes[name] / 1024:.0f}", str(len(found))]
+        )
+        if median > 1.0:
+            wrong.append(f"{name} took {median:.2f} s")
+    print(table(["page", "median, ms", "longest, ms", "KiB", "asked"], rows))
+    print(
+        f"\nAfter {spent:.0f} s with {ACTORS} actors and {ACTORS * LINES_EACH:,} log lines: the dashboard holds "
+        f"{seen[-1][1] >> 20} MiB ({grown / 2**20:+.1f} since its first minute), its history has {history / 2**20:.1f} MiB; it used "
+        f"{share[1]:.0%} of a core, the server {share[0]:.0%}, its part of the questions and of {ACTORS / EVERY:.0f} updates a second "
+        f"included. Steps told and shown: {told:,} and {totals['steps']:,}."
+    )
+    return end(wrong)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.exit(main())
