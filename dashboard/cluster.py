@@ -33,7 +33,7 @@ from .answers import (
     TableRow,
 )
 from .history import Point
-from .ledgers import Kept
+from .ledgers import Kept, ids_of
 from .settings import Settings
 from .verdict import Signs, verdicts
 
@@ -548,51 +548,41 @@ class Cluster:
 
     def _actor_list(self, kept: Kept) -> list[ActorRow]:
         clients, now = kept.clients(), self._time
-        homes = self._newest_homes(kept)
-        steps = {row["client"].tobytes(): int(row["steps"]) for row in clients}
+        # Columns as lists: a hundred times quicker to read one by one than the rows of an array.
+        columns = {name: clients[name].tolist() for name in (*_OF_ACTOR, *_MADE_OF)}
+        ids = ids_of(clients)
+        steps = dict(zip(ids, columns["steps"], strict=True))
         self._actor_ring.append((now, steps))
         while len(self._actor_ring) > 2 and self._actor_ring[1][0] <= now - WINDOW:
             self._actor_ring.popleft()
         then, before = self._actor_ring[0]
+        homes, heard = self._newest_homes(kept), now - self._settings.silent_after
         rows = []
-        for row in clients:
-            client = row["client"].tobytes()
+        for place, client in enumerate(ids):
             facts = self.facts_of(client.hex())
-            gained = int(row["steps"]) - before.get(client, 0) if now > then else 0
-            rows.append(self._actor_row(row, client, facts, homes.get(client, ""), gained / max(now - then, 1e-9)))
+            label, flags, count, total, skipped = (columns[name][place] for name in _MADE_OF)
+            gained = steps[client] - before.get(client, 0) if now > then else 0
+            is_heard = columns["last_seen"][place] >= heard
+            rows.append(
+                ActorRow(
+                    client=client.hex(),
+                    label=f"{label:08x}",
+                    host=str(facts.get("host", "")),
+                    table=str(facts.get("table", "")),
+                    home=homes.get(client, ""),
+                    state="gone" if flags & 1 else "active" if is_heard else "silent",
+                    steps_per_second=gained / max(now - then, 1e-9),
+                    return_mean=total / count if count else None,
+                    skipped_caches=skipped,
+                    **{name: columns[name][place] for name in _OF_ACTOR},
+                )
+            )
         return rows
-
-    def _actor_row(
-        self, row: Any, client: bytes, facts: Mapping[str, Any], home: str, steps_per_second: float
-    ) -> ActorRow:
-        returns, seen = int(row["returns_count"]), float(row["last_seen"])
-        is_heard = seen >= self._time - self._settings.silent_after
-        return ActorRow(
-            client=client.hex(),
-            label=f"{int(row['label']):08x}",
-            host=str(facts.get("host", "")),
-            table=str(facts.get("table", "")),
-            home=home,
-            state="gone" if row["flags"] & 1 else "active" if is_heard else "silent",
-            first_seen=float(row["first_seen"]),
-            last_seen=seen,
-            episodes=int(row["episodes"]),
-            steps=int(row["steps"]),
-            steps_per_second=steps_per_second,
-            return_mean=float(row["returns_sum"]) / returns if returns else None,
-            generated_bytes=int(row["generated_bytes"]),
-            pushed_caches=int(row["pushed_caches"]),
-            accepted_caches=int(row["accepted_caches"]),
-            rejected_caches=int(row["rejected_caches"]),
-            lost_caches=int(row["lost_caches"]),
-            skipped_caches=int(row["skipped"]),
-            received_bytes=int(row["received_bytes"]),
-            dropped_lines=int(row["dropped_lines"]),
-        )
 
     def _newest_homes(self, kept: Kept) -> dict[bytes, str]:
         rows = kept.rows[np.argsort(kept.rows["last_seen"], kind="stable")]
-        return {row["client"].tobytes(): self._homes.get(int(row["home"]), "") for row in rows}
+        names = (self._homes.get(home, "") for home in rows["home"].tolist())
+        return dict(zip(ids_of(rows), names, strict=True))
 
     def homes_of(self, client: bytes) -> list[dict[str, Any]]:
         """The accounts of one actor, one for each home."""
@@ -614,6 +604,11 @@ class Cluster:
 _RATES = (
     "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
 )  # fmt: skip
+_OF_ACTOR = (
+    "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
+    "rejected_caches", "lost_caches", "received_bytes", "dropped_lines",
+)  # fmt: skip
+_MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
 
 

@@ -38,8 +38,7 @@ class Kept:
             return
         rows = rows.copy()
         former: list[tuple[bytes, int]] = []
-        for place, (row, opened) in enumerate(zip(rows, since.tolist(), strict=True)):
-            key = row.tobytes()[:24]
+        for place, (key, opened) in enumerate(zip(_keys_of(rows), since.tolist(), strict=True)):
             known = self._since.get(key, 0)
             if opened and known and opened < known:
                 rows["home"][place] = _former_home(key, opened)  # an answer that was long on its way
@@ -56,7 +55,7 @@ class Kept:
 
     def _rename(self, former: list[tuple[bytes, int]]) -> None:
         """These accounts were opened anew: what is kept of them is of a former life of their home."""
-        places = {row.tobytes()[:24]: place for place, row in enumerate(self.rows)}
+        places = {key: place for place, key in enumerate(_keys_of(self.rows))}
         for key, opened in former:
             if key in places:
                 self.rows["home"][places[key]] = _former_home(key, opened)
@@ -81,6 +80,17 @@ class Kept:
         for place in range(0, len(since), 32):
             kept._since[since[place : place + 24]] = int.from_bytes(since[place + 24 : place + 32], "little")
         return kept
+
+
+def ids_of(rows: Rows) -> list[bytes]:
+    """The client of each row."""
+    return [key[:16] for key in _keys_of(rows)]
+
+
+def _keys_of(rows: Rows) -> list[bytes]:
+    """Client and home of each row."""
+    data, size = rows.tobytes(), rows.itemsize
+    return [data[begin : begin + 24] for begin in range(0, len(data), size)]
 
 
 def _former_home(key: bytes, opened: int) -> int:

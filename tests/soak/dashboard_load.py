@@ -23,7 +23,7 @@ import time
 import urllib.parse
 
 import numpy as np
-from _kit import end, memory, say, table
+from _kit import end, memory, table
 
 import memoire
 from memoire import wire
