@@ -238,6 +238,7 @@ class Archive:
                 skip_damaged=skip_damaged,
                 stays=stays,
                 limits=self._limits,
+                now=self._clock(),
                 inherit=self._inherit,
             )
         with self._desk.lock:

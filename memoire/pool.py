@@ -199,6 +199,8 @@ class KeptCache(NamedTuple):
     samples: int
     used: int
     """Samples that were drawn."""
+    age: float
+    """Seconds since it came."""
     payload: memoryview
 
 
@@ -418,15 +420,18 @@ class Pool:
                     if not queue or self._layout is not layout:
                         break
                     held, place = queue[0], place + 1
-                    kept_cache = KeptCache(held.samples, held.drawn, held.payload)
+                    kept_cache = KeptCache(held.samples, held.drawn, self._clock() - held.arrived, held.payload)
                 del held, queue
                 yield kept_cache
 
-    def put_back(self, kept: KeptClient, held: "_core.HeldCache", *, stays: bool = True) -> tuple[bool, int]:
+    def put_back(
+        self, kept: KeptClient, held: "_core.HeldCache", *, age: float = 0.0, stays: bool = True
+    ) -> tuple[bool, int]:
         """Hold a checked cache of a client that was walked over, here or elsewhere; its newest sums count unless newer
         ones are known.
 
         Args:
+            age: Seconds since the cache came to whom it came to first.
             stays: Whether a client that is known by this alone stays until its samples are used or, with reuse_cache,
                 as long as there is room: who trains on what was kept has no actor who could be heard. Once it was
                 heard, it is like any other. False: it counts as heard now.
@@ -450,7 +455,7 @@ class Pool:
             client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum)
             if self._is_held(client, held):
                 return False, 0
-            held.arrived = self._clock()
+            held.arrived = self._clock() - age
             self._held.push(client, held)
             self._seen.add(_looks_of(held))
             self._seen_of = client, client.pushed

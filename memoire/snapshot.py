@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -133,7 +134,7 @@ def _record(kept: KeptClient | KeptCache | KeptEpisode, place: int, schema: Sche
     if isinstance(kept, KeptClient):
         return Record(snapshotfile.Client(**kept._asdict()), place)
     if isinstance(kept, KeptCache):
-        return Record(snapshotfile.Cache(samples=kept.samples, used=kept.used), place, kept.payload)
+        return Record(snapshotfile.Cache(samples=kept.samples, used=kept.used, age=kept.age), place, kept.payload)
     return pack(kept, place, schema)
 
 
@@ -241,6 +242,7 @@ def restore(
     skip_damaged: bool = False,
     stays: bool = True,
     limits: Limits,
+    now: float = 0.0,
     inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
 ) -> Restored:
     """Put what some files hold into these tables, by their names; one record at a time is in memory.
@@ -249,6 +251,7 @@ def restore(
         paths: Of files, each of one server of the cluster that was saved.
         part: (rank, of): only what belongs to this one of so many servers that share the files out.
         skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
+        now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
         inherit: Takes what clients had done in a run: its name, whether it was over, rows of `wire.ACCOUNT`.
 
@@ -266,7 +269,7 @@ def restore(
             _match(file, known)
             if not skip_damaged and (damage := file.verify()):
                 raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
-        return _Restoring(files, list(known.values()), rank, of, stays, limits, inherit).run()
+        return _Restoring(files, list(known.values()), rank, of, stays, limits, now, inherit).run()
 
 
 class SavedHead(NamedTuple):
@@ -342,10 +345,11 @@ class _Restoring:
         of: int,
         stays: bool,
         limits: Limits,
+        now: float,
         inherit: Callable[[str, bool, Rows], Any],
     ) -> None:
         self._files, self._rank, self._of, self._stays = files, rank, of, stays
-        self._limits, self._inherit = limits, inherit
+        self._limits, self._now, self._inherit = limits, now, inherit
         self._tables = {table.name: table for table in tables}
         self._rank_of = {table.name: place for place, table in enumerate(tables)}
         self._done: Counter[str] = Counter()
@@ -367,12 +371,14 @@ class _Restoring:
         self, file: SnapshotFile
     ) -> Iterator[tuple[tuple[int, float], HasMemory, snapshotfile.Client | None, Record]]:
         """The file's records, each with its place among those of all files, its table, and the client before it."""
-        client, damage = None, Damage()
+        client, damage, since = None, Damage(), max(0.0, self._now - file.about.taken)
         for record in file.records(damage):
             name = file.about.tables[record.table].name
             if isinstance(record.body, snapshotfile.Client):
                 client = record.body
                 continue
+            if isinstance(record.body, snapshotfile.Cache):
+                record = record._replace(body=msgspec.structs.replace(record.body, age=record.body.age + since))
             time = record.body.closed if isinstance(record.body, snapshotfile.Episode) else 0.0
             yield (self._rank_of[name], time), self._tables[name], client, record
         self._done["damaged"] += damage.unread or 0
@@ -404,21 +410,23 @@ class _Restoring:
             self._done["overwritten"] += overwritten
             done = {"episodes": 1, "entries": body.length}
         elif isinstance(body, snapshotfile.Cache) and client is not None:
-            is_new, samples = self._put_cache(table, client, body.used, payload)
+            is_new, samples = self._put_cache(table, client, body, payload)
             done = {"caches": 1, "samples": samples, "unused": samples - body.used}
         else:
             raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
         self._done.update(done if is_new else {"known": 1})
 
-    def _put_cache(self, table: HasMemory, client: snapshotfile.Client, used: int, payload: bytes) -> tuple[bool, int]:
+    def _put_cache(
+        self, table: HasMemory, client: snapshotfile.Client, body: snapshotfile.Cache, payload: bytes
+    ) -> tuple[bool, int]:
         """Whether it is new here, and its samples."""
         held = cache.check(payload, table.pool.layout, self._limits)
-        if not 0 <= used <= held.samples or len(client.id) != 16:
-            raise ProtocolError("container", f"{used} of {held.samples} samples drawn")
-        held.go_on_at(used)
+        if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
+            raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
+        held.go_on_at(body.used)
         names = KeptClient._fields
         is_new, overwritten = table.pool.put_back(
-            KeptClient(*(getattr(client, name) for name in names)), held, stays=self._stays
+            KeptClient(*(getattr(client, name) for name in names)), held, age=body.age, stays=self._stays
         )
         self._done["overwritten"] += overwritten
         if is_new:

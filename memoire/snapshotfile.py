@@ -104,6 +104,8 @@ class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
     used: int = 0
     """Samples of it that were drawn already."""
+    age: float = 0.0
+    """Seconds since it came to the server."""
 
 
 class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):

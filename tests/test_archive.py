@@ -191,6 +191,18 @@ def test_a_snapshot_restores_into_another_run_without_its_totals(cluster, tmp_pa
     assert (again.total_steps, again.totals("one").steps) == (0, 120)
 
 
+@pytest.mark.parametrize("form", [{"sequence_length": 4, "burn_in": 1}, {"multi_step": 3, "compression": "zlib"}])
+def test_caches_of_every_form_come_back(cluster, tmp_path, form):
+    parameters = SMALL.replace(**form)
+    server = filled(cluster, clients=1, parameters=parameters)
+    server.snapshot(tmp_path / "a")
+    again = cluster.server(parameters=parameters)
+    again.restore([tmp_path / "a"])
+    mine, theirs = server.get_batch(64), again.get_batch(64)
+    order = [np.argsort(batch.ids["number"], kind="stable") for batch in (mine, theirs)]
+    np.testing.assert_array_equal(mine["obs"][order[0]], theirs["obs"][order[1]])
+
+
 def test_parameters_come_along_when_they_are_asked_for(cluster, tmp_path):
     stacked = SMALL.replace(frame_stack=2, importance_exponent=0.9)
     filled(cluster, parameters=stacked).snapshot(tmp_path / "a")

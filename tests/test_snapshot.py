@@ -227,6 +227,21 @@ def test_a_client_has_again_how_much_is_drawn_between_its_caches(tmp_path):
     assert rows[0] == rows[1] and max(rows[0].values()) > 0
 
 
+def test_caches_grow_older_in_a_file(tmp_path):
+    """So those that are too old to be drawn stay so: 6 s and 3 s in one pool, 10 s in the file."""
+    now = [100.0]
+    pool = Pool(SCHEMA, PLAIN, clock=lambda: now[0])
+    for first in (0, 5):
+        pool.add(name(0), first, made(5, first=first))
+        now[0] += 3.0
+    about = snapshot.about([table(pool)], server="a", run="b", taken=1000.0)
+    rows = np.empty(0, snapshot.wire.ACCOUNT)
+    snapshotfile.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
+    again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
+    load([tmp_path / "a"], table(again), now=1010.0)
+    assert [held.arrived for held in again._clients[name(0)].queued()] == [50.0 - 16.0, 50.0 - 13.0]
+
+
 def test_walking_keeps_one_cache_alive_at_most():
     pool = pool_of([50])
     walk = pool.walk()
