@@ -115,12 +115,13 @@ def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
 def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
     """Arrays like a batch's in memory that a GPU reads by itself, for `sample(..., out=)` and `get_batch(..., out=)`.
 
-    Without a GPU they are ordinary ones.
+    Without a GPU they are ordinary ones. Ragged columns are left out: they are as wide as the longest value of a batch.
     """
     is_there = torch.cuda.is_available()
+    ragged = {*batch.gathered.prev_lengths, *batch.gathered.next_lengths}
     made = {}
     for name, array in batch.items():
-        if name == "ids":
+        if name == "ids" or name.removeprefix("next_").removesuffix("_length") in ragged:
             continue
         room = torch.empty(max(1, array.nbytes), dtype=torch.uint8, pin_memory=is_there).numpy()
         made[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memoire import Buffer, MixedBatch, Prioritized, Schema, Server, connect
+from memoire import Buffer, Column, MixedBatch, Prioritized, Schema, Server, connect
 from memoire.errors import ParameterError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'memoire-rl[torch]'")
@@ -48,6 +48,23 @@ def test_arrays_cross_dlpack_without_a_copy(options):
     made = torch.from_dlpack(batch.obs["image"])
     made[0] = 77
     assert (batch["obs.image"][0] == 77).all()
+
+
+def test_ragged_columns_come_as_padded_tensors_with_lengths():
+    cloud = Column(np.float32, (None, 2), "state")
+    buffer = Buffer(Schema({"obs": cloud, "action": np.int64, "reward": np.float32}), 100, seed=1)
+    states = [np.full((step % 4, 2), step, np.float32) for step in range(31)]
+    with buffer.writer() as writer:
+        for step in range(30):
+            writer.step(states[step], step, 1.0, False, False, states[step + 1])
+    made = memoire.torch.TorchBatch(buffer.sample(16))
+    assert made.obs.shape == (16, 3, 2) and made["next_obs_length"].dtype == torch.int32
+    is_real = torch.arange(3) < made["obs_length"][:, None]
+    assert torch.equal(made["obs_length"], made.action.int() % 4)
+    assert (made.obs[..., 0] == torch.where(is_real, made.action[:, None], 0)).all()
+    room = memoire.torch.pinned(buffer.sample(16))
+    assert "reward" in room and "obs" not in room and "next_obs_length" not in room
+    assert buffer.sample(16, out=room)["reward"] is room["reward"]
 
 
 def test_errors_of_a_learner_become_priorities():
