@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _core, dataset, groups
 from .batch import Batch
+from .checks import whole
 from .errors import NotEnoughSamples
 from .memory import Memory
 from .parameters import Parameters, Start
@@ -272,8 +273,12 @@ class Buffer:
         return self._limiter.stats()
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `max_model_lag` counts, as from the versions of entries."""
-        self._memory.saw_model(version)
+        """There is a model of this version, from which `max_model_lag` counts, as from the versions of entries.
+
+        Raises:
+            ParameterError: it is no whole number of at least 0.
+        """
+        self._memory.saw_model(whole("version", version, 0))
 
     def info(self) -> dict[str, Any]:
         """What is stored and set, as plain numbers and strings."""
