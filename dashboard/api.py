@@ -13,6 +13,7 @@ import hmac
 import http
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import msgspec
 from fastapi import FastAPI, Header, Path, Query, Request
@@ -145,6 +146,12 @@ class Api:
     def settings(self) -> Response:
         """Schema, parameters and limits of every server, and the dashboard's own settings; secrets are left out."""
         return _json({"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()})
+
+    def sample(self, server: Annotated[str, Query(min_length=1, max_length=256)], table: Text = "") -> Response:
+        """One sample of a recent batch that a server's own learner drew: each array with dtype, shape and bytes
+        (C order, in base64), for whoever shows frames as pictures.
+        """
+        return _json(self._aggregator.ask_server(server, f"/sample?{urlencode({'table': table})}"))
 
     # -------------------------------------------------------------------------------------------------- the actors
 
@@ -362,6 +369,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/nodes", api.nodes, list[NodeRow]),
         ("/api/learners", api.learners, list[LearnerRow]),
         ("/api/settings", api.settings, dict[str, Any]),
+        ("/api/sample", api.sample, dict[str, Any]),
         ("/api/actors", api.actors, ActorPage),
         ("/api/actors/{client}", api.actor, ActorDetail),
         ("/api/episodes", api.episodes, list[EpisodeRow]),
@@ -411,7 +419,9 @@ async def _wrong(_: Request, raised: Exception) -> Response:
 
 
 async def _away(_: Request, raised: Exception) -> Response:
-    return error(http.HTTPStatus.BAD_GATEWAY, str(raised))
+    assert isinstance(raised, NodeError)
+    is_ours = raised.status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.NOT_FOUND)
+    return error(raised.status if is_ours else http.HTTPStatus.BAD_GATEWAY, str(raised))
 
 
 def check_answers() -> None:

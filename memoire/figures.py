@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .batch import Gathered
 from .wire import Ended
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Seconds: upper ends of the buckets of a duration; one more has no end."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at how fresh a batch is."""
+PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Parts of a batch whose greatest age and weight are kept."""
+MOST_SPECIMEN_BYTES = 4 << 20
 NEWEST = 100
 """Episodes that `recent` speaks of."""
 
@@ -74,6 +78,27 @@ class Freshness:
     lag_max: float | None
     left_out: float
     """Share of all clients' weight that could not be drawn from."""
+    effective: float
+    """Effective sample size of the batch as a share of it: (sum w)**2 / (B sum w**2), w its importance. Kish, 1965."""
+    ages: tuple[float, ...]
+    """Ages that `PARTS` of the samples stay below, in seconds."""
+    weights: tuple[float, ...]
+    """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """One sample of a recent batch, to be looked at."""
+
+    arrays: dict[str, NDArray[Any]]
+    """A sample's part of each array, under its name in a batch (states with their stack axis)."""
+    age: float
+    weight: float
+    importance: float
+    client: str
+    """Whose it is, in hex; "" in one process."""
+    number: int
+    """The entry's."""
 
 
 class Looks:
@@ -84,6 +109,8 @@ class Looks:
         self._next = float("-inf")
         self.newest: Freshness | None = None
         """Of the newest batch that was looked at."""
+        self.specimen: Specimen | None = None
+        """One of its samples."""
 
     def is_due(self, now: float) -> bool:
         """Whether to look at this batch; the caller does, then."""
@@ -95,17 +122,47 @@ class Looks:
         finally:
             self._lock.release()
 
-    def saw(self, ages: NDArray[Any], versions: NDArray[Any], left_out: float, newest: int) -> None:
-        """Keep what this batch shows: ages in seconds [B], model versions [B] where 0 is none; `newest` is the newest
-        version.
-        """
-        ages = ages[np.isfinite(ages)]
-        if len(ages):
-            median, most, oldest = (float(age) for age in np.quantile(ages, (0.5, 0.9, 1.0)))
-            lags = newest - versions[versions > 0]
-            has_lag = newest > 0 and len(lags) > 0
-            mean, worst = (float(lags.mean()), float(lags.max())) if has_lag else (None, None)
-            self.newest = Freshness(median, most, oldest, mean, worst, float(left_out))
+    def saw(self, drawn: Gathered, importance: NDArray[Any], left_out: float, newest: int) -> None:
+        """Keep what this batch shows; `newest` is the newest version of a model."""
+        if not (len(drawn.age) and np.isfinite(drawn.age).all()):
+            return
+        lags = newest - drawn.model_version[drawn.model_version > 0]
+        has_lag = newest > 0 and len(lags) > 0
+        weights, ages = importance.astype(np.float64), _quantiles(drawn.age)
+        self.newest = Freshness(
+            age_median=ages[PARTS.index(0.5)],
+            age_p90=ages[PARTS.index(0.9)],
+            age_max=ages[-1],
+            lag_mean=float(lags.mean()) if has_lag else None,
+            lag_max=float(lags.max()) if has_lag else None,
+            left_out=float(left_out),
+            effective=float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())) if weights.any() else 0.0,
+            ages=ages,
+            weights=_quantiles(drawn.weight),
+        )
+        self.specimen = _first_of(drawn, float(importance[0]))
+
+
+def _quantiles(values: NDArray[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.quantile(values, PARTS))
+
+
+def _first_of(drawn: Gathered, importance: float) -> Specimen | None:
+    """The first sample of a batch, which is in random order; None where it is too large to be shown."""
+    arrays = drawn.prev | {f"next_{name}": array for name, array in drawn.next.items()}
+    arrays |= {"reward": drawn.reward, "discount": drawn.discount, "steps": drawn.steps}
+    chosen = {name: array[0] for name, array in arrays.items() if len(array)}
+    if sum(array.nbytes for array in chosen.values()) > MOST_SPECIMEN_BYTES:
+        return None
+    one = drawn.ids[0]
+    return Specimen(
+        arrays={name: np.array(array) for name, array in chosen.items()},
+        age=float(drawn.age[0]),
+        weight=float(drawn.weight[0]),
+        importance=importance,
+        client=one["client"].tobytes().hex() if drawn.ids.dtype.names else "",
+        number=int(one["number"] if drawn.ids.dtype.names else one),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from .checks import seconds, whole
 from .desk import Desk
 from .episodes import EpisodePool
 from .errors import Closed, NotEnoughSamples, ParameterError
-from .figures import Freshness, Looks
+from .figures import Freshness, Looks, Specimen
 from .groups import EpisodeBatch
 from .parameters import Parameters
 from .pool import MOST_BATCH
@@ -131,7 +131,7 @@ class TableHandle:
             self._batches += 1
         if self._looks.is_due(time.monotonic()):
             newest = max(self._desk.models.versions().values(), default=0)
-            self._looks.saw(drawn.gathered.age, drawn.gathered.model_version, drawn.left_out, newest)
+            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
         batch = Batch(
             self.schema,
             drawn.gathered,
@@ -226,6 +226,11 @@ class TableHandle:
         gone = self._table.pool.limit(self._table.own_limit)
         self._desk.grant(None)  # its clients' shares are others now
         return gone
+
+    @property
+    def specimen(self) -> Specimen | None:
+        """One sample of a recent batch that was drawn in this process, to be looked at; None before the first one."""
+        return self._looks.specimen
 
     def stats(self) -> TableStats:
         """All figures at this moment."""

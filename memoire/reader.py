@@ -53,7 +53,7 @@ from .errors import (
     SchemaMismatch,
     WrongType,
 )
-from .figures import Freshness, Looks
+from .figures import Freshness, Looks, Specimen
 from .limits import Limits
 from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model, check_topic, make
@@ -369,7 +369,7 @@ class Reader(Node):
         self._worker.wake()
         if self._looks.is_due(now):
             newest = max(self._versions.values(), default=0)
-            self._looks.saw(drawn.gathered.age, drawn.gathered.model_version, drawn.left_out, newest)
+            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
         return Batch(
             self.schema,
             drawn.gathered,
@@ -835,6 +835,11 @@ class Reader(Node):
             faults=self._worker.errors,
         )
 
+    @property
+    def specimen(self) -> Specimen | None:
+        """One sample of a recent batch, to be looked at; None before the first one."""
+        return self._looks.specimen
+
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""
         return self._worker.trouble()
@@ -967,7 +972,7 @@ class Reader(Node):
         fresh = self._looks.newest
         figures = {} if fresh is None else dataclasses.asdict(fresh)
         figures |= {"batches": self._batches, "samples": self._samples, "waited": self._waited}
-        return {name: float(value) for name, value in figures.items() if value is not None}
+        return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
     def _looked_at(self, remote: _Remote, answer: Answer) -> None:
         said = answer.body if isinstance(answer, wire.Message) else None

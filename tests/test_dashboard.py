@@ -341,6 +341,14 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
     assert ask(board, "/api/logs?cursor=none")[0] == 422
 
 
+def test_a_sample_is_shown_with_its_arrays(small):
+    _, _, board = small
+    found = get(board, "/api/sample?server=home")
+    assert found["table"] == "default" and found["arrays"]["obs"]["shape"] == [1, 4]
+    assert ask(board, "/api/sample?server=none")[0] == 404
+    assert ask(board, "/api/sample?server=home&table=none")[0] == 400
+
+
 def test_settings_show_schema_and_parameters_and_no_secret(small):
     _, _, board = small
     found = until(lambda: (each := get(board, "/api/settings"))["servers"] and each)
@@ -391,7 +399,7 @@ def guarded(small):
 PATHS = (
     "/api/overview", "/api/stream", "/api/nodes", "/api/learners", "/api/settings", "/api/actors", "/api/episodes",
     "/api/figures", "/api/curves?name=steps", "/api/runs", "/api/export.csv", "/api/export.tfevents", "/api/logs",
-    "/api/openapi.json",
+    "/api/openapi.json", "/api/sample?server=home",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import memoire
+from memoire.batch import Gathered
 from memoire.cluster.node import NodePages
 from memoire.figures import BOUNDS, Looks, Timings, recent, spread
 from memoire.wire import Ended
@@ -162,15 +163,28 @@ def test_timings_count_each_duration_in_one_bucket():
     assert timings.now()["B"].count == 0
 
 
+def batch_of(ages, versions):
+    """A batch whose samples weigh twice their age."""
+    count = len(ages)
+    return Gathered(
+        prev={"obs": np.arange(2.0 * count).reshape(count, 1, 2)}, next={}, reward=np.zeros(count, np.float32),
+        discount=np.zeros(count, np.float32), steps=np.ones(count, np.int32), weight=2 * ages.astype(np.float32),
+        ids=np.arange(7, 7 + count), age=ages.astype(np.float32), model_version=np.array(versions),
+    )  # fmt: skip
+
+
 def test_a_look_at_a_batch_is_taken_now_and_then_only():
     looks = Looks()
     assert [looks.is_due(now) for now in (0.0, 0.1, 0.49, 0.5, 0.6)] == [True, False, False, True, False]
-    looks.saw(np.arange(11, dtype=np.float32), np.array([0, 3, 5]), 0.25, newest=5)
+    looks.saw(batch_of(np.arange(11), [0, 3, 5] + [0] * 8), np.ones(11, np.float32), 0.25, newest=5)
     fresh = looks.newest
+    assert (fresh.effective, fresh.ages, fresh.weights[-1]) == (1.0, (0.0, 1.0, 2.5, 5.0, 7.5, 9.0, 10.0), 20.0)
+    assert (looks.specimen.number, looks.specimen.weight) == (7, 0.0)
+    assert looks.specimen.arrays["obs"].tolist() == [[0.0, 1.0]]
     assert (fresh.age_median, fresh.age_p90, fresh.age_max) == (5.0, 9.0, 10.0)
     assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is none
-    looks.saw(np.ones(2, np.float32), np.zeros(2, np.int64), 0.0, newest=5)
-    assert looks.newest.lag_mean is None
+    looks.saw(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)
+    assert looks.newest.lag_mean is None and looks.newest.effective == 0.5
 
 
 def test_recent_episodes_are_the_newest_hundred():

@@ -1,5 +1,6 @@
 """What a node says of itself over HTTP: its pages, who may read them, and that nobody can keep others from reading."""
 
+import base64
 import contextlib
 import dataclasses
 import errno
@@ -141,6 +142,23 @@ def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted
         assert (later["missed"], later["rows"][0]["number"], later["next"]) == (100, 106, 205)
 
 
+def test_one_sample_of_a_recent_batch_can_be_looked_at(server, pages):
+    assert ask(pages, "/sample")[0] == 404
+    with memoire.connect(server.endpoint, seed=0) as client:
+        record(client, episodes=1, length=20)
+        assert client.push_cache(5.0)
+        until(lambda: server.total_caches == 1)
+        batch = server.get_batch(16, timeout=5.0)
+        told = ask(pages, "/sample?table=default")[2]
+        assert (told["table"], told["client"]) == ("default", client.client_id.hex())
+        said = told["arrays"]["obs"]
+        obs = np.frombuffer(base64.b64decode(said["data"]), said["dtype"]).reshape(said["shape"])
+        assert np.array_equal(obs.reshape(-1), batch.obs[0]) and told["number"] == batch.ids[0]["number"]
+        fresh = ask(pages)[2]["stats"]["tables"]["default"]["freshness"]
+        assert 0.0 < fresh["effective"] <= 1.0 and fresh["ages"] == sorted(fresh["ages"]) and len(fresh["weights"]) == 7
+        assert ask(pages, "/sample?table=none")[0] == 400
+
+
 def test_settings_are_schema_parameters_and_limits(server, pages):
     server.configure(importance_exponent=0.5)
     told = ask(pages, "/settings")[2]
@@ -174,11 +192,11 @@ def test_what_is_not_for_everybody_asks_for_the_token(server):
     with NodePages("127.0.0.1:0", server, token="s3cret") as pages:
         for path in ("/", "/livez", "/readyz", "/metrics"):
             assert fetch(pages, path)[0] == 200
-        for path in ("/status", "/settings", "/accounts", "/episodes", "/logs"):
+        for path in ("/status", "/settings", "/accounts", "/episodes", "/logs", "/sample"):
             status, body = fetch(pages, path)
             assert status == 401 and b"Authorization: Bearer TOKEN" in body
             assert fetch(pages, path, {"Authorization": "Bearer s3cre"})[0] == 401
-            assert fetch(pages, path, {"Authorization": "Bearer s3cret"})[0] == 200
+            assert fetch(pages, path, {"Authorization": "Bearer s3cret"})[0] == (404 if path == "/sample" else 200)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +406,7 @@ def test_an_unknown_page_names_those_that_there_are(pages):
     assert (
         status == 404
         and said["error"]
-        == "there is no page '/nope'; there are /, /accounts, /episodes, /livez, /logs, /metrics, /readyz, /settings, /status"
+        == "there is no page '/nope'; there are /, /accounts, /episodes, /livez, /logs, /metrics, /readyz, /sample, /settings, /status"
     )
     assert ask(pages, "/")[2]["pages"] == sorted(about.PAGES)
 

@@ -7,6 +7,7 @@
     GET /settings  a server's schema, parameters and limits
     GET /accounts  a server's ledger, for whoever merges several (?run=&seen=TIME)
     GET /episodes  episodes closed lately (?after=NUMBER&most=100)
+    GET /sample    one sample of a recent batch (?table=)
     GET /logs      log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&
                    newest)
 

@@ -5,6 +5,7 @@ Every page is a function of the node and the request, and only reads. `NodePages
 
 from __future__ import annotations
 
+import base64
 import http
 import os
 import resource
@@ -194,6 +195,26 @@ def settings(node: Node | None, request: Request) -> Page:
     return as_json({"run": server.run, "runs": server.runs(), "tables": tables, "limits": server.limits})
 
 
+def sample(node: Node | None, request: Request) -> Page:
+    """One sample of a recent batch that was drawn in this process: each array with its dtype, its shape and its bytes
+    (C order, in base64). Ages and weights of the whole batch are in /status, under `freshness`.
+    """
+    if isinstance(node, Reader):
+        found, table = node.specimen, node.table
+    else:
+        server = _server(node, "samples")
+        table = request.query.get("table") or server.tables[0]
+        found = server.table(table).specimen
+    if found is None:
+        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, "no batch was drawn in this process yet, or it is too large"))
+    arrays = {
+        name: {"dtype": array.dtype.str, "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
+        for name, array in found.arrays.items()
+    }
+    facts = {"age": found.age, "weight": found.weight, "importance": found.importance}
+    return as_json({"table": table, "client": found.client, "number": found.number, **facts, "arrays": arrays})
+
+
 def _server(node: Node | None, what: str) -> Server:
     if not isinstance(node, Server):
         raise Asked(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
@@ -334,6 +355,7 @@ PAGES: Mapping[str, Callable[[Node | None, Request], Page]] = {
     "/settings": settings,
     "/accounts": accounts,
     "/episodes": episodes,
+    "/sample": sample,
     "/logs": logs,
 }
 OPEN = ("/", "/livez", "/readyz", "/metrics")
