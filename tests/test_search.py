@@ -110,6 +110,7 @@ def test_lines_are_read_over_http_a_page_at_a_time(server):
         assert row == {
             "index": 1,
             "time": row["time"],
+            "received": row["received"],
             "client": server.lines()[0].client.hex(),
             "label": "00000001",
             "text": "begins",
