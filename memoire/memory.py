@@ -410,6 +410,16 @@ class Memory(_core.EntryStore):
             self._apply(new)
             self._parameters = new
 
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts, as from the versions of
+        entries; older ones change nothing.
+
+        Raises:
+            ParameterError: that is no version.
+        """
+        _check_whole("version", version, 0, (1 << 62))
+        super().saw_model(int(version))
+
     def _apply(self, new: Parameters) -> None:
         gamma, coeff = (_broadcast(each, self._dimensions) for each in (new.discount_factor, new.reward_coeff))
         start = STARTS.index(new.start)
