@@ -16,6 +16,7 @@ import uvicorn
 
 from memoire.cluster.node import listen
 from memoire.cluster.tether import Tether
+from memoire.errors import EndpointError
 
 from .aggregator import Aggregator
 from .api import create_app
@@ -76,6 +77,9 @@ class Dashboard:
         deadline = time.monotonic() + START_TIMEOUT
         while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not self._server.started:
+            self.close()
+            raise EndpointError(settings.listen, "serve HTTP at", "the server there did not start; its log says why")
 
     @property
     def url(self) -> str:

@@ -27,7 +27,7 @@ serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not 
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
 TOKEN = "a-token-that-nobody-knows"
-QUICK = 0.05
+QUICK = 0.12
 """Seconds between two looks, in tests."""
 
 

@@ -131,7 +131,7 @@ def history():
     st.lists(st.tuples(st.integers(0, 600), st.floats(-1e6, 1e6), st.booleans()), min_size=1, max_size=60),
     st.integers(2, 50),
 )
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added, points):
     history = History(None)
     for offset, value, is_flushed in added:
@@ -335,7 +335,7 @@ books = st.dictionaries(
 
 
 @given(books, st.integers(1, 7), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=4))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(book, most, later):
     servers = list(book.lines)
 
