@@ -3,7 +3,7 @@
 A memory of one ragged column, in a process of its own for each pattern, is written over several times: one lane or eight,
 of which the first keeps an episode open from the begin to the end; lengths that stay alike, grow, shrink, or are now and
 then large. "Values" are the bytes of what is stored at the end, "room" what is held for it, "resident" by how much the
-process has grown. Every value is compared with what was put in.
+process has grown; what was given back, the C library may keep for later. Every value is compared with what was put in.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def walk(pattern):
         size, fill = lengths(pattern, rng, step), step % 251
         # The first of several lanes gets an entry now and then, and its episode never ends.
         lane = step % lanes if lanes == 1 or step % 16 == 0 else 1 + step % 7
-        made.add(lane, (np.full(size, fill, np.uint8), size, fill))
+        made.add(lane, (np.full(size, fill, np.uint8), np.int32(size), np.uint8(fill)))
         if made.open_length(lane) > 300 and (lanes == 1 or lane > 0):
             made.close(lane, terminated=True)
             made.open(lane)
