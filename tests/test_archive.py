@@ -1,7 +1,6 @@
 """A server's snapshots end to end: taken under way, ordered from far away, on a timer; restored into another cluster."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -290,16 +289,18 @@ def test_a_run_that_begins_meanwhile_is_not_mixed_in(cluster, tmp_path):
 
 def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     server = filled(cluster, state_dir=tmp_path, snapshot_every=0.05)
-    until(lambda: (path := tmp_path / MEMORY).exists() and snapshot.facts(path)["tables"][0]["caches"] == 12)
-    copy = tmp_path.parent / "killed"
-    shutil.copytree(tmp_path, copy)  # as a kill at this moment leaves it
-    server.close()
-    (copy / (MEMORY + ".new")).write_bytes(b"half of the next one")
-    again = cluster.server(state_dir=copy, parameters=SMALL, snapshot_every=1000.0)
-    assert again.stats().unused_samples == 192 and not list(copy.glob("*.new"))
+    file, half = tmp_path / MEMORY, tmp_path / (MEMORY + ".new")
+    until(lambda: file.exists() and snapshot.facts(file)["tables"][0]["caches"] == 12)
+    kept = file.read_bytes()
+    server.get_batch(50)
+    server.close(5.0)
+    file.write_bytes(kept)  # as a kill leaves it
+    half.write_bytes(b"half of the next one")
+    again = cluster.server(state_dir=tmp_path, parameters=SMALL, snapshot_every=1000.0)
+    assert again.stats().unused_samples == 192 and not half.exists()
     again.get_batch(100)
     again.close(5.0)
-    third = cluster.server(state_dir=copy, parameters=SMALL, snapshot_every=1000.0)
+    third = cluster.server(state_dir=tmp_path, parameters=SMALL, snapshot_every=1000.0)
     assert third.stats().unused_samples == 92
 
 
