@@ -151,6 +151,8 @@ class Api:
         """One sample of a recent batch that a server's own learner drew: each array with dtype, shape and bytes
         (C order, in base64), for whoever shows frames as pictures.
         """
+        if table and table not in {each.name for each in self._overview().tables}:
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no table {table!r}")
         return _json(self._aggregator.ask_server(server, f"/sample?{urlencode({'table': table})}"))
 
     # -------------------------------------------------------------------------------------------------- the actors

@@ -71,7 +71,8 @@ def search(
         if isinstance(told, NodeError):
             if told.status == 400 and "run" not in wanted:
                 raise ParameterError("logs", dict(wanted), told.text)
-            missing.append(name)
+            if told.status != 400:  # else it has never heard of this run, and has no line of it
+                missing.append(name)
             continue
         found[name] = [LogRow(server=name, **row) for row in told["rows"]]
         more = more or not told["is_all"]

@@ -338,6 +338,9 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
     mine = get(board, f"/api/logs?client={clients[2].client_id.hex()}")
     assert [row["client"] for row in mine["rows"]] == [clients[2].client_id.hex()]
     assert ask(board, "/api/logs?server=none")[0] == 404
+    assert get(board, "/api/logs?run=none") | {"older": "", "newer": ""} == {
+        "rows": [], "older": "", "newer": "", "more": False, "missing": []
+    }  # fmt: skip
     assert ask(board, "/api/logs?cursor=none")[0] == 422
 
 
@@ -346,7 +349,7 @@ def test_a_sample_is_shown_with_its_arrays(small):
     found = get(board, "/api/sample?server=home")
     assert found["table"] == "default" and found["arrays"]["obs"]["shape"] == [1, 4]
     assert ask(board, "/api/sample?server=none")[0] == 404
-    assert ask(board, "/api/sample?server=home&table=none")[0] == 400
+    assert ask(board, "/api/sample?server=home&table=none")[0] == 404
 
 
 def test_settings_show_schema_and_parameters_and_no_secret(small):
