@@ -17,9 +17,9 @@ LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling l
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
-	@echo "make test          every test on the plain build; all but the clusters of processes on the one with bounds checks"
+	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
-	@echo "make test-checked  the tests on the build with bounds checks, without those of whole clusters"
+	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
@@ -44,7 +44,8 @@ test: setup-checked
 test-plain: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-# What starts clusters of processes takes minutes and shows nothing more about the bounds of arrays.
+# Clusters of processes take minutes and show nothing more about the bounds of arrays; nor do the files that conftest.py
+# names.
 test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_WORKERS) -m "not processes" $(PYTEST_ARGS)
 

@@ -16,6 +16,25 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 
+NOT_ABOUT_ARRAYS = frozenset(
+    """
+    accounts arguments calls contract_docs dashboard dashboard_pages dashboard_parts descriptors docs errors
+    guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models models_cluster moves
+    names node notices oversized parameters profile release schema search setup soak sockets store store_damage
+    store_disk store_kills store_model store_server subscriptions tablefile thin_client transport
+    """.split()
+)
+"""Test files that show nothing about the bounds of arrays: not repeated on the build that checks these."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not _core.CHECKED or config.option.keyword or any("::" in given or given.endswith(".py") for given in config.args):
+        return  # who asks for some tests gets them
+    apart = [item for item in items if item.path.stem.removeprefix("test_") in NOT_ABOUT_ARRAYS]
+    config.hook.pytest_deselected(items=apart)
+    items[:] = [item for item in items if item not in set(apart)]
+
+
 def pytest_report_header() -> str:
     return f"memoire._core: {'checked' if _core.CHECKED else 'plain'} build, {_core.__file__}"
 

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from memoire import Buffer, Prioritized, Schema, dataset
+from memoire import Buffer, Prioritized, Schema, _core, dataset
 from memoire.errors import DataError, EpisodeTooLong, MemoireError, ParameterError
 from memoire.memory import Memory
 from memory_walk import Walk
@@ -39,7 +39,7 @@ def alike(one, other):
         np.testing.assert_array_equal(state, other.final_state[name])
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(25 if _core.CHECKED else 8))
 def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     memory = walked(seed)
     path = tmp_path / "memory.npz"

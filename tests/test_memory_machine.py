@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from memoire import _core
 from memory_walk import Walk
 
 
@@ -37,11 +38,12 @@ for _name in sorted(set(Walk.STEPS)):
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.pytestmark = [pytest.mark.timeout(300)]  # for shrinking, where something is wrong
 TestMemoryMachine.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40 if _core.CHECKED else 10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
-@pytest.mark.parametrize("seed", range(40))
+# Most of them on the build that also checks bounds.
+@pytest.mark.parametrize("seed", range(40 if _core.CHECKED else 10))
 def test_a_long_walk_ends_where_the_model_does(seed):
     walk = Walk(random.Random(seed).choice)
     for _ in range(60):
