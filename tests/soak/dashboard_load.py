@@ -145,7 +145,8 @@ def main() -> int:
         shown = board.stdout.readline().removeprefix("memoire dashboard: ").strip()
         while True:
             with contextlib.suppress(AssertionError):
-                if json.loads(get(shown, "/api/overview"))["actors"]["active"] == ACTORS:
+                is_found = LAST in get(shown, PAGES["log lines with a rare word"]).decode()  # all lines are on disk
+                if is_found and json.loads(get(shown, "/api/overview"))["actors"]["active"] == ACTORS:
                     break
             time.sleep(0.5)
         times, sizes, seen = {name: [] for name in PAGES}, {}, []
