@@ -34,6 +34,7 @@ from .history import Curves
 from .hub import MOST_LISTENERS, Full, Hub
 from .metrics import DashboardCollector
 from .nodes import NodeError
+from .pages import add_pages
 
 MOST_ROWS = 1000
 MOST_POINTS = 5000
@@ -350,6 +351,7 @@ def create_app(aggregator: Aggregator, hub: Hub) -> FastAPI:
     app.add_api_route(
         "/api/logout", api.logout, methods=["POST"], status_code=204, response_model=None, responses=refusals
     )
+    add_pages(app)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(MemoireError, _wrong)

@@ -1,0 +1,42 @@
+// Questions to the dashboard. Addresses are relative: it may be shown under any path.
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Parameters as in an address; lists are repeated, what is empty is left out. */
+export function query(parameters = {}) {
+  const found = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== "" && each !== null && each !== undefined) found.append(name, each);
+    }
+  }
+  const text = found.toString();
+  return text ? `?${text}` : "";
+}
+
+/** The JSON at "api/..."; throws Refused with the reason in a sentence. */
+export async function get(path, parameters, signal) {
+  let answer;
+  try {
+    answer = await fetch(`api/${path}${query(parameters)}`, {signal, headers: {Accept: "application/json"}});
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The dashboard does not answer. Is its process running, and is this machine still connected?");
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (answer.ok) return body;
+  if (answer.status === 401) document.dispatchEvent(new Event("memoire:login"));
+  throw new Refused(answer.status, body.error || `The dashboard answered ${answer.status}.`);
+}
+
+/** Give the token, or forget it; throws Refused. */
+export async function post(path, body) {
+  const headers = {"Content-Type": "application/json"};
+  const answer = await fetch(`api/${path}`, {method: "POST", headers, body: JSON.stringify(body ?? {})});
+  if (!answer.ok) throw new Refused(answer.status, (await answer.json().catch(() => ({}))).error || "refused");
+}

@@ -1,0 +1,58 @@
+// Figures as people read them. What is not known is a dash, never a zero.
+
+export const NONE = "–";
+const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
+const brief = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 3});
+const exact = new Intl.NumberFormat("en", {maximumSignificantDigits: 3});
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** 1,234,567 */
+export const count = (value) => (isNumber(value) ? whole.format(value) : NONE);
+
+/** 3.14, 5,123 or 1.23M: what fits on an axis or a tile. */
+export function figure(value) {
+  if (!isNumber(value)) return NONE;
+  const size = Math.abs(value);
+  if (size !== 0 && size < 1e-3) return value.toExponential(1);
+  if (size >= 10_000) return brief.format(value);
+  return size < 100 ? exact.format(value) : whole.format(value);
+}
+
+/** 12.3 MB */
+export function bytes(value) {
+  if (!isNumber(value)) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let unit = 0;
+  while (Math.abs(value) >= 1000 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${unit && Math.abs(value) < 100 ? value.toFixed(1) : whole.format(value)} ${units[unit]}`;
+}
+
+/** 93 % */
+export const share = (value) => (isNumber(value) ? `${exact.format(Math.round(value * 1000) / 10)} %` : NONE);
+
+/** 340 ms, 12.3 s, 4 min, 3.1 h, 2.4 days */
+export function duration(seconds) {
+  if (!isNumber(seconds)) return NONE;
+  if (seconds < 1) return `${exact.format(Math.round(seconds * 10_000) / 10)} ms`;
+  if (seconds < 90) return `${seconds < 10 ? seconds.toFixed(1) : whole.format(seconds)} s`;
+  if (seconds < 5400) return `${whole.format(seconds / 60)} min`;
+  if (seconds < 172_800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${(seconds / 86_400).toFixed(1)} days`;
+}
+
+/** 12 s ago */
+export const ago = (time, now) => (isNumber(time) && isNumber(now) ? `${duration(Math.max(0, now - time))} ago` : NONE);
+
+/** 14:03:22, with the date where it is not today's */
+export function clock(time) {
+  if (!isNumber(time)) return NONE;
+  const date = new Date(time * 1000);
+  const hours = date.toLocaleTimeString("en-GB");
+  return date.toDateString() === new Date().toDateString() ? hours : `${date.toLocaleDateString("en-CA")} ${hours}`;
+}
+
+/** "sample_age_median" -> "sample age median" */
+export const words = (name) => name.replaceAll("_", " ");

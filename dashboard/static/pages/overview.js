@@ -1,0 +1,136 @@
+// Is it well? Totals with their rates, what holds the run up, and five answers in words.
+import {get} from "../api.js";
+import {fill, h, patch} from "../dom.js";
+import {bytes, count, duration, figure, share, words} from "../format.js";
+import {every, facts, table} from "../parts.js";
+import {address} from "../router.js";
+import {spark} from "../spark.js";
+
+const TILES = [
+  {name: "steps", title: "Total steps", total: (totals) => totals.steps},
+  {name: "episodes", title: "Total episodes", total: (totals) => totals.episodes},
+  {name: "caches", title: "Total caches", total: (totals) => totals.accepted_caches},
+];
+const CURVES = [...TILES.map(({name}) => `${name}_per_second`), "return", "sample_age_median"];
+const SPAN = 600;
+const LEVELS = {good: "All well", notice: "Notice", bad: "Trouble"};
+
+export function openOverview({root, stream, signal}) {
+  const verdicts = h("ul.verdicts", {"aria-label": "How the cluster stands", "aria-live": "polite"});
+  const rest = h("div", h("p.quiet", "Waiting for the first look at the nodes …"));
+  fill(root, verdicts, rest);
+  let curves = {};
+  every(3, signal, stream, async () => {
+    const since = Math.max(0, (stream.newest?.time ?? Date.now() / 1000) - SPAN);
+    curves = (await get("curves", {name: CURVES, since, points: 150}, signal)).mean;
+  });
+  return {
+    update(overview) {
+      patch(verdicts, overview.verdicts.map(verdict));
+      patch(rest, sections(overview, (name) => spark(curves[name] ?? [], `${words(name)}, the last ten minutes`)));
+    },
+  };
+}
+
+function sections(overview, line) {
+  return [
+    h("div.grid", TILES.map((each) => tile(each, overview, line))),
+    h("div.grid.five", learning(overview, line), waiting(overview), fresh(overview, line), actors(overview), room(overview)),
+    tableOf(overview),
+  ];
+}
+
+function tile({name, title, total}, {totals, rates}, line) {
+  return h("section.card.tile", h("div.label", title), h("div.value", count(total(totals))),
+    h("div.rate", `${figure(rates[name])} per second`), line(`${name}_per_second`));
+}
+
+function verdict({level, text}) {
+  return h(`li.verdict.${level}`, h("b", LEVELS[level] ?? level), h("span", text));
+}
+
+function card(question, answer, ...rest) {
+  return h("section.card", h("h2", question), h("p.answer", answer), ...rest);
+}
+
+function learning({learning: found}, line) {
+  const isKnown = found.return_mean !== null;
+  const answer = isKnown ? `Episodes return ${figure(found.return_mean)} on average` : "No episode has ended yet";
+  const scalars = Object.entries({...found.client_scalars, ...found.learner_scalars}).slice(0, 4);
+  return card("Does it learn?", answer, isKnown && line("return"), facts([
+    ["least … greatest return", `${figure(found.return_min)} … ${figure(found.return_max)}`],
+    ["length of an episode", figure(found.length_mean)],
+    ...scalars.map(([name, value]) => [words(name), figure(value)]),
+  ]));
+}
+
+function waiting({rates, latency, learners, tables}) {
+  const held = tables.flatMap((each) => [each.draws_wait, each.inserts_wait]).filter(Boolean);
+  const learner = rates.waiting_share === null ? "Nobody learns now" :
+    `The learner waits ${share(rates.waiting_share)} of its time`;
+  return card("Who waits for whom?", learner, ...held.map((text) => h("p", text)), facts([
+    ["caches that actors had to skip", share(rates.skipped_share)],
+    ["samples drawn", `${figure(rates.samples)} / s`],
+    ["batches drawn", `${figure(rates.batches)} / s`],
+    ["learners", count(learners.length)],
+    ["requests, median and 99 %", `${duration(latency.p50)}, ${duration(latency.p99)}`],
+  ]));
+}
+
+function fresh({freshness, rates, tables}, line) {
+  const isKnown = freshness.age_median !== null;
+  const targets = tables.map((each) => each.samples_per_insert_target).filter(Boolean).map(figure).join(", ");
+  const answer = isKnown ? `Samples are ${duration(freshness.age_median)} old` : "No batch was drawn lately";
+  return card("Is the data fresh?", answer, isKnown && line("sample_age_median"), facts([
+    ["age of nine in ten, oldest", `${duration(freshness.age_p90)}, ${duration(freshness.age_max)}`],
+    ["models behind the newest", `${figure(freshness.lag_mean)} (most ${figure(freshness.lag_max)})`],
+    ["samples per insert", figure(rates.samples_per_insert) + (targets ? ` of ${targets}` : "")],
+    ["weight that draws left out", share(freshness.left_out)],
+  ]));
+}
+
+function actors({actors: found, nodes}) {
+  const missing = found.missing ? `, ${found.missing} of ${found.expected} missing` : "";
+  const down = nodes.filter((node) => node.state !== "up");
+  const link = (state) => h("a", {href: address("actors", {state})}, count(found[state]));
+  return card("Who is missing?", `${count(found.active)} actors are active${missing}`, facts([
+    ["active", link("active")],
+    ["silent", link("silent")],
+    ["said goodbye", link("gone")],
+    ["nodes that answer", `${nodes.length - down.length} of ${nodes.length}`],
+    ...down.map((node) => [node.name || node.url, h(`span.state.${node.state}`, node.state)]),
+  ]));
+}
+
+function room({forecast, totals, finished, rates, durable}) {
+  const end = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "No goal was set";
+  const saved = totals.generated_bytes ? 1 - totals.received_bytes / totals.generated_bytes : null;
+  return card("Will it run out, and when is it done?", end, facts([
+    ["memory is full", forecast.memory_full === null ? "not foreseen" : `in ${duration(forecast.memory_full)}`],
+    ["disk is full", forecast.disk_full === null ? "not foreseen" : `in ${duration(forecast.disk_full)}`],
+    ["bytes sent of those generated", saved === null ? "–" : share(1 - saved)],
+    ["arriving now", `${bytes(rates.received_bytes)} / s`],
+    ["counts survive a crash", durable ? "yes" : "no (no state folder)"],
+  ]));
+}
+
+function tableOf({tables}) {
+  const columns = [
+    {title: "Table", value: (row) => row.name},
+    {title: "Storage", value: (row) => row.storage},
+    {title: "Actors", value: (row) => count(row.clients), number: true},
+    {title: "Held", value: (row) => count(row.held_caches), number: true},
+    {title: "Bytes", value: (row) => bytes(row.held_bytes), number: true},
+    {title: "Full", value: fullness},
+    {title: "Samples drawn", value: (row) => count(row.samples), number: true},
+    {title: "Unused", value: (row) => count(row.unused_samples), number: true},
+    {title: "Overwritten", value: (row) => count(row.overwritten_caches), number: true},
+  ];
+  return table("Tables", columns, tables);
+}
+
+function fullness(row) {
+  if (!row.byte_limit) return "no limit";
+  const text = share(row.held_bytes / row.byte_limit);
+  return h("progress", {max: row.byte_limit, value: row.held_bytes, "aria-label": `${row.name} is ${text} full`, title: text});
+}

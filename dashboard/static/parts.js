@@ -1,0 +1,69 @@
+// Pieces that several pages are made of.
+import {fill, h} from "./dom.js";
+
+/** A list of facts: [["what", "value" or element], ...]. */
+export const facts = (rows) => h("dl.facts", rows.map(([what, value]) => [h("dt", what), h("dd", value)]));
+
+/** What a page shows where there is nothing: what that means, and what to do. */
+export const empty = (...text) => h("p.empty", ...text);
+
+/** What went wrong, for people. */
+export const problem = (error) => h("p.problem", {role: "alert"}, error.message);
+
+/** A table out of columns {title, value(row), number?} and rows. */
+export function table(caption, columns, rows) {
+  const head = h("tr", columns.map((column) => h(`th${column.number ? ".number" : ""}`, {scope: "col"}, column.title)));
+  const body = rows.map((row) => h("tr", columns.map((column) => cell(column, row))));
+  return h("div.scroll", {tabindex: "0", role: "region", "aria-label": caption},
+    h("table", h("caption.hidden-text", caption), h("thead", head), h("tbody", body)));
+}
+
+/** One cell of a table. */
+export function cell(column, row) {
+  const kind = `td${column.number ? ".number" : ""}${column.wrap ? ".wrap" : ""}`;
+  return h(kind, column.value(row));
+}
+
+/** A choice of one among [[value, text], ...]; `change` gets the value. */
+export function choice(label, options, value, change) {
+  const select = h("select", {"aria-label": label, change: () => change(select.value)},
+    options.map(([each, text]) => h("option", {value: each, selected: each === value}, text)));
+  return select;
+}
+
+/** A search field that waits until somebody stops typing. */
+export function searchField(label, value, change) {
+  let timer = 0;
+  const input = h("input", {type: "search", placeholder: label, "aria-label": label, value, spellcheck: "false",
+    input: () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => change(input.value), 250);
+    }});
+  return input;
+}
+
+/** Do something again and again while the page is there, but never twice at once; returns a function that does it now. */
+export function every(seconds, signal, stream, work) {
+  let isBusy = false;
+  let isWanted = false;
+  const run = async () => {
+    isWanted = isBusy;
+    if (isBusy || signal.aborted) return;
+    isBusy = true;
+    try {
+      await work();
+    } catch (error) {
+      if (error.name !== "AbortError") console.info(error.message);
+    } finally {
+      isBusy = false;
+      if (isWanted) run();
+    }
+  };
+  const timer = setInterval(() => !document.hidden && !stream.isPaused && run(), seconds * 1000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  run();
+  return run;
+}
+
+/** Put an error in an element, or take it away. */
+export const showProblem = (element, error) => fill(element, error && problem(error));

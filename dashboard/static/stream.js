@@ -1,0 +1,75 @@
+// The cluster as it changes: one overview a second, as server-sent events; asked for now and then where there is no
+// stream. Its state is always one of: connecting, live, paused, stale.
+import {get} from "./api.js";
+
+const STALE_AFTER = 5000;
+const RETRY_AFTER = 3000;
+
+export class Stream extends EventTarget {
+  #source = null;
+  #retry = 0;
+  #heard = 0;
+  #paused = false;
+  newest = null;
+  state = "connecting";
+
+  constructor() {
+    super();
+    setInterval(() => this.#judge(), 1000);
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#close() : this.open()));
+  }
+
+  /** When the newest overview came, in milliseconds since 1970; 0: none yet. */
+  get heard() {
+    return this.#heard;
+  }
+
+  get isPaused() {
+    return this.#paused;
+  }
+
+  open() {
+    if (this.#source || this.#paused || document.hidden) return;
+    clearTimeout(this.#retry);
+    this.#source = new EventSource("api/stream");
+    this.#source.addEventListener("overview", (event) => this.#take(JSON.parse(event.data)));
+    this.#source.addEventListener("error", () => this.#failed());
+  }
+
+  pause(isPaused) {
+    this.#paused = isPaused;
+    if (isPaused) this.#close();
+    else this.open();
+    this.#judge();
+  }
+
+  #close() {
+    clearTimeout(this.#retry);
+    this.#source?.close();
+    this.#source = null;
+  }
+
+  #failed() {
+    this.#judge();
+    if (this.#source?.readyState !== EventSource.CLOSED) return; // it tries again by itself
+    this.#close();
+    get("overview").then((overview) => this.#take(overview), () => {});
+    this.#retry = setTimeout(() => this.open(), RETRY_AFTER);
+  }
+
+  #take(overview) {
+    if (this.#paused) return;
+    this.newest = overview;
+    this.#heard = Date.now();
+    this.#judge();
+    this.dispatchEvent(new CustomEvent("overview", {detail: overview}));
+  }
+
+  #judge() {
+    const isOld = Date.now() - this.#heard > STALE_AFTER;
+    const state = this.#paused ? "paused" : !this.#heard ? "connecting" : isOld ? "stale" : "live";
+    if (state === this.state && state !== "stale") return;
+    this.state = state;
+    this.dispatchEvent(new Event("state"));
+  }
+}
