@@ -18,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from .dataset import KeptEpisode
 from .errors import (
     Closed,
     EmptyMemory,
+    EpisodeTooLong,
     MemoireError,
     NotEnoughSamples,
     ParameterError,
@@ -372,7 +374,8 @@ class EpisodePool:
                 fresh = self._make(capacity, byte_limit, self.parameters)
                 for episode in dataset.episodes(old):
                     if len(episode) <= capacity:
-                        dataset.put(fresh, episode)
+                        with suppress(EpisodeTooLong):  # its ragged values have no room
+                            dataset.put(fresh, episode)
                 gone = old.num_episodes - fresh.num_episodes
                 self._replace(fresh)
             else:
@@ -569,7 +572,10 @@ class EpisodePool:
                 wanted = min(wanted, memory.draws_left)
             if not (wanted and memory.num_positive):
                 return None
-            payload = cache.build_drawn(memory, owner, wanted, now=now)
+            try:
+                payload = cache.build_drawn(memory, owner, wanted, now=now)
+            except EmptyMemory:  # entries have become too old since
+                return None
         with self._filled:
             self._drawn += wanted
         return payload

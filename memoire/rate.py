@@ -307,6 +307,7 @@ class Limiter:
             if needed := self._starving():
                 mine = max(mine, needed)
             through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
+            through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
             self._outstanding += max(0, through - known.inserted) - max(0, known.through - known.inserted)
             known.through = through
             return through, "" if through > known.inserted else self._why_not_record()

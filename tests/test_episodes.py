@@ -22,7 +22,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.memory import Memory
 from memoire.parameters import Parameters
-from memoire.schema import Schema
+from memoire.schema import Column, Schema
 from memoire.shipping import OpenEpisodes
 from netkit import in_thread, until
 
@@ -361,6 +361,33 @@ def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
         made.add(CLIENT, 1, checked)
     assert made.stats().held == 0
     made.memory.check_invariants()
+
+
+def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
+    schema = Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32})
+    made = EpisodePool(schema, byte_limit=20_000)
+    for length in (5000, 10):
+        made.memory.open()
+        made.memory.add(0, (np.ones(length, np.uint8), 1.0))
+        made.memory.close(terminated=True)
+    assert made.limit(4000) == 1
+    assert made.byte_limit == 4000 and made.memory.num_episodes == 1 and made.memory.ragged_bytes < 100
+
+
+def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = filled(Parameters(max_age=10.0))
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = made.reserve(b"r" * 16, 5)["client"], 5
+
+    def later(*arguments: Any, **options: Any) -> Any:
+        made.memory._set_clock(2000.0)
+        return build_drawn(*arguments, **options)
+
+    build_drawn = cache.build_drawn
+    assert made.draw_counts(b"r" * 16, counts) is not None
+    monkeypatch.setattr(cache, "build_drawn", later)
+    assert made.draw_counts(b"r" * 16, counts) is None
+    assert made.stats().drawn == 5
 
 
 def test_capacity_and_bytes_that_do_not_fit_each_other_are_refused() -> None:

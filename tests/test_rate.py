@@ -34,6 +34,11 @@ def limiter(entries: int = 10**6, clock=None, **fields) -> Limiter:
     return Limiter(Parameters(**fields), lambda: entries, clock or Clock())
 
 
+def test_a_grant_is_never_more_than_a_message_can_say():
+    band = limiter(samples_per_insert=1e-12, samples_per_insert_tolerance=1e6)
+    assert band.grant(b"a" * 16) == (NO_LIMIT, "")
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
     rng = random.Random(seed)
