@@ -20,7 +20,7 @@ function showPage() {
   const abort = new AbortController();
   const root = h("div.page");
   fill(content, h("h1", PAGES[name].title), root);
-  const page = PAGES[name].open({root, parameters, stream, signal: abort.signal});
+  const page = PAGES[name].open({root, parameters, stream, signal: abort.signal}) ?? {};
   current = {name, page, abort};
   document.title = `${PAGES[name].title} · memoire`;
   markNavigation(name);

@@ -1,11 +1,21 @@
 // All pages, in the order of the navigation. `open({root, parameters, stream, signal})` draws one and returns what it
 // wants to be told: update(overview) once a second, route(parameters) when only its state changed, close() at its end.
 import {openActors} from "./actors.js";
+import {openLearning} from "./learning.js";
+import {openLive} from "./live.js";
 import {openLogs} from "./logs.js";
+import {openMemory} from "./memory.js";
+import {openNodes} from "./nodes.js";
 import {openOverview} from "./overview.js";
+import {openSettings} from "./settings.js";
 
 export const PAGES = {
   overview: {title: "Overview", open: openOverview},
+  live: {title: "Live", open: openLive},
+  learning: {title: "Learning", open: openLearning},
+  memory: {title: "Memory", open: openMemory},
   actors: {title: "Actors", open: openActors},
+  nodes: {title: "Nodes", open: openNodes},
   logs: {title: "Logs", open: openLogs},
+  settings: {title: "Settings", open: openSettings},
 };
