@@ -541,7 +541,7 @@ class Client(Node):
                 left = deadline - time.monotonic()
                 if inserted == count:
                     break
-                if left <= 0.0:
+                if left <= 0.0 or self._finished:
                     self._settle(count - inserted, 0)
                     break
                 self._hold(left)
@@ -559,7 +559,7 @@ class Client(Node):
         """Wait until at least one entry may be inserted; False at the deadline."""
         with self._changed:
             while self._inserts_left <= 0:
-                if (left := deadline - time.monotonic()) <= 0.0:
+                if (left := deadline - time.monotonic()) <= 0.0 or self._finished:
                     return False
                 self._hold(left)
             return True

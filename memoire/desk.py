@@ -872,7 +872,7 @@ class Desk:
         payload = table.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         if payload is not None:
-            table.limiter.drew(cache.samples_of(payload))
+            table.limiter.drew(cache.samples_of(payload), has_band=body.band is not None)
         standing = _stands(table, header.client, body)
         drawn = wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
         return Reply(drawn, payload)

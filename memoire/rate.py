@@ -341,9 +341,9 @@ class Limiter:
             self.drew(samples)
             return ""
         began, who = time.monotonic(), object()
-        check_batch(self._parameters, samples)
         try:
             while True:
+                check_batch(self._parameters, samples)  # they may become others meanwhile
                 entries = self._entries()
                 with self._changed:
                     self._look(entries)
@@ -360,14 +360,18 @@ class Limiter:
                 self._hungry.pop(who, None)
                 self._waited += time.monotonic() - began
 
-    def drew(self, samples: int) -> None:
-        """Samples were handed out; below 0, some that `take` had counted were not."""
-        with self._changed:
-            self._draw(samples)
+    def drew(self, samples: int, *, has_band: bool = True) -> None:
+        """Samples were handed out; below 0, some that `take` had counted were not.
 
-    def _draw(self, samples: int) -> None:
+        Args:
+            has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
+        """
+        with self._changed:
+            self._draw(samples, has_band)
+
+    def _draw(self, samples: int, has_band: bool = True) -> None:
         self._drawn += samples
-        if self._begun:
+        if self._begun and has_band:
             self._surplus -= samples
         self._changed.notify_all()
 

@@ -359,6 +359,7 @@ class Reader(Node):
                     raise self._shortage(batch_size, patience)
                 self._changed.wait(left)
                 self._check_open()
+                check_batch(self._parameters, batch_size)
                 if self._batch_size != batch_size:  # somebody else asked for another size meanwhile
                     self._batch_size = batch_size
                     self._ready.clear()

@@ -1,5 +1,6 @@
 """Limits of drawing and recording through a cluster: who waits, why, and that nobody waits for ever."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.parameters import Parameters
 from memoire.table import Table
-from netkit import QUICK, SCHEMA, Cluster, until
+from netkit import QUICK, SCHEMA, Cluster, in_thread, until
 
 
 @pytest.fixture
@@ -220,3 +221,42 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
         stop.set()
         server.configure(samples_per_insert_tolerance=None)
         thread.join(20.0)
+
+
+def test_the_end_of_a_run_frees_an_actor_that_is_held_back_at_once(cluster):
+    server = cluster.server(parameters=band(), limits=QUICK)
+    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=300.0))
+    stop, done = threading.Event(), [0]
+    thread = acting(client, stop, done)
+    until(lambda: client.stats().held_back)
+    server.finish()
+    stop.set()
+    thread.join(20.0)
+    assert not thread.is_alive() and client.finished
+
+
+def test_who_waits_for_a_batch_that_can_never_be_drawn_any_more_is_told(cluster):
+    server = cluster.server(parameters=band(), limits=QUICK)
+    cluster.client(server, limits=QUICK)
+    reader = cluster.reader([server], limits=QUICK)
+    waiting = [in_thread(source.get_batch, 100, 120.0) for source in (server, reader)]
+    until(lambda: server.table("default").stats().rate.draws_wait and reader.stats().waits_for)
+    server.configure(samples_per_insert_tolerance=10.0)
+    for thread, box in waiting:
+        thread.join(30.0)
+        assert isinstance(box.get("error"), ParameterError) and "batch_size must be at most 19" in str(box["error"])
+
+
+def test_what_a_reader_draws_before_it_has_heard_of_a_band_is_not_to_be_made_good(cluster):
+    server = cluster.server(parameters=Parameters(cache_size=8, reuse_cache=True), limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    writer = client.writer(check=False)
+    for number in range(40):
+        step(writer, number)
+    reader = cluster.reader([server], limits=QUICK)
+    assert client.push_cache(10.0) and len(reader.get_batch(8, 20.0).ids) == 8
+    server.configure(samples_per_insert=1.0, samples_per_insert_tolerance=16.0)
+    while reader.parameters.samples_per_insert_tolerance is None:
+        reader.get_batch(8, 20.0)
+    rate = server.table("default").stats().rate
+    assert rate.surplus >= -16.0 and rate.drawn >= 8
