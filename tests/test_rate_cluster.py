@@ -256,6 +256,8 @@ def test_what_a_reader_draws_before_it_has_heard_of_a_band_is_not_to_be_made_goo
     reader = cluster.reader([server], limits=QUICK)
     assert client.push_cache(10.0) and len(reader.get_batch(8, 20.0).ids) == 8
     server.configure(samples_per_insert=1.0, samples_per_insert_tolerance=16.0)
+    step(writer, 40)
+    client.update(10.0)  # the band begins
     while reader.parameters.samples_per_insert_tolerance is None:
         reader.get_batch(8, 20.0)
     rate = server.table("default").stats().rate
