@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memoire.errors import MemoireError
+from memoire.errors import HistoryError
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
 """Seconds of a bucket, and for how many seconds it is kept, level by level."""
@@ -43,20 +43,6 @@ INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     mean = (mean * count + excluded.mean * excluded.count) / (count + excluded.count), count = count + excluded.count,
     least = min(least, excluded.least), greatest = max(greatest, excluded.greatest)
 """
-
-
-class HistoryError(MemoireError, OSError):
-    """The file of the history cannot be used; says what to do."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return (
-            f"the history in {self.path!r} cannot be used: {self.reason}. Give another file (--history), or move this "
-            "one out of the way: only curves are in it, and the servers have everything else."
-        )
 
 
 class Point(NamedTuple):

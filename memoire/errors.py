@@ -365,6 +365,20 @@ class SnapshotMismatch(MemoireError, ValueError):
         return f"{self.path} {self.problem}. Nothing was restored. {self.advice}"
 
 
+class HistoryError(MemoireError, OSError):
+    """The file in which a dashboard keeps its curves cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the history in {self.path!r} cannot be used: {self.reason}. Give another file (--history), or move this "
+            "one out of the way: only curves are in it, and the servers have everything else."
+        )
+
+
 class StateError(MemoireError, RuntimeError):
     """A state folder that cannot be used as it is; it was left as it was found."""
 

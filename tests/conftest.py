@@ -28,7 +28,11 @@ NOT_ABOUT_ARRAYS = frozenset(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not _core.CHECKED or config.option.keyword or any("::" in given or given.endswith(".py") for given in config.args):
+    if (
+        not _core.CHECKED
+        or config.option.keyword
+        or any("::" in given or given.endswith(".py") for given in config.args)
+    ):
         return  # who asks for some tests gets them
     apart = [item for item in items if item.path.stem.removeprefix("test_") in NOT_ABOUT_ARRAYS]
     config.hook.pytest_deselected(items=apart)

@@ -14,12 +14,12 @@ from memoire import wire
 from memoire.dashboard import exports, logs
 from memoire.dashboard.answers import LogRow
 from memoire.dashboard.cluster import Ring, Sums, _quantile, _until
-from memoire.dashboard.history import LEVELS, Curves, History, HistoryError, Point
+from memoire.dashboard.history import LEVELS, Curves, History, Point
 from memoire.dashboard.ledgers import Kept
 from memoire.dashboard.nodes import Addresses, NodeError
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.verdict import Signs, verdicts
-from memoire.errors import ParameterError
+from memoire.errors import HistoryError, ParameterError
 from memoire.figures import BOUNDS
 
 # ---------------------------------------------------------------------------------------------------------- ledgers

@@ -38,7 +38,10 @@ for _name in sorted(set(Walk.STEPS)):
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.pytestmark = [pytest.mark.timeout(300)]  # for shrinking, where something is wrong
 TestMemoryMachine.settings = settings(
-    max_examples=40 if _core.CHECKED else 10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40 if _core.CHECKED else 10,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -60,10 +60,10 @@ def increments() -> None:
         self._reported = (body.episodes, body.steps)
         return msgspec.structs.replace(body, episodes=body.episodes - before[0], steps=body.steps - before[1])
 
-    def add(self: Any, client: bytes, sequence: int, update: Any, now: float) -> Any:
-        old = self.account(client, now).report
+    def add(self: Any, client: bytes, sequence: int, update: Any, now: float, table: int = 0) -> Any:
+        old = self.account(client, now, table).report
         added = msgspec.structs.replace(update, episodes=old.episodes + update.episodes, steps=old.steps + update.steps)
-        return report(self, client, sequence, added, now)
+        return report(self, client, sequence, added, now, table)
 
     Client._update_body, Ledger.report = new_since, add  # type: ignore[method-assign]
 
