@@ -859,8 +859,10 @@ class Memory(_core.EntryStore):
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
+            if name not in (self.schema.reward, self.schema.value):
+                continue
             numbers = np.asarray(value)
-            if name in (self.schema.reward, self.schema.value) and not np.isfinite(numbers).all():
+            if not np.isfinite(numbers).all():
                 bad = numbers[~np.isfinite(numbers)].flat[0]
                 raise EntryError(name, f"finite {self.schema[name]}", f"{bad}")
         raise AssertionError(f"an exact entry was refused: {status}")

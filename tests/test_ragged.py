@@ -172,6 +172,14 @@ def test_what_does_not_fit_a_ragged_column_is_refused_with_both_forms(value, axe
         exact("obs", POINTS, value, axes)
 
 
+def test_a_reward_that_is_none_is_named_beside_values_of_several_lengths() -> None:
+    memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32}), 10)
+    memory.open()
+    with pytest.raises(EntryError, match="reward"):
+        memory.extend(0, ([np.ones(1, np.uint8), np.ones(2, np.uint8)], [1.0, np.nan]))
+    assert memory.num_entries == 0
+
+
 def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:
     large = np.broadcast_to(np.zeros(3, np.float32), ((64 << 20) // 12 + 1, 3))
     memory = Memory(Schema({"obs": POINTS}), 4)
