@@ -131,13 +131,14 @@ class Ring:
         self._entries.clear()
 
     def gained(self, name: str, window: float) -> tuple[float, float]:
-        """How much more there is than `window` seconds ago, and over how many seconds that is; zeros at first."""
-        if len(self._entries) < 2:
+        """How much more there is than `window` seconds ago, or than when it was seen first, and over how many seconds
+        that is; zeros at first.
+        """
+        known = [entry for entry in self._entries if name in entry[1]]
+        if len(known) < 2 or name not in self._entries[-1][1]:
             return 0.0, 0.0
-        now, newest = self._entries[-1]
-        then, oldest = next((entry for entry in reversed(self._entries) if entry[0] <= now - window), self._entries[0])
-        if name not in newest or name not in oldest:
-            return 0.0, 0.0
+        now, newest = known[-1]
+        then, oldest = next((entry for entry in reversed(known) if entry[0] <= now - window), known[0])
         return newest[name] - oldest[name], now - then
 
     def rate(self, name: str, window: float = WINDOW) -> float:
@@ -331,7 +332,7 @@ class Cluster:
     def _rates(self, learners: list[tuple[LearnerRow, float]]) -> Rates:
         rate = self._ring.rate
         skipped, pushed = self._ring.gained("skipped", WINDOW)[0], self._ring.gained("pushed", WINDOW)[0]
-        drawn, inserted = (self._ring.gained(name, LONG_WINDOW)[0] for name in ("samples", "steps"))
+        drawn, inserted = (rate(name, LONG_WINDOW) for name in ("samples", "steps"))
         shares = [row.waiting_share for row, _ in learners if row.waiting_share is not None]
         return Rates(
             episodes=rate("episodes"),

@@ -50,6 +50,7 @@ class Dashboard:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._is_closed = False
         self._listener: socket.socket = listen(settings.listen)
         try:
             history = History(settings.history)
@@ -90,6 +91,9 @@ class Dashboard:
 
     def close(self) -> None:
         """End all streams and threads, and write the history. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.hub.close()  # streams would keep the server from ending
         self._server.should_exit = True
         self._thread.join(2 * CLOSE_TIMEOUT)

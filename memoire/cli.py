@@ -142,7 +142,16 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     up.add_argument("--run", help=RUN)
     _add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
+    _add_no_dashboard(up)
     up.set_defaults(command=_up)
+
+
+def _add_no_dashboard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-dashboard",
+        action="store_true",
+        help="start none; otherwise there is one on a free port of this machine, where its extra is installed",
+    )
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -167,6 +176,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     demo.add_argument("--seconds", type=float, default=60.0, help="give up after this time (default: %(default)s)")
     demo.add_argument("--keep", action="store_true", help="go on beyond goal and time, until Ctrl-C")
+    _add_no_dashboard(demo)
     demo.set_defaults(command=_demo)
 
 
@@ -411,6 +421,7 @@ def _up(given: argparse.Namespace) -> int:
         port=given.port,
         run=given.run,
         state_dir=given.state_dir,
+        dashboard=not given.no_dashboard,
     )
 
 
@@ -428,6 +439,7 @@ def _demo(given: argparse.Namespace) -> int:
         keep=given.keep,
         seconds=given.seconds,
         goal=given.goal,
+        dashboard=not given.no_dashboard,
     )
     return Demo(options, began).run()
 

@@ -433,3 +433,13 @@ def test_secrets_are_not_shown():
         nodes=("http://a:1",), listen="*:1", token="s3cret-s3cret-s3", node_token="n0de-n0de-n0de-n"
     ).shown()
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
+
+
+def test_what_is_seen_late_has_a_rate_from_then_on():
+    from memoire.dashboard.cluster import Ring
+
+    ring = Ring(60.0)
+    for second in range(10):
+        ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))
+    assert ring.gained("steps", 60.0) == (90.0, 9.0) and ring.gained("samples", 60.0) == (150.0, 5.0)
+    assert ring.rate("samples", 60.0) == 30.0 and ring.gained("never", 60.0) == (0.0, 0.0)

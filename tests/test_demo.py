@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import re
 import select
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire.cluster import demo
+from memoire.cluster import demo, local
 from memoire.cluster.actor import Player
 from memoire.cluster.launch import ONE_THREAD
 from memoire.cluster.qlearning import Adam, DoubleQ, Network, Settings, act
@@ -431,7 +432,8 @@ def playing() -> Iterator[tuple["subprocess.Popen[str]", dict[int, str]]]:
             assert line, f"the demo ended by itself: {said}"
             said += line
         found = children(process.pid)
-        assert len(found) == 5, f"{found}: {said}"
+        has_board = all(importlib.util.find_spec(module) for module in local.DASHBOARD_NEEDS)
+        assert len(found) == 5 + has_board, f"{found}: {said}"
         yield process, found
 
 

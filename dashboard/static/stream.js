@@ -2,7 +2,7 @@
 // stream. Its state is always one of: connecting, live, paused, stale.
 import {get} from "./api.js";
 
-const STALE_AFTER = 5000;
+const STALE_AFTER = 4000;
 const RETRY_AFTER = 3000;
 
 export class Stream extends EventTarget {
@@ -10,6 +10,7 @@ export class Stream extends EventTarget {
   #retry = 0;
   #heard = 0;
   #paused = false;
+  #isLost = false;
   newest = null;
   state = "connecting";
 
@@ -50,6 +51,7 @@ export class Stream extends EventTarget {
   }
 
   #failed() {
+    this.#isLost = true;
     this.#judge();
     if (this.#source?.readyState !== EventSource.CLOSED) return; // it tries again by itself
     this.#close();
@@ -61,12 +63,13 @@ export class Stream extends EventTarget {
     if (this.#paused) return;
     this.newest = overview;
     this.#heard = Date.now();
+    this.#isLost = false;
     this.#judge();
     this.dispatchEvent(new CustomEvent("overview", {detail: overview}));
   }
 
   #judge() {
-    const isOld = Date.now() - this.#heard > STALE_AFTER;
+    const isOld = this.#isLost || Date.now() - this.#heard > STALE_AFTER;
     const state = this.#paused ? "paused" : !this.#heard ? "connecting" : isOld ? "stale" : "live";
     if (state === this.state && state !== "stale") return;
     this.state = state;

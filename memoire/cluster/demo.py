@@ -50,6 +50,7 @@ class Options:
     keep: bool = False
     seconds: float = 60.0
     goal: float | None = None
+    dashboard: bool = True
 
     def __post_init__(self) -> None:
         local.check_counts(self.servers, self.proxies)
@@ -220,6 +221,7 @@ class Demo:
         self.solved_return: float | None = None
         self.stopped_by: int | None = None
         self.own_counts: dict[str, dict[str, Any]] = {}
+        self.board: Child | None = None  # until it was announced
 
     @property
     def seconds(self) -> float:
@@ -242,6 +244,7 @@ class Demo:
             is_complete = False
             if cluster is not None:
                 workers = self._start_workers(launcher, cluster.endpoints)
+                self.board = local.show(launcher, cluster) if options.dashboard else None
                 self._watch(launcher, cluster, workers)
                 is_complete = self._finish(launcher, cluster, workers)
             signalled = launcher.stop_signal or self.stopped_by
@@ -287,6 +290,7 @@ class Demo:
                 if self.seconds < due:
                     continue
                 due = self.seconds + SHOW_EVERY
+                self.board = local.announce(self.board)
                 self.progress.take(cluster.servers, workers[0].reports, self.seconds)
                 shown.show(self.progress)
                 if self.progress.is_reached and self.solved_after is None:

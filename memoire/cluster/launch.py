@@ -46,6 +46,7 @@ class Child:
         facts: What it said when it became ready; None before.
         reports: The newest value of each fact that it reported.
         tail: The last lines of its standard output and error.
+        may_die: The others go on without it, whatever it ends with.
     """
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
@@ -54,6 +55,7 @@ class Child:
         self.reports: dict[str, Any] = {}
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self.is_stopping = False
+        self.may_die = False
         self._partial = {"line": b"", "output": b""}
 
     @property
@@ -155,7 +157,7 @@ class Launcher:
         if self.stop_signal is None:
             self._take(timeout)
         for child in self.children:
-            if not child.is_stopping and child.status not in (None, 0):
+            if not child.is_stopping and not child.may_die and child.status not in (None, 0):
                 self._listen_out(child)
                 raise ChildDied(child.name, child.process.returncode, tuple(child.tail))
         return self.stop_signal is None

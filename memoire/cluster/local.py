@@ -1,5 +1,6 @@
 """Servers and proxies on this machine: what `memoire up` runs, and what `memoire demo` plays on."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from memoire.errors import ParameterError, StateUnusable
 from memoire.schema import Schema
 
 from .launch import Child, Launcher
+
+DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,27 @@ def start(
     return Local(tuple(made), tuple(front)) if launcher.await_ready(front) else None
 
 
+def show(launcher: Launcher, cluster: Local) -> Child | None:
+    """Start a dashboard of the cluster on a free port of this machine; its address is the fact "http" once it is ready.
+
+    None where what it needs (the extra [dashboard]) is not installed. The cluster goes on if it dies.
+    """
+    if any(importlib.util.find_spec(module) is None for module in DASHBOARD_NEEDS):
+        return None
+    nodes = [str((child.facts or {})["http"]) for child in (*cluster.servers, *cluster.proxies)]
+    board = launcher.start("dashboard", "memoire", "dashboard", *nodes, "--listen", "127.0.0.1:0")
+    board.may_die = True
+    return board
+
+
+def announce(board: Child | None) -> Child | None:
+    """Print where the dashboard is, once it is there; what is left to be announced."""
+    if board is None or board.facts is None:
+        return board
+    print(f"memoire: dashboard: {board.facts['http']}", flush=True)
+    return None
+
+
 def check_counts(servers: int, proxies: int) -> None:
     """Refuse counts that make no cluster."""
     if servers < 1:
@@ -108,6 +132,7 @@ def up(
     port: int,
     run: str | None,
     state_dir: str | None = None,
+    dashboard: bool = True,
 ) -> int:
     """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
     check_counts(servers, proxies)
@@ -131,6 +156,7 @@ def up(
         for child in (*cluster.servers, *cluster.proxies):
             print(f"memoire: how {child.name} stands: {(child.facts or {})['http']}/status", flush=True)
         print("Ctrl-C ends the cluster.", file=sys.stderr, flush=True)
+        board = show(launcher, cluster) if dashboard else None
         while launcher.pump(60.0):
-            pass
+            board = announce(board)
     return 0

@@ -1,7 +1,7 @@
 // Is it well? Totals with their rates, what holds the run up, and five answers in words.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, share, words} from "../format.js";
+import {bytes, count, duration, figure, share, times, words} from "../format.js";
 import {every, facts, table} from "../parts.js";
 import {address} from "../router.js";
 import {spark} from "../spark.js";
@@ -104,11 +104,11 @@ function actors({actors: found, nodes}) {
 
 function room({forecast, totals, finished, rates, durable}) {
   const end = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "No goal was set";
-  const saved = totals.generated_bytes ? 1 - totals.received_bytes / totals.generated_bytes : null;
+  const part = totals.generated_bytes ? totals.received_bytes / totals.generated_bytes : null;
   return card("Will it run out, and when is it done?", end, facts([
     ["memory is full", forecast.memory_full === null ? "not foreseen" : `in ${duration(forecast.memory_full)}`],
     ["disk is full", forecast.disk_full === null ? "not foreseen" : `in ${duration(forecast.disk_full)}`],
-    ["bytes sent of those generated", saved === null ? "–" : share(1 - saved)],
+    ["bytes sent, of those generated", times(part)],
     ["arriving now", `${bytes(rates.received_bytes)} / s`],
     ["counts survive a crash", durable ? "yes" : "no (no state folder)"],
   ]));

@@ -1,0 +1,53 @@
+"""Pictures of every page of a running dashboard, in both themes, on a desktop and on a phone.
+
+    python tools/screenshots.py http://127.0.0.1:8265 FOLDER
+
+Needs playwright, and chromium on the path. Exit status 1 where a page complained, or is wider than its window.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+PAGES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
+SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
+FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+SETTLE = 2500
+"""Milliseconds for which a page may draw its curves."""
+
+
+def main() -> int:
+    """Take the pictures; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", help="of the dashboard")
+    parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("--only", choices=PAGES, action="append", help="only this page; may be repeated")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        for theme in ("light", "dark"):
+            for kind, (width, height) in SIZES.items():
+                context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+                page = context.new_page()
+                page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+                page.on("pageerror", lambda error: wrong.append(str(error)))
+                for name in given.only or PAGES:
+                    page.goto(f"{given.url.rstrip('/')}/#/{name}")
+                    page.wait_for_timeout(SETTLE)
+                    page.screenshot(path=given.folder / f"{name}-{theme}-{kind}.png", full_page=True)
+                    drawn = page.evaluate("document.documentElement.scrollWidth")
+                    if drawn > width:
+                        wrong.append(f"{name} is {drawn} pixels wide on a {kind} of {width}")
+                context.close()
+        browser.close()
+    print("\n".join(wrong) or f"{given.folder}: nothing complained")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
