@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import urllib.parse
+from pathlib import Path
 
 import pytest
 
@@ -135,7 +136,10 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         assert page.locator(".lines li").count() == 1 and "text=of+2" in page.url
         page.locator(".lines a").first.click()
         page.locator("li.here").wait_for()  # what was said around it
-        assert page.locator(".lines li").count() == 3 and "of 2" in page.locator("li.here").inner_text()
+        assert page.locator(".lines li").count() == 3 and "of 2" in page.locator("li.here").text_content()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download").click()
+        assert Path(download.value.path()).read_text().count(HOSTILE) == 3
         page.get_by_text("All lines").click()
         until(lambda: page.locator(".lines li").count() == 3)
         node[1][0].log("one more, live")

@@ -162,7 +162,7 @@ class Logs {
 
   /** What is in the page, as a file. */
   #download() {
-    const lines = [...this.list.querySelectorAll("li")].map((line) => line.innerText.replaceAll("\n", " "));
+    const lines = [...this.list.querySelectorAll("li")].map((line) => [...line.children].map((part) => part.textContent).join(" "));
     const url = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], {type: "text/plain"}));
     h("a", {href: url, download: "memoire-log.txt"}).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
