@@ -9,7 +9,7 @@ import {RANGES, spanOf} from "../ranges.js";
 
 const CHARTS = [
   {title: "In and out", unit: "per second", names: {steps_per_second: "steps", samples_per_second: "samples"}},
-  {title: "Episodes and caches", unit: "per second", names: {episodes_per_second: "episodes", caches_per_second: "caches", batches_per_second: "batches"}},
+  {title: "Episodes and caches", unit: "per second", names: {episodes_per_second: "episodes", caches_per_second: "caches"}},
   {title: "Who waits", unit: "share of time, of caches", format: share, top: 0.1, names: {waiting_share: "learner waits", skipped_share: "actors skip"}},
   {title: "Samples per insert", names: {samples_per_insert: "samples per insert"}},
   {title: "Age of samples", format: duration, names: {sample_age_median: "median", sample_age_p90: "nine in ten", sample_age_max: "oldest"}},

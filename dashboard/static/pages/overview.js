@@ -71,8 +71,8 @@ function waiting({rates, latency, learners, tables}) {
   return card("Who waits for whom?", learner, ...held.map((text) => h("p", text)), facts([
     ["caches that actors had to skip", share(rates.skipped_share)],
     ["samples drawn", `${figure(rates.samples)} / s`],
-    ["batches drawn", `${figure(rates.batches)} / s`],
     ["learners", count(learners.length)],
+    ["batches that they took", count(learners.reduce((sum, each) => sum + each.batches, 0))],
     ["requests, median and 99 %", `${duration(latency.p50)}, ${duration(latency.p99)}`],
   ]));
 }
