@@ -489,7 +489,10 @@ class Pool:
         with self._lock:
             if self._closed:
                 return False
-            is_newer = self._client(client_id).hear(sequence, total_weight, float(positives), minimum)
+            client = self._client(client_id)
+            if total_weight <= 0.0 and client.caches and self._parameters.max_times_sampled:
+                return False  # its entries are used up because they were drawn into the caches that are held
+            is_newer = client.hear(sequence, total_weight, float(positives), minimum)
             self._tell()  # it may have had no weight before
             return is_newer
 

@@ -48,6 +48,17 @@ def numbers(pool: Pool, count: int) -> list[int]:
     return sorted(pool.get(count).gathered.ids["number"].tolist())
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_held_samples_are_drawn_though_their_client_has_used_up_its_entries(reuse: bool) -> None:
+    limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
+    pool = Pool(SCHEMA, limited, seed=1)
+    pool.add(name(1), 1, held([0.0] * 5, [0] * 5, limited))
+    pool.sums(name(1), 2, 0.0, 0, 0.0)
+    assert numbers(pool, 5) == [0, 1, 2, 3, 4]
+    with pytest.raises(NotEnoughSamples):
+        pool.get(1)
+
+
 def test_samples_are_passed_over_as_they_become_too_old() -> None:
     clock, parameters = Clock(), PLAIN.replace(max_age=10.0)
     pool = Pool(SCHEMA, parameters, clock=clock, seed=1)
