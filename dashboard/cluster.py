@@ -106,9 +106,8 @@ class Sums:
         """
         known = self._last.get((who, name))
         self._last[who, name] = life, value
-        if known is not None:
-            former = known[1] if known[0] == life and known[1] <= value else 0.0
-            self.values[name] = self.values.get(name, 0.0) + value - former
+        former = value if known is None else known[1] if known[0] == life and known[1] <= value else 0.0
+        self.values[name] = self.values.get(name, 0.0) + value - former
 
 
 class Ring:

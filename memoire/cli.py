@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_run(commands)
     _add_dashboard(commands)
+    _add_top(commands)
+    _add_logs(commands)
     _add_doctor(commands)
     _add_totals(commands)
     _add_drain(commands)
@@ -250,6 +252,89 @@ def _dashboard(given: argparse.Namespace) -> int:
             goal_steps=given.goal_steps,
             goal_episodes=given.goal_episodes,
         )
+    )
+
+
+def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    top = commands.add_parser(
+        "top",
+        help="the whole cluster on a terminal",
+        description="Show totals with their rates, what holds the run up, tables, actors, learners and nodes, again "
+        "and again until Ctrl-C: in place on a terminal where rich is installed, as plain lines elsewhere. Exit "
+        "status: 0 every node answered; 1 nobody did; 3 with --once, some did not; 130 Ctrl-C.",
+    )
+    _add_nodes(top)
+    top.add_argument("--once", action="store_true", help="look once, print lines, and end")
+    top.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="(default: %(default)s)")
+    top.add_argument("--actors", type=int, default=5, metavar="N", help="actors that are named (default: %(default)s)")
+    top.add_argument("--expected-actors", type=int, default=0, metavar="N", help="how many there should be")
+    top.set_defaults(command=_top)
+
+
+def _add_logs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    logs = commands.add_parser(
+        "logs",
+        help="the log lines of all servers",
+        description="Print the lines that actors have logged, of all servers together, the oldest first: "
+        "TIME,LABEL,TEXT, one line each, with control characters escaped. Exit status: 0 every node answered; 1 no "
+        "server did; 3 some node did not, and its lines may be missing; 130 Ctrl-C.",
+    )
+    _add_nodes(logs)
+    logs.add_argument("--text", default="", help="lines with this in them; A to Z in either case")
+    logs.add_argument("--client", metavar="ID", help="lines of this actor, by its id in hex")
+    logs.add_argument("--label", metavar="HEX", help="lines with this label, as it stands in them")
+    moment = "2026-01-31T12:00:00 (UTC), or 10m (ago; s, m, h, d)"
+    logs.add_argument("--since", metavar="TIME", help=f"lines of this time and later: {moment}")
+    logs.add_argument("--until", metavar="TIME", help="lines before this time")
+    logs.add_argument("--run", metavar="NAME", help="of this experiment (default: the one that is counted now)")
+    logs.add_argument("--last", type=int, metavar="N", help="only the newest N (default: all; with --follow 10)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with lines that come later, until Ctrl-C")
+    logs.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (%(default)s)")
+    logs.add_argument("--timeout", type=float, default=5.0, help="seconds for each node (default: %(default)s)")
+    logs.set_defaults(command=_logs)
+
+
+def _add_nodes(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "nodes",
+        nargs="+",
+        metavar="NODE",
+        help="where a node's pages are (its --http), such as server-0:8080; dns:NAME:PORT is every address of a name",
+    )
+    to.add_argument("--token-file", metavar="FILE", help="a file with the token that the nodes ask for")
+
+
+def _top(given: argparse.Namespace) -> int:
+    from memoire.cluster.node import read_token
+    from memoire.dashboard.top import top
+
+    return top(
+        given.nodes,
+        node_token=None if given.token_file is None else read_token(given.token_file),
+        every=given.every,
+        once=given.once,
+        actors=given.actors,
+        expected=given.expected_actors,
+    )
+
+
+def _logs(given: argparse.Namespace) -> int:
+    from memoire.cluster.node import read_token
+    from memoire.dashboard.tail import tail, wanted_lines
+
+    if given.last is not None and given.last < 1:
+        raise ParameterError("--last", given.last, "a number of lines above 0")
+    if given.follow and given.until is not None:
+        raise ParameterError("--until", given.until, "left out with --follow, which has no end")
+    names = ("text", "client", "label", "since", "until", "run")
+    return tail(
+        given.nodes,
+        wanted_lines(**{name: getattr(given, name) for name in names}),
+        token=None if given.token_file is None else read_token(given.token_file),
+        follow=given.follow,
+        last=given.last,
+        every=given.every,
+        timeout=given.timeout,
     )
 
 

@@ -45,7 +45,7 @@ def test_the_version_is_the_package_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "snapshot", "doctor"]
+    "command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "snapshot", "doctor", "top", "logs"]
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,284 @@
+"""`memoire top` and `memoire logs`: the cluster for people without a browser, beside real nodes."""
+
+import contextlib
+import re
+import socket
+import threading
+
+import pytest
+
+from memoire import cli
+from memoire.cluster.node import NodePages
+from memoire.dashboard import tail, top
+from memoire.dashboard.answers import (
+    ActorRow,
+    Actors,
+    Forecast,
+    Fresh,
+    Latency,
+    Learning,
+    NodeRow,
+    Overview,
+    Rates,
+    TableRow,
+)  # fmt: skip
+from memoire.dashboard.verdict import Verdict
+from memoire.errors import EndpointError, ParameterError
+from memoire.ledger import Totals
+from netkit import Cluster, record, until
+
+TOKEN = "a-token-that-nobody-knows"
+HOSTILE = "\x1b[2Jgone\r\nagain [bold]x[/bold] \u2028"
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},[^\n]*")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two servers with two actors and a line every turn, a proxy, and their pages."""
+    made = Cluster()
+    with contextlib.ExitStack() as stack:
+        servers = [made.server(name=f"server-{n}", run="r-1") for n in range(2)]
+        clients = [made.client(server, seed=n) for n, server in enumerate(servers)]
+        proxy = made.proxy(servers)
+        made.pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (*servers, proxy)]
+        for turn in range(5):
+            for number, client in enumerate(clients):
+                client.log(f"line {turn} of {number}")
+                client.update(5.0)
+        clients[0].log(HOSTILE)
+        for client in clients:
+            record(client, episodes=2, length=20)
+            assert client.push_cache(5.0)
+            client.update(5.0)
+        until(lambda: all(server.total_caches == 1 for server in servers))
+        made.servers_there, made.clients_there = servers, clients
+        yield made
+        made.close()
+
+
+def urls(cluster):
+    return [pages.url for pages in cluster.pages]
+
+
+def lines_of(cluster, *arguments, capsys):
+    """(exit status, lines, what was said on stderr) of `memoire logs`."""
+    status = cli.main(["logs", *urls(cluster), *arguments])
+    out, err = capsys.readouterr()
+    return status, out.splitlines(), err
+
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_lines_of_all_servers_come_oldest_first_in_the_documented_form(cluster, capsys):
+    status, lines, err = lines_of(cluster, capsys=capsys)
+    assert (status, err) == (0, "")
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert [line.split(",")[0] for line in lines] == sorted(line.split(",")[0] for line in lines)
+    said = [line.split(",", 2)[2] for line in lines]
+    assert said[:10] == [f"line {turn} of {number}" for turn in range(5) for number in range(2)]
+    assert said[10:] == [r"\x1b[2Jgone\r\nagain [bold]x[/bold] \u2028"]
+
+
+def test_lines_are_searched(cluster, capsys):
+    client = cluster.clients_there[1]
+    _, everything, _ = lines_of(cluster, capsys=capsys)
+    moment, label, _ = everything[4].split(",", 2)
+
+    def found(*arguments):
+        return lines_of(cluster, *arguments, capsys=capsys)[1]
+
+    assert found("--text", "LINE 3") == everything[6:8]
+    assert found("--client", client.stats().client) == everything[1:10:2]
+    assert found("--label", label) == [line for line in everything if f",{label}," in line]
+    assert found("--since", moment) == everything[4:]
+    assert found("--until", moment) == everything[:4]
+    assert found("--since", "1h") == everything and found("--until", "1h") == []
+    assert found("--last", "3") == everything[-3:]
+    assert found("--run", "r-1") == everything
+
+
+def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys, monkeypatch):
+    _, everything, _ = lines_of(cluster, capsys=capsys)
+    for size in (1, 2, 3):
+        monkeypatch.setattr(tail, "PAGE", size)
+        assert lines_of(cluster, capsys=capsys)[1] == everything
+        assert lines_of(cluster, "--last", "7", capsys=capsys)[1] == everything[-7:]
+
+
+def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
+    heard, client = [], cluster.clients_there[0]
+
+    def say(line):
+        heard.append(line.split(",", 2)[2])
+        if heard[-1] == "the last of them":
+            raise KeyboardInterrupt
+
+    def speak():
+        until(lambda: len(heard) >= 2)
+        for word in ("a new line", "another", "the last of them"):
+            client.log(word)
+            client.update(5.0)
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    with pytest.raises(KeyboardInterrupt):
+        tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, say=say)
+    speaker.join()
+    assert heard[2:] == ["a new line", "another", "the last of them"]
+    assert len(heard) == 5
+
+
+def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again():
+    heard, made = [], Cluster()
+    with contextlib.closing(made), contextlib.ExitStack() as stack:
+
+        def life(number, *lines):
+            """A server of this name with these lines, and who speaks for it."""
+            server = made.server(name="fleeting", run="r-1")
+            client = made.client(server, seed=number)
+            for line in lines:
+                client.log(line)
+            client.update(5.0)
+            return server
+
+        pages = NodePages("127.0.0.1:0", life(1, *(f"before {number}" for number in range(5))))
+        again = life(2, "afterwards")
+
+        def restart():
+            until(lambda: len(heard) == 5)
+            pages.close()
+            stack.enter_context(NodePages(pages.address, again))
+
+        def say(line):
+            heard.append(line.split(",", 2)[2])
+            if heard[-1] == "afterwards":
+                raise KeyboardInterrupt
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            tail.tail([pages.address], {}, follow=True, every=0.02, say=say, complain=lambda text: None)
+        thread.join()
+        assert heard == [*(f"before {number}" for number in range(5)), "afterwards"]
+
+
+def test_a_node_that_does_not_answer_is_said_and_the_others_lines_come(cluster, capsys):
+    status = cli.main(["logs", *urls(cluster), "http://127.0.0.1:1", "--last", "1"])
+    out, err = capsys.readouterr()
+    assert status == 3 and len(out.splitlines()) == 1
+    assert err == "memoire: http://127.0.0.1:1 does not answer: Connection refused: its lines are missing\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["logs", "127.0.0.1:1"], "127.0.0.1:1 does not answer: Connection refused"),
+        (["top", "127.0.0.1:1", "--once"], "127.0.0.1:1 does not answer: Connection refused"),
+        (["top", "ftp://127.0.0.1:1"], "http://HOST:PORT"),
+        (["logs", "127.0.0.1:1", "--client", "xyz"], "in hex"),
+        (["logs", "127.0.0.1:1", "--label", "123456789"], "8 digits in hex"),
+        (["logs", "127.0.0.1:1", "--since", "yesterday"], "10m"),
+        (["logs", "127.0.0.1:1", "--last", "0"], "above 0"),
+        (["logs", "127.0.0.1:1", "--follow", "--until", "1h"], "left out with --follow"),
+        (["logs", "127.0.0.1:1", "--token-file", "/no/such/file"], "No such file"),
+    ],
+)
+def test_what_cannot_be_shown_is_explained_in_a_line(arguments, words, capsys):
+    assert cli.main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("memoire: ") and words in err and err.count("\n") == 1
+
+
+def test_a_run_that_no_server_knows_and_a_proxy_alone_are_explained(cluster):
+    with pytest.raises(ParameterError, match="r-404"):
+        tail.tail(urls(cluster), {"run": "r-404"})
+    with pytest.raises(EndpointError, match="is no server"):
+        tail.tail(urls(cluster)[2:], {})
+
+
+def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    with NodePages("127.0.0.1:0", cluster.servers_there[0], token=TOKEN) as pages:
+        assert cli.main(["logs", pages.url]) == 1
+        assert "Authorization: Bearer TOKEN" in capsys.readouterr().err
+        assert cli.main(["logs", pages.url, "--token-file", str(path), "--last", "1"]) == 0
+        assert LINE.fullmatch(capsys.readouterr().out.strip())
+
+
+# -------------------------------------------------------------------------------------------------------------- top
+
+
+def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+    assert cli.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "run 'r-1' (not finished), in memory" in out
+    assert "notice: 1 of 3 actors are missing." in out
+    assert re.search(r"^steps +80 +[\d,]+/s    return +20\.00$", out, re.M)
+    assert re.search(r"^default +caches +2 +2 ", out, re.M)
+    assert "actors: 2 active, 0 silent, 0 gone, 1 of 3 missing" in out
+    assert all(client.stats().client[:12] in out for client in cluster.clients_there)
+    assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
+
+
+def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert cli.main(["top", *urls(cluster), free, "--once"]) == 3
+    assert f"bad: {free} does not answer." in capsys.readouterr().out
+
+
+def test_it_looks_again_and_again_until_ctrl_c_ends_it_quietly(cluster, monkeypatch):
+    monkeypatch.setattr(top, "FIRST_RATES", 0.05)
+    blocks = []
+
+    def say(line):
+        blocks.append(line)
+        if sum(each.startswith("run ") for each in blocks) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        top.top(urls(cluster), every=0.05, say=say)
+
+
+def overview(**changes):
+    fields = {
+        "number": 1, "time": 1000.0, "run": "r", "runs": ["r"], "finished": False, "durable": True, "totals": Totals(),
+        "missing": [], "rates": Rates(), "actors": Actors(active=2, silent=7), "tables": [], "learning": Learning(),
+        "freshness": Fresh(), "latency": Latency(), "forecast": Forecast(), "verdicts": [], "nodes": [], "learners": [],
+    }  # fmt: skip
+    return Overview(**fields | changes)
+
+
+def actor(number, state, speed=0.0, host="host", seen=990.0):
+    return ActorRow(
+        f"{number:032x}", f"{number:08x}", host, "default", "server-0", state, 0.0, seen, 1, 2, speed, None,
+        0, 0, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+
+
+def test_the_busiest_are_named_first_and_those_that_fell_silent_by_name():
+    rows = [actor(n, "active", speed=float(n)) for n in range(3)] + [actor(16 + n, "silent") for n in range(7)]
+    shown = [line.text for line in top.lines(overview(), rows, most=2)]
+    busy = [line for line in shown if line.startswith("000000000000")]
+    assert [line.split()[6] for line in busy] == ["2", "1"]
+    silent = [line for line in shown if line.startswith("silent: ")]
+    assert len(silent) == 2 and silent[0].endswith("heard 10 s ago")
+    assert "and 5 more are silent" in shown
+
+
+def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
+    row = TableRow("online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "")
+    (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("online")]
+    assert shown.split(None, 8)[4:8] == ["512", "B", "50%", "77"] and shown.endswith("waits for 37 more entries")
+
+
+def test_nothing_hostile_reaches_a_terminal():
+    node = NodeRow(HOSTILE, "http://x", HOSTILE, "down", 0.0, [HOSTILE], "", None, None, None, None, 0, 0.0)
+    seen = overview(run=HOSTILE, verdicts=[Verdict("bad", "node_down", HOSTILE)], nodes=[node])
+    rows = [actor(1, "active", host=HOSTILE), actor(2, "silent", host=HOSTILE)]
+    text = "".join(line.text for line in top.lines(seen, rows))
+    assert text.isprintable() and r"\x1b[2Jgone" in text
