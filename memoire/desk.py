@@ -676,6 +676,10 @@ class Desk:
     def _fetch(self, header: wire.Header, body: wire.Fetch, _: Any) -> Reply:
         with self.lock:
             model = self.models.serve(body.topic, body.version)
+            newest = self.models.version(body.topic)
+        if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
+            text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
+            return Reply(wire.Refused(code="missing", text=text))
         return chunk_of(model, body, self.limits)
 
     # ------------------------------------------------------------------------------------------------ learners

@@ -162,6 +162,16 @@ def test_a_model_is_fetched_in_stretches(desk):
         assert me.ask(wrong).body.code == "missing"
 
 
+def test_a_model_that_was_overtaken_while_it_was_asked_for_is_missing_and_nothing_to_worry_about(desk):
+    for body in range(20):
+        desk.publish("t", bytes([body]) * desk.limits.model_bytes)
+    me = Asker(desk)
+    assert me.ask(wire.Fetch(topic="t", version=1)).body.code == "missing"
+    assert desk.refused == {}
+    assert me.ask(wire.Fetch(topic="t", version=21)).body.code == "missing"
+    assert desk.refused == {"missing": 1}
+
+
 def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(desk):
     me = Asker(desk)
     me.ask(wire.Hello())
