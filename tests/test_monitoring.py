@@ -1,5 +1,6 @@
 """Rules for Prometheus and boards for Grafana: they read, name only metrics that exist, and each alert says what to do."""
 
+import functools
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ NAME = re.compile(r"\bmemoire[_:][a-zA-Z0-9_:]+")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
+@functools.cache
 def catalogue():
     """Names that a scrape can show, as the pages list them (each page is compared with the code elsewhere)."""
     rows = [
@@ -29,6 +31,7 @@ def catalogue():
     }
 
 
+@functools.cache
 def rules():
     """All rules, in order."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
