@@ -1134,6 +1134,7 @@ class Server(Node):
                     left = max(0.0, deadline - time.monotonic())
                     self._archive.save(deadline - 0.25 * left)  # the rest of the time is the store's
                     self._close_pools()
+                    self._snapshots = False  # closed again, it would write over what a later life has saved
                 if not self._store.close(max(0.1, deadline - time.monotonic())):
                     _log.warning("%s: not everything could be saved; clients that go on will say it again", self.name)
             if self._store is not None or self._desk.finished:

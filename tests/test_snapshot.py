@@ -19,6 +19,7 @@ from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import KeptCache, KeptClient, Pool, plan
 from memoire.schema import Column, Schema
+from memoire.server import Server
 from memoire.snapshotfile import Record, SnapshotFile
 from test_pool import PLAIN, SCHEMA, made, name, pool_of
 
@@ -521,3 +522,17 @@ def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
     with SnapshotFile(tmp_path / "a") as file:
         kinds = [type(record.body).__name__ for record in file.records()]
     assert kinds == [*["Client", *["Cache"] * 3], *["Client", *["Cache"] * 4], "Client", "Cache", *["Episode"] * 3]
+
+
+def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
+    server = Server(
+        "inproc://closed-again", SCHEMA, storage="episodes", capacity=50, state_dir=tmp_path, snapshot_every=60.0
+    )
+    memory = server._tables.first.pool.memory
+    memory.open()
+    memory.add(0, tuple(np.zeros(SCHEMA[name].shape, SCHEMA[name].dtype) for name in SCHEMA.entry_names))
+    memory.close(terminated=True)
+    server.close()
+    (tmp_path / "memory.snapshot").write_bytes(b"of a later life")
+    server.close()
+    assert (tmp_path / "memory.snapshot").read_bytes() == b"of a later life"
