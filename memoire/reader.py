@@ -336,10 +336,18 @@ class Reader(Node):
         """Names of the servers that are known."""
         return tuple(self._remotes)
 
-    def get_batch(self, batch_size: int, timeout: float = 30.0) -> Batch:
+    def get_batch(
+        self, batch_size: int, timeout: float = 30.0, *, out: Mapping[str, Any] | Batch | None = None
+    ) -> Batch:
         """The next batch; from here on batches of this size are drawn ahead.
 
+        Args:
+            batch_size: Samples, at least 1.
+            timeout: Seconds that it may take.
+            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
+
         Raises:
+            ParameterError: an array of `out` does not fit; the batch is there for the next call.
             NotEnoughSamples: the servers had too few for `timeout` seconds.
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
@@ -347,38 +355,49 @@ class Reader(Node):
         batch_size = whole("batch_size", batch_size, 1, pool.MOST_BATCH)
         began, patience = time.monotonic(), self._seconds(timeout)
         with self._changed:
-            self._check_open()
-            check_batch(self._parameters, batch_size)
-            if batch_size != self._batch_size:
-                self._batch_size = batch_size
-                self._ready.clear()
-            self._worker.wake()
-            while not self._ready:
-                left = began + patience - time.monotonic()
-                if left <= 0:
-                    raise self._shortage(batch_size, patience)
-                self._changed.wait(left)
-                self._check_open()
-                check_batch(self._parameters, batch_size)
-                if self._batch_size != batch_size:  # somebody else asked for another size meanwhile
-                    self._batch_size = batch_size
-                    self._ready.clear()
-                    self._worker.wake()
-            drawn = self._ready.popleft()
+            try:
+                drawn = self._await_batch(batch_size, began, patience)
+            finally:
+                now = time.monotonic()
+                self._waited += now - began
+            batch = Batch(
+                self.schema,
+                drawn.gathered,
+                drawn.importance,
+                self.update_priorities,
+                divisor=drawn.divisor,
+                left_out=drawn.left_out,
+            )
+            if out is not None:
+                batch.copy_into(out)
+            self._ready.popleft()
             self._batches += 1
-            self._waited += (now := time.monotonic()) - began
         self._worker.wake()
         if self._looks.is_due(now):
             newest = max(self._versions.values(), default=0)
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
-        return Batch(
-            self.schema,
-            drawn.gathered,
-            drawn.importance,
-            self.update_priorities,
-            divisor=drawn.divisor,
-            left_out=drawn.left_out,
-        )
+        return batch
+
+    def _await_batch(self, batch_size: int, began: float, patience: float) -> pool.Pooled:
+        """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
+        self._check_open()
+        check_batch(self._parameters, batch_size)
+        if batch_size != self._batch_size:
+            self._batch_size = batch_size
+            self._ready.clear()
+        self._worker.wake()
+        while not self._ready:
+            left = began + patience - time.monotonic()
+            if left <= 0:
+                raise self._shortage(batch_size, patience)
+            self._changed.wait(left)
+            self._check_open()
+            check_batch(self._parameters, batch_size)
+            if self._batch_size != batch_size:  # somebody else asked for another size meanwhile
+                self._batch_size = batch_size
+                self._ready.clear()
+                self._worker.wake()
+        return self._ready[0]
 
     def _shortage(self, batch_size: int, timeout: float) -> MemoireError:
         answering = [remote for remote in self._remotes.values() if not remote.is_away]

@@ -85,6 +85,28 @@ def test_arrays_of_a_batch_cross_dlpack_without_a_copy(cluster):
             assert np.from_dlpack(batch[name]).ctypes.data == batch[name].ctypes.data
 
 
+def test_a_batch_fills_the_caller_s_arrays_or_stays_for_the_next_call(cluster):
+    server = cluster.server()
+    fill(cluster.client(server))
+    reader = cluster.reader([server], ahead=1)
+    out = {"obs": np.empty((32, 4), np.float32), "importance": np.empty(32, np.float32)}
+    batch = reader.get_batch(32, 10.0, out=out)
+    assert batch["obs"] is out["obs"] and batch["importance"] is out["importance"]
+    assert (out["importance"] > 0).all()
+    until(lambda: reader.stats().prefetched == 1)
+    with pytest.raises(ParameterError, match="obs"):
+        reader.get_batch(32, 10.0, out={"obs": np.empty((32, 4), np.float64)})
+    stats = reader.stats()
+    assert (stats.batches, stats.prefetched) == (1, 1)
+
+
+def test_who_waits_in_vain_has_waited(cluster):
+    reader = cluster.reader([cluster.server()])
+    with pytest.raises(NotEnoughSamples):
+        reader.get_batch(8, 0.1)
+    assert reader.stats().waited >= 0.1
+
+
 def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
     """Clients of different size and weight; at beta 1 the weighted mean of a quantity is its mean over all entries."""
     parameters = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=512, reuse_cache=True)
