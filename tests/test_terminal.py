@@ -129,14 +129,14 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
     assert len(heard) == 5
 
 
-def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again():
-    heard, made = [], Cluster()
-    with contextlib.closing(made), contextlib.ExitStack() as stack:
+def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cluster):
+    heard = []
+    with contextlib.ExitStack() as stack:
 
         def life(number, *lines):
             """A server of this name with these lines, and who speaks for it."""
-            server = made.server(name="fleeting", run="r-1")
-            client = made.client(server, seed=number)
+            server = cluster.server(name="fleeting", run="r-1")
+            client = cluster.client(server, seed=number)
             for line in lines:
                 client.log(line)
             client.update(5.0)
