@@ -183,7 +183,10 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
             drawn += len(reader.get_batch(32, timeout=20.0))
         rates = [server.table("default").stats().rate for server in servers]
         inserted, handed = sum(rate.inserted for rate in rates), sum(rate.drawn for rate in rates)
-        assert abs(inserted - handed) <= 128 + 32 and handed >= drawn
+        # Each server hears of a batch at the others with the reader's next message; what a learner that had waited too
+        # long was given beyond the band is forgiven.
+        forgiven = sum(rate.forgiven for rate in rates)
+        assert -128 - 3 * 32 <= inserted - handed <= 128 + 3 * 32 + forgiven and handed >= drawn
         assert rates[2].inserted == 0 and rates[2].surplus == pytest.approx(rates[0].surplus, abs=128)
     finally:
         stop.set()
