@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hmac
 import http
 from collections.abc import AsyncIterator, Iterator
@@ -30,7 +29,6 @@ from . import exports, logs
 from .access import COOKIE, Access, cookie_of, error, is_let_in
 from .aggregator import Aggregator
 from .answers import ActorDetail, ActorPage, ActorRow, EpisodeRow, LearnerRow, LogPage, NodeRow, Overview, RunInfo
-from .history import Curves
 from .hub import MOST_LISTENERS, Full, Hub
 from .metrics import DashboardCollector
 from .nodes import NodeError
@@ -426,8 +424,3 @@ async def _away(_: Request, raised: Exception) -> Response:
     assert isinstance(raised, NodeError)
     is_ours = raised.status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.NOT_FOUND)
     return error(raised.status if is_ours else http.HTTPStatus.BAD_GATEWAY, str(raised))
-
-
-def check_answers() -> None:
-    """Raise AssertionError where the description of curves and what is sent differ."""
-    assert list(CurvesAnswer.model_fields) == [field.name for field in dataclasses.fields(Curves)]

@@ -161,8 +161,6 @@ class Cluster:
         self.run = ""
         self.episodes: deque[EpisodeRow] = deque(maxlen=MOST_EPISODES)
         """The newest ones of the run, the newest last."""
-        self.missed_episodes = 0
-        """Closed episodes that were forgotten by their server before they were asked for."""
         self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # with their run
         self._kept: dict[str, Kept] = {}
         self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # node, client in hex -> as this home says it
@@ -211,7 +209,6 @@ class Cluster:
         if answer.clients is not None:
             self._facts[answer.url] = {row["client"]: row for row in answer.clients}
         for page in answer.episodes:
-            self.missed_episodes += page["missed"]
             rows = [EpisodeRow(row["client"], row["time"], row["length"], row["return"]) for row in page["rows"]]
             self._fresh_episodes.append((page["run"], rows))
 

@@ -529,11 +529,9 @@ class Client(Node):
         """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""
         deadline, inserted = time.monotonic() + patience, 0
         with self._changed:
-            self._steps += count
-            self._generated_bytes += count * self.schema.entry_bytes
+            self.on_entries(count)
             self._passed += count
             self._unsettled += count
-            self._is_dirty = True
             while self.storage == "caches":
                 taken = max(0, min(count - inserted, self._inserts_left))
                 self._settle(taken, taken)

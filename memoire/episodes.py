@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ from .sampling import Annealing
 from .schema import Schema
 
 _DEFAULTS: Final = Limits()
+T = TypeVar("T")
 ENTRY_OVERHEAD: Final = 112
 """Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
 MOST_UNASKED: Final = 1_000_000
@@ -446,6 +447,10 @@ class EpisodePool:
         if isinstance(out, Gathered):
             raise WrongType("out", "arrays by their names in a batch", "Gathered")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
+        return self._when_there(samples, timeout, lambda memory, owner: self._pooled(memory, owner, samples, places))
+
+    def _when_there(self, samples: int, timeout: float | None, draw: Callable[[Memory, bytes], T]) -> T:
+        """What `draw` returns of the memory and its owner, as soon as there is anything to draw."""
         began = time.monotonic()
         while True:
             with self._filled:
@@ -453,7 +458,7 @@ class EpisodePool:
                     raise Closed("the pool")
                 memory, owner, changes = self._memory, self._owner, self._changes
             try:
-                return self._pooled(memory, owner, samples, places)
+                return draw(memory, owner)
             except EmptyMemory as error:
                 self._wait(samples, changes, began, timeout or 0.0, error)
 
@@ -488,22 +493,14 @@ class EpisodePool:
 
         Raises: as `get`, and ParameterError as `Buffer.sample_episodes`.
         """
-        began = time.monotonic()
-        while True:
-            with self._filled:
-                if self._closed:
-                    raise Closed("the pool")
-                memory, owner, changes = self._memory, self._owner, self._changes
-            try:
-                batch = groups.sample(
-                    memory, count, self._beta, update, group=group, group_size=group_size, owner=owner
-                )
-            except EmptyMemory as empty:
-                self._wait(count, changes, began, timeout or 0.0, empty)
-                continue
-            with self._filled:
-                self._drawn += int(batch["mask"].sum())
-            return batch
+
+        def draw(memory: Memory, owner: bytes) -> groups.EpisodeBatch:
+            return groups.sample(memory, count, self._beta, update, group=group, group_size=group_size, owner=owner)
+
+        batch = self._when_there(count, timeout, draw)
+        with self._filled:
+            self._drawn += int(batch["mask"].sum())
+        return batch
 
     def _beta(self, parameters: Parameters) -> float:
         with self._filled:

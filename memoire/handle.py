@@ -132,14 +132,7 @@ class TableHandle:
         if self._looks.is_due(time.monotonic()):
             newest = max(self._desk.models.versions().values(), default=0)
             self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
-        batch = Batch(
-            self.schema,
-            drawn.gathered,
-            drawn.importance,
-            self.update_priorities,
-            divisor=drawn.divisor,
-            left_out=drawn.left_out,
-        )
+        batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
     def sample_episodes(

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cache, wire
-from .batch import Gathered, place
+from .batch import Batch, Gathered, place
 from .errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from .limits import Limits
 from .parameters import Parameters
@@ -54,6 +54,10 @@ class Pooled:
     divisor: float
     left_out: float
     """Share of all clients' weight that belongs to those which could not serve."""
+
+    def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
+        """What a learner gets; `update` is its `update_priorities`, given ids and TD errors."""
+        return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
 
 
 @dataclass(frozen=True)

@@ -360,14 +360,7 @@ class Reader(Node):
             finally:
                 now = time.monotonic()
                 self._waited += now - began
-            batch = Batch(
-                self.schema,
-                drawn.gathered,
-                drawn.importance,
-                self.update_priorities,
-                divisor=drawn.divisor,
-                left_out=drawn.left_out,
-            )
+            batch = drawn.batch(self.schema, self.update_priorities)
             if out is not None:
                 batch.copy_into(out)
             self._ready.popleft()

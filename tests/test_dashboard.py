@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import http.client
 import io
 import json
@@ -543,3 +544,10 @@ def test_the_command_says_what_is_wrong(capsys):
 def test_its_version_is_memoires(small):
     _, _, board = small
     assert get(board, "/api/openapi.json")["info"]["version"] == memoire.__version__
+
+
+def test_curves_are_described_as_they_are_sent() -> None:
+    from memoire.dashboard.api import CurvesAnswer
+    from memoire.dashboard.history import Curves
+
+    assert list(CurvesAnswer.model_fields) == [field.name for field in dataclasses.fields(Curves)]
