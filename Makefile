@@ -13,13 +13,15 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports
 
-.PHONY: help demo test test-plain test-checked soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
+	@echo "make test-pages    the dashboard's pages in Chromium"
+	@echo "make test-chart    the Helm chart, rendered by helm"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
@@ -48,6 +50,14 @@ test-plain: setup-dev
 # names.
 test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_WORKERS) -m "not processes" $(PYTEST_ARGS)
+
+# Without Chromium these are skipped, or fail where CI=true: Debian's package chromium has it.
+test-pages: setup-dev
+	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
+
+# MEMOIRE_HELM names a helm that is not on PATH.
+test-chart: setup-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)

@@ -27,17 +27,23 @@ NOT_ABOUT_ARRAYS = frozenset(
 )
 """Test files that show nothing about the bounds of arrays: not repeated on the build that checks these."""
 
+APART = ("browser", "chart", "kubernetes")
+"""Marks of tests that need a browser, Helm or a cluster: they run only for who names the mark (`-m`) or their file."""
+
+
+def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
+    """Whether another command runs this test, given what `-m` and `-k` chose; not asked when files are named."""
+    if any(item.get_closest_marker(mark) is not None and mark not in chosen for mark in APART):
+        return True
+    return _core.CHECKED and not keyword and item.path.stem.removeprefix("test_") in NOT_ABOUT_ARRAYS
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (
-        not _core.CHECKED
-        or config.option.keyword
-        or any("::" in given or given.endswith(".py") for given in config.args)
-    ):
+    if any("::" in given or given.endswith(".py") for given in config.args):
         return  # who asks for some tests gets them
-    apart = [item for item in items if item.path.stem.removeprefix("test_") in NOT_ABOUT_ARRAYS]
-    config.hook.pytest_deselected(items=apart)
-    items[:] = [item for item in items if item not in set(apart)]
+    elsewhere = {item for item in items if runs_elsewhere(item, config.option.markexpr, config.option.keyword)}
+    config.hook.pytest_deselected(items=[item for item in items if item in elsewhere])
+    items[:] = [item for item in items if item not in elsewhere]
 
 
 def pytest_report_header() -> str:
@@ -54,9 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def allowed_skips() -> list[str]:
-    """Reasons for which a test may be skipped: each line of the list is the start of one."""
+    """Reasons for which a test may be skipped, each the start of one: the list's lines, and the tools that `.ci/run`
+    could not install, which it names in MEMOIRE_WITHOUT and in its last lines."""
     lines = (line.strip() for line in ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    absent = [f"{tool} is not installed" for tool in os.environ.get("MEMOIRE_WITHOUT", "").split()]
+    return [line for line in lines if line and not line.startswith("#")] + absent
 
 
 def unexplained(reasons: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ pages = pytest.importorskip("memoire.dashboard.pages")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
+pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
