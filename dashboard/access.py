@@ -1,26 +1,27 @@
-"""Who gets in: names under which the dashboard may be asked, the token, and the headers that every answer carries."""
+"""Under which names the dashboard may be asked, who is turned away, and the headers that every answer carries."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import http
-import http.cookies
+import math
 import urllib.parse
-from collections.abc import Iterable
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .settings import LOOPBACK, Settings
+from memoire.exposure import is_loopback
 
-OPEN = ("/livez", "/readyz", "/metrics")
-"""For probes and Prometheus: asked by address, without a token."""
+from .gate import Gate, TooManyWrong
+from .settings import Settings
+
+PROBES = ("/livez", "/readyz")
+"""Asked by address, without a token."""
+OPEN = (*PROBES, "/metrics")
+"""The same for Prometheus, unless they have a port of their own."""
 PUBLIC = ("/", "/api/login", "/api/logout", "/api/session")
 """Without the token, but under a right name: what it takes to log in. Files under /static/ are public too."""
-COOKIE = "memoire_session"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -41,8 +42,9 @@ def error(status: int, text: str, headers: dict[str, str] | None = None) -> Resp
 class Access:
     """Middleware: lets through who may come in, and puts the headers on every answer."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, gate: Gate) -> None:
+        self._app, self._settings, self._gate = app, settings, gate
+        self._open = OPEN if settings.probes is None else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -67,17 +69,33 @@ class Access:
 
     def _refusal(self, scope: Scope, path: str) -> Response | None:
         headers = Headers(scope=scope)
-        if path in OPEN:
+        if path in self._open:
             return None
-        if not is_known(headers.get("host", ""), self._settings):
+        if path != "/metrics" and not is_known(headers.get("host", ""), self._settings):
+            self._gate.refused["http_name"] += 1
             text = "the dashboard is not known under this name (--allow-host lets it be)"
             return error(http.HTTPStatus.MISDIRECTED_REQUEST, text)
         if scope["method"] not in ("GET", "HEAD") and not is_same_origin(headers):
+            self._gate.refused["http_origin"] += 1
             return error(http.HTTPStatus.FORBIDDEN, "only the dashboard's own pages may do this")
-        if path in PUBLIC or path.startswith("/static/") or is_let_in(headers, self._settings.token):
-            return None
+        try:
+            if path in PUBLIC or path.startswith("/static/") or self._gate.admits(headers, address_of(scope)):
+                return None
+        except TooManyWrong as many:
+            return too_many(many)
         text = "this takes the dashboard's token: Authorization: Bearer TOKEN, or POST /api/login"
         return error(http.HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Bearer"})
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request comes from; uvicorn believes a reverse proxy on this machine, and nobody else."""
+    return str((scope.get("client") or ("",))[0])
+
+
+def too_many(many: TooManyWrong) -> Response:
+    """The answer to whoever guesses."""
+    text = f"too many wrong tokens came from your address: wait {math.ceil(many.seconds)} s"
+    return error(http.HTTPStatus.TOO_MANY_REQUESTS, text, {"Retry-After": str(math.ceil(many.seconds))})
 
 
 def is_known(host: str, settings: Settings) -> bool:
@@ -92,7 +110,7 @@ def is_known(host: str, settings: Settings) -> bool:
         return False
     if settings.token is not None and not settings.hosts and not settings.is_local:
         return True  # who has another name point here still has no token, and a cookie belongs to a name
-    return name in LOOPBACK or name in settings.hosts
+    return is_loopback(name) or name in settings.hosts
 
 
 def is_same_origin(headers: Headers) -> bool:
@@ -103,24 +121,8 @@ def is_same_origin(headers: Headers) -> bool:
     return origin is None or urllib.parse.urlsplit(origin).netloc == headers.get("host")
 
 
-def is_let_in(headers: Headers, token: str | None) -> bool:
-    """Whether the token is there, in a header or as the cookie that `cookie_of` makes."""
-    if token is None:
-        return True
-    if hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode()):
-        return True
-    return any(hmac.compare_digest(value.encode(), cookie_of(token).encode()) for value in _cookies(headers))
-
-
-def _cookies(headers: Headers) -> Iterable[str]:
-    found: http.cookies.SimpleCookie = http.cookies.SimpleCookie()
-    try:
-        found.load(headers.get("cookie", ""))
-    except http.cookies.CookieError:
-        return ()
-    return [found[COOKIE].value] if COOKIE in found else ()
-
-
-def cookie_of(token: str) -> str:
-    """What a browser keeps in place of the token."""
-    return hashlib.sha256(b"memoire dashboard session:" + token.encode()).hexdigest()
+def is_by_tls(scheme: str, headers: Headers) -> bool:
+    """Whether a browser came by https, also through a proxy that ends it: the page's own origin says so. Who lies here
+    only has its own cookie marked wrongly.
+    """
+    return scheme == "https" or urllib.parse.urlsplit(headers.get("origin", "")).scheme == "https"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import http
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -19,18 +18,20 @@ from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from memoire.cluster.metrics import Exposition
+from memoire.cluster import pages
+from memoire.cluster.pages import Handler
 from memoire.errors import MemoireError
 from memoire.version import SOFTWARE, VERSION
 
 from . import exports, logs
-from .access import COOKIE, Access, cookie_of, error, is_let_in
+from .access import Access, address_of, error, is_by_tls, too_many
 from .aggregator import Aggregator
 from .answers import ActorDetail, ActorPage, ActorRow, EpisodeRow, LearnerRow, LogPage, NodeRow, Overview, RunInfo
+from .gate import COOKIE, LOGIN_SECONDS, Gate, TooManyWrong
 from .hub import MOST_LISTENERS, Full, Hub
-from .metrics import DashboardCollector
 from .nodes import NodeError
 from .pages import add_pages
 
@@ -109,10 +110,9 @@ class Stream(StreamingResponse):
 class Api:
     """The handlers, around one aggregator."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub) -> None:
-        self._aggregator, self._hub = aggregator, hub
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> None:
+        self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
         self._settings = aggregator.settings
-        self._exposition = Exposition(DashboardCollector(aggregator, hub))
 
     # --------------------------------------------------------------------------------------------------- the state
 
@@ -120,18 +120,22 @@ class Api:
         """The whole cluster at the newest moment."""
         return _json(self._overview())
 
-    async def stream(self, last_event_id: Annotated[str, Header(max_length=20)] = "") -> Response:
+    async def stream(self, request: Request, last_event_id: Annotated[str, Header(max_length=20)] = "") -> Response:
         """The same again and again, as server-sent events named "overview"; their ids are its `number`."""
         if self._hub.listeners >= MOST_LISTENERS:
             text = f"{MOST_LISTENERS} listen already: ask for /api/overview now and then"
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "10"})
         last = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
-        return Stream(self._frames(last), headers={"X-Accel-Buffering": "no"})
+        return Stream(self._frames(last, request.headers), headers={"X-Accel-Buffering": "no"})
 
-    async def _frames(self, last: int | None) -> AsyncIterator[bytes]:
+    async def _frames(self, last: int | None, headers: Headers) -> AsyncIterator[bytes]:
+        """Until it is over, or the login is."""
         with contextlib.suppress(Full):
-            async for frame in self._hub.listen(last):
-                yield frame
+            async with contextlib.aclosing(self._hub.listen(last)) as frames:
+                async for frame in frames:
+                    if not self._gate.still_admits(headers):
+                        return
+                    yield frame
 
     def nodes(self) -> Response:
         """Every node, with all that it said last."""
@@ -264,47 +268,52 @@ class Api:
 
     def session(self, request: Request) -> Response:
         """Whether a token is needed, and whether it was given."""
-        token = self._settings.token
-        return _json(
-            Session(needs_token=token is not None, is_let_in=is_let_in(request.headers, token), software=SOFTWARE)
-        )
+        is_let_in = self._gate.still_admits(request.headers)
+        return _json(Session(needs_token=not self._gate.is_open, is_let_in=is_let_in, software=SOFTWARE))
 
     async def login(self, request: Request, token: Token) -> Response:
-        """Give the token; the answer sets a cookie that no script can read."""
-        wanted = self._settings.token
-        if wanted is None or not hmac.compare_digest(token.token.encode(), wanted.encode()):
+        """Give the token; the answer sets a cookie that no script can read. Wrong ones have to be waited for."""
+        if self._gate.is_open:
+            raise HTTPException(http.HTTPStatus.FORBIDDEN, "no token is needed here")
+        try:
+            number = self._gate.log_in(token.token, address_of(request.scope))
+        except TooManyWrong as many:
+            return too_many(many)
+        if number is None:
             await asyncio.sleep(WRONG_TOKEN_WAIT)
-            raise HTTPException(
-                http.HTTPStatus.FORBIDDEN, "this is not the token" if wanted else "no token is needed here"
-            )
+            raise HTTPException(http.HTTPStatus.FORBIDDEN, "this is not the token")
         answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
-        is_safe = request.url.scheme == "https"
-        path = self._settings.root_path or "/"
-        answer.set_cookie(COOKIE, cookie_of(wanted), path=path, httponly=True, samesite="strict", secure=is_safe)
+        answer.set_cookie(COOKIE, number, max_age=int(LOGIN_SECONDS), **self._cookie_marks(request))
         return answer
 
-    def logout(self) -> Response:
-        """Forget the cookie."""
+    def logout(self, request: Request) -> Response:
+        """End this login, and forget the cookie."""
+        self._gate.log_out(request.headers)
         answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
-        answer.delete_cookie(COOKIE, path=self._settings.root_path or "/", httponly=True, samesite="strict")
+        answer.delete_cookie(COOKIE, **self._cookie_marks(request))
         return answer
+
+    def _cookie_marks(self, request: Request) -> dict[str, Any]:
+        is_safe = is_by_tls(request.url.scheme, request.headers)
+        return {"path": self._settings.root_path or "/", "httponly": True, "samesite": "strict", "secure": is_safe}
 
     # --------------------------------------------------------------------------------------------------- for machines
 
     def metrics(self, request: Request) -> Response:
         """The cluster's totals and this dashboard, for Prometheus."""
-        body, kind = self._exposition.text(request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": kind})
+        return self._probe("/metrics", request)
 
-    def livez(self) -> Response:
+    def livez(self, request: Request) -> Response:
         """200, or 503 when only a restart helps."""
-        stuck = self._aggregator.liveness()
-        return _json({"alive": not stuck, "reasons": stuck}, 503 if stuck else 200)
+        return self._probe("/livez", request)
 
-    def readyz(self) -> Response:
+    def readyz(self, request: Request) -> Response:
         """200, or 503 while there is nothing to see yet."""
-        reasons = self._aggregator.readiness()
-        return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        return self._probe("/readyz", request)
+
+    def _probe(self, path: str, request: Request) -> Response:
+        page = self._probes[path](None, pages.Request(path, headers=request.headers))
+        return Response(page.body, page.status, headers={"Content-Type": page.kind})
 
     def _overview(self) -> Overview:
         overview = self._aggregator.newest
@@ -314,9 +323,14 @@ class Api:
         return overview
 
 
-def create_app(aggregator: Aggregator, hub: Hub) -> FastAPI:
-    """The application; whoever calls starts the aggregator, whose looks go to `hub.put`."""
-    api = Api(aggregator, hub)
+def create_app(aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> FastAPI:
+    """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
+
+    Args:
+        gate: Lets people in.
+        probes: Health and metrics, see `probe_pages`.
+    """
+    api = Api(aggregator, hub, gate, probes)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -354,12 +368,12 @@ def create_app(aggregator: Aggregator, hub: Hub) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(MemoireError, _wrong)
     app.add_exception_handler(NodeError, _away)
-    app.add_middleware(Access, settings=aggregator.settings)
+    app.add_middleware(Access, settings=aggregator.settings, gate=gate)
     return app
 
 
 def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    codes = (400, 401, 403, 404, 421, 422, 502, 503)
+    codes = (400, 401, 403, 404, 421, 422, 429, 502, 503)
     return {code: {"description": http.HTTPStatus(code).phrase, **description} for code in codes}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -70,7 +70,7 @@ class Hub:
                 queue.get_nowait()
             queue.put_nowait(frame)
 
-    async def listen(self, last: int | None) -> AsyncIterator[bytes]:
+    async def listen(self, last: int | None) -> AsyncGenerator[bytes, None]:
         """Frames for one listener, until he leaves or `close`.
 
         Args:

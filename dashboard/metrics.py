@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memoire.cluster.metrics import build_info
+from memoire.cluster.metrics import build_info, open_endpoints, refused_peers
 
 from .aggregator import Aggregator
+from .gate import Gate
 from .hub import Hub
 
 COUNTERS = {
@@ -54,7 +55,7 @@ def names() -> set[str]:
     """What a scrape shows, without what every Python process has."""
     counters = {f"memoire_cluster_{name}_total" for name in COUNTERS}
     gauges = {f"memoire_cluster_{name}" for name in GAUGES} | {f"memoire_{name}" for name in (*LABELLED, *OWN)}
-    return {"memoire_build_info", *counters, *gauges}
+    return {"memoire_build_info", "memoire_open_endpoints", "memoire_refused_peers_total", *counters, *gauges}
 
 
 def table() -> str:
@@ -69,8 +70,8 @@ def table() -> str:
 class DashboardCollector(Collector):
     """The metrics of one dashboard."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub) -> None:
-        self._aggregator, self._hub = aggregator, hub
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Gate) -> None:
+        self._aggregator, self._hub, self._gate = aggregator, hub, gate
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: a scrape shows what there is."""
@@ -80,6 +81,8 @@ class DashboardCollector(Collector):
         """All families, with the values of this moment."""
         overview = self._aggregator.newest
         yield build_info("dashboard")
+        yield open_endpoints(not self._aggregator.settings.is_local and self._gate.is_open)
+        yield refused_peers(self._gate.refused)
         for name, (field, text) in COUNTERS.items():
             value = None if overview is None else getattr(overview.totals, field)
             yield _filled(CounterMetricFamily(f"memoire_cluster_{name}", text), value)

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from memoire.cluster.tokens import Tokens
+
 LOOK_UP_EVERY = 5.0
 """Seconds between two look-ups of a name."""
 MOST_NODES = 1024
@@ -29,14 +31,15 @@ class NodeError(Exception):
         return self.text
 
 
-def ask(url: str, path: str, *, token: str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
-    """The body of a page.
+def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
+    """The body of a page; the first of the tokens is given.
 
     Raises:
         NodeError: nobody answers, or something else than 200 or 503 (of a node that is not ready).
     """
     parts = urllib.parse.urlsplit(url)
-    headers = {"Accept": accept or "*/*"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    given = token.first if isinstance(token, Tokens) else token
+    headers = {"Accept": accept or "*/*"} | ({} if given is None else {"Authorization": f"Bearer {given}"})
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
     try:
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)

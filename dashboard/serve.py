@@ -14,14 +14,19 @@ from typing import Self
 
 import uvicorn
 
-from memoire.cluster.node import listen
+from memoire.cluster.metrics import Exposition
+from memoire.cluster.node import NodePages, listen
 from memoire.cluster.tether import Tether
+from memoire.cluster.tokens import Tokens
 from memoire.errors import EndpointError
 
 from .aggregator import Aggregator
 from .api import create_app
+from .gate import Gate
 from .history import History
 from .hub import Hub
+from .metrics import DashboardCollector
+from .probes import probe_pages
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -59,7 +64,15 @@ class Dashboard:
             raise
         self.hub = Hub()
         self.aggregator = Aggregator(settings, history, self.hub.put)
-        self.app = create_app(self.aggregator, self.hub)
+        self.gate = Gate(Tokens.of(settings.token))
+        pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
+        try:
+            self._probes = NodePages(None, probes=settings.probes, pages=pages)
+        except BaseException:
+            self._listener.close()
+            history.close()
+            raise
+        self.app = create_app(self.aggregator, self.hub, self.gate, pages)
         config = uvicorn.Config(
             self.app,
             log_config=None,
@@ -89,6 +102,11 @@ class Dashboard:
         named = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         return f"http://{named}:{port}"
 
+    @property
+    def probes_url(self) -> str | None:
+        """Where only /livez, /readyz and /metrics are, to everybody; None where they have no port of their own."""
+        return self._probes.probes_url
+
     def close(self) -> None:
         """End all streams and threads, and write the history. May be called again."""
         if self._is_closed:
@@ -97,6 +115,7 @@ class Dashboard:
         self.hub.close()  # streams would keep the server from ending
         self._server.should_exit = True
         self._thread.join(2 * CLOSE_TIMEOUT)
+        self._probes.close()
         self.aggregator.close()
         self._listener.close()
 
@@ -115,6 +134,8 @@ def serve(settings: Settings) -> int:
         tether.ready(endpoint=dashboard.url, http=dashboard.url)
         if not tether.is_launched:
             print(f"memoire dashboard: {dashboard.url}", flush=True)
+            if dashboard.probes_url is not None:
+                print(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz", flush=True)
             print("Ctrl-C ends it.", file=sys.stderr, flush=True)
         while tether.wait(LOOK_EVERY):
             pass

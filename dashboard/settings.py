@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memoire import exposure
+from memoire.cluster.tokens import Tokens
 from memoire.errors import ParameterError
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,12 @@ class Settings:
     """HOST:PORT of the dashboard itself; port 0 takes a free one."""
     history: str | None = None
     """File that keeps the curves; None keeps them in memory, for as long as the dashboard runs."""
-    token: str | None = None
+    probes: str | None = None
+    """HOST:PORT where only /livez, /readyz and /metrics are answered, to everybody; at `listen` /metrics then asks for
+    the token. None: they are open there."""
+    token: Tokens | str | None = None
     """What people have to know; None asks for nothing."""
-    node_token: str | None = None
+    node_token: Tokens | str | None = None
     """What the nodes ask for."""
     hosts: tuple[str, ...] = ()
     """Names under which it may be asked, beside those of this machine. None given, and a token set: any name."""
@@ -55,14 +58,13 @@ class Settings:
             raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
         if self.root_path and not self.root_path.startswith("/"):
             raise ParameterError("--root-path", self.root_path, "a path that begins with /")
-        if not self.is_local and self.token is None and not self.insecure:
-            expected = "a loopback address, or a token (--token-file), or --insecure, which lets everybody in"
-            raise ParameterError("--listen", self.listen, expected)
+        if self.token is None and not self.insecure:
+            exposure.refuse("--listen", self.listen, guard="a token (--token-file)")
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.listen.rpartition(":")[0].strip("[]") in LOOPBACK
+        return exposure.is_local(self.listen)
 
     def shown(self) -> dict[str, object]:
         """All settings, for people: what is secret is only said to be there."""

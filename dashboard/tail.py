@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from memoire.cluster.tokens import Tokens
 from memoire.errors import EndpointError, ParameterError
 from memoire.logbook import escape, format_line
 from memoire.worker import wall_clock
@@ -56,7 +57,7 @@ class Sources:
     """
 
     def __init__(
-        self, nodes: Sequence[str], token: str | None, timeout: float, complain: Callable[[str], object]
+        self, nodes: Sequence[str], token: Tokens | str | None, timeout: float, complain: Callable[[str], object]
     ) -> None:
         self._addresses = Addresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
         self._addresses.look()
@@ -144,7 +145,7 @@ def tail(
     nodes: Sequence[str],
     wanted: dict[str, str],
     *,
-    token: str | None = None,
+    token: Tokens | str | None = None,
     follow: bool = False,
     last: int | None = None,
     every: float = 1.0,

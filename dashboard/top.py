@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from memoire.cluster.tokens import Tokens
 from memoire.errors import EndpointError
 from memoire.logbook import escape
 
@@ -41,7 +42,7 @@ def node_address(text: str) -> str:
 def top(
     nodes: Sequence[str],
     *,
-    node_token: str | None = None,
+    node_token: Tokens | str | None = None,
     every: float = 2.0,
     once: bool = False,
     actors: int = 5,

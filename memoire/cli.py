@@ -11,14 +11,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import memoire
+from memoire import exposure
 from memoire.errors import MemoireError, ParameterError
 
 if TYPE_CHECKING:
+    from memoire.cluster.tokens import Tokens
     from memoire.table import Table
 
+HERE = "tcp://127.0.0.1:5560"
+ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
 Command = Callable[[argparse.Namespace], int]
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
 EXTRAS = {
@@ -77,7 +81,8 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on "
         "the one after it.",
     )
-    server.add_argument("--endpoint", default="tcp://*:5560", help="address for requests (default: %(default)s)")
+    server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
+    _add_insecure(server)
     _add_schema(server)
     server.add_argument("--run", help=RUN)
     server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
@@ -113,11 +118,14 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for role, default, words in (
-        ("proxy", "tcp://*:5560", "one stable address in front of several servers"),
+        ("proxy", HERE, "one stable address in front of several servers"),
         ("relay", "ipc:///run/memoire/relay", "a proxy on a Unix socket, for the processes of one pod"),
     ):
         one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
-        one.add_argument("--endpoint", default=default, help="address that clients connect to (default: %(default)s)")
+        one.add_argument(
+            "--endpoint", default=default, help=f"address that clients connect to (default: %(default)s){ELSEWHERE}"
+        )
+        _add_insecure(one)
         _add_http(one)
         one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
         one.add_argument(
@@ -138,7 +146,12 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     _add_schema(up)
     _add_counts(up)
-    up.add_argument("--host", default="127.0.0.1", help='where to listen; "*" is every address (default: %(default)s)')
+    up.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help='where to listen; "*" is every address, which takes --keys or --insecure (default: %(default)s)',
+    )
+    _add_insecure(up)
     up.add_argument(
         "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
     )
@@ -214,8 +227,15 @@ def _add_dashboard(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         "--listen", default="127.0.0.1:8265", metavar="HOST:PORT", help="where to show it (default: %(default)s)"
     )
     board.add_argument("--history", metavar="FILE", help="keep the curves in this file (default: in memory)")
-    board.add_argument("--token-file", metavar="FILE", help="a file with the token that people have to know")
-    board.add_argument("--node-token-file", metavar="FILE", help="a file with the token that the nodes ask for")
+    board.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with the token that people have to know, read again when it changes",
+    )
+    board.add_argument(
+        "--node-token-file", metavar="FILE", help="a file with the token that the nodes ask for; the same"
+    )
+    _add_probes(board, "--listen")
     board.add_argument(
         "--allow-host",
         action="append",
@@ -234,7 +254,6 @@ def _add_dashboard(commands: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _dashboard(given: argparse.Namespace) -> int:
-    from memoire.cluster.node import read_token
     from memoire.dashboard.serve import serve
     from memoire.dashboard.settings import Settings
 
@@ -243,8 +262,9 @@ def _dashboard(given: argparse.Namespace) -> int:
             nodes=tuple(given.nodes),
             listen=given.listen,
             history=given.history,
-            token=None if given.token_file is None else read_token(given.token_file),
-            node_token=None if given.node_token_file is None else read_token(given.node_token_file),
+            probes=given.probes,
+            token=_tokens(given.token_file),
+            node_token=_tokens(given.node_token_file),
             hosts=tuple(given.allow_host),
             insecure=given.insecure,
             root_path=given.root_path.rstrip("/"),
@@ -305,12 +325,11 @@ def _add_nodes(to: argparse.ArgumentParser) -> None:
 
 
 def _top(given: argparse.Namespace) -> int:
-    from memoire.cluster.node import read_token
     from memoire.dashboard.top import top
 
     return top(
         given.nodes,
-        node_token=None if given.token_file is None else read_token(given.token_file),
+        node_token=_tokens(given.token_file),
         every=given.every,
         once=given.once,
         actors=given.actors,
@@ -319,7 +338,6 @@ def _top(given: argparse.Namespace) -> int:
 
 
 def _logs(given: argparse.Namespace) -> int:
-    from memoire.cluster.node import read_token
     from memoire.dashboard.tail import tail, wanted_lines
 
     if given.last is not None and given.last < 1:
@@ -330,7 +348,7 @@ def _logs(given: argparse.Namespace) -> int:
     return tail(
         given.nodes,
         wanted_lines(**{name: getattr(given, name) for name in names}),
-        token=None if given.token_file is None else read_token(given.token_file),
+        token=_tokens(given.token_file),
         follow=given.follow,
         last=given.last,
         every=given.every,
@@ -431,16 +449,48 @@ def _add_http(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--http-token-file",
         metavar="FILE",
-        help="a file with the token that these pages ask for, but for /livez, /readyz and /metrics",
+        help="a file with the token that these pages ask for, but for /livez, /readyz and /metrics; read again when it "
+        "changes, and may hold an old and a new one, a line each",
+    )
+    _add_probes(to, "--http")
+
+
+def _add_insecure(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine without keys and tokens: everybody who reaches it may push, draw and read",
     )
 
 
-def _http(given: argparse.Namespace) -> dict[str, str | None]:
-    """Where a node's pages are, and what they ask for."""
-    from memoire.cluster.node import read_token
+def _check_endpoint(given: argparse.Namespace, option: str, endpoint: str) -> None:
+    """Refuse an address that would be open to everybody, unless somebody said so."""
+    if getattr(given, "keys", None) is None and not given.insecure:
+        exposure.refuse(option, endpoint, guard="keys (--keys)")
 
-    token = None if given.http_token_file is None else read_token(given.http_token_file)
-    return {"http": None if given.http == "off" else str(given.http), "http_token": token}
+
+def _add_probes(to: argparse.ArgumentParser, main: str) -> None:
+    to.add_argument(
+        "--probes",
+        metavar="HOST:PORT",
+        help=f"where /livez, /readyz and /metrics are answered to everybody, and nothing else (default: at {main})",
+    )
+
+
+def _doors(given: argparse.Namespace) -> dict[str, Any]:
+    """Where a node's pages are, and what they ask for; an address that is open to everybody is refused."""
+    _check_endpoint(given, "--endpoint", given.endpoint)
+    http, token = (None if given.http == "off" else str(given.http)), _tokens(given.http_token_file)
+    if http is not None and ":" in http and token is None and not given.insecure:
+        exposure.refuse("--http", http, guard="a token (--http-token-file; --probes has a port of its own)")
+    return {"http": http, "http_token": token, "probes": given.probes}
+
+
+def _tokens(path: str | None) -> "Tokens | None":
+    """Those of a file; a wrong one is said now."""
+    from memoire.cluster.tokens import Tokens
+
+    return None if path is None else Tokens(path)
 
 
 def _add_counts(to: argparse.ArgumentParser) -> None:
@@ -449,6 +499,7 @@ def _add_counts(to: argparse.ArgumentParser) -> None:
 
 
 def _server(given: argparse.Namespace) -> int:
+    doors = _doors(given)
     from memoire.cluster import roles
 
     tables = _tables(given)
@@ -469,7 +520,7 @@ def _server(given: argparse.Namespace) -> int:
         restore=given.restore,
         part=given.part,
         skip_damaged=given.skip_damaged,
-        **_http(given),
+        **doors,
     )
 
 
@@ -485,14 +536,16 @@ def _tables(given: argparse.Namespace) -> "dict[str, Table] | None":
 
 
 def _proxy(given: argparse.Namespace) -> int:
+    doors = _doors(given)
     from memoire.cluster import roles
 
     if bool(given.servers) == bool(given.servers_file):
         raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
-    return roles.relay(given.endpoint, given.servers, role=given.role, servers_file=given.servers_file, **_http(given))
+    return roles.relay(given.endpoint, given.servers, role=given.role, servers_file=given.servers_file, **doors)
 
 
 def _up(given: argparse.Namespace) -> int:
+    _check_endpoint(given, "--host", f"tcp://{given.host}:{given.port}")
     from memoire.cluster import local, roles
 
     roles.read_parameters(given.set)  # a wrong one is said here, and not by a child
@@ -507,6 +560,7 @@ def _up(given: argparse.Namespace) -> int:
         run=given.run,
         state_dir=given.state_dir,
         dashboard=not given.no_dashboard,
+        insecure=given.insecure,
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cache, checks, wire
+from . import cache, wire
 from .accounts import Rows, merge, page, row_of, rows_of
 from .batch import ID, td_errors_for
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
@@ -122,7 +122,7 @@ class Desk:
         clock: Callable[[], float],
     ) -> None:
         if run is not None:
-            checks.name("run", run)
+            _check_name(run)
         self.tables, self.limits = tables, limits
         self.name, self.home = name, wire.name_hash(name)
         self.epoch = past.epoch if past else time.time_ns()
@@ -286,7 +286,7 @@ class Desk:
         Raises:
             ParameterError: that is no name.
         """
-        checks.name("run", name)
+        _check_name(name)
         with self.lock:
             if name == self.run_name:
                 return
@@ -855,7 +855,7 @@ class Desk:
     def _former(self, name: str, finished: bool) -> Run:
         """A run that was counted elsewhere, and is kept here. Under the lock."""
         try:
-            checks.name("run", name)
+            _check_name(name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
         run = self.runs.keep(name, finished, self._clock())
@@ -894,6 +894,11 @@ def _stands(table: OpenTable, reader: bytes, body: wire.Sums | wire.Draw) -> wir
     if body.band is not None:
         table.limiter.told(body.band)
     return table.limiter.standing()
+
+
+def _check_name(run: str) -> None:
+    if type(run) is not str or not 0 < len(run) <= 256 or not run.isprintable():
+        raise ParameterError("run", run, "printable text of 1 to 256 characters")
 
 
 def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits) -> Reply:

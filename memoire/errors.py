@@ -11,6 +11,10 @@ class MemoireError(Exception):
     """Whatever memoire raises on purpose."""
 
 
+class InsecureWarning(UserWarning):
+    """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
+
+
 class SchemaError(MemoireError, ValueError):
     """A column, role, dtype or shape that a schema cannot have."""
 

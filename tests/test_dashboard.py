@@ -15,17 +15,20 @@ import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import memoire
 from memoire.cluster.node import NodePages
+from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.errors import EndpointError
 from netkit import SCHEMA, Cluster, record, until
 
 serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
+api = pytest.importorskip("memoire.dashboard.api")
 
 TOKEN = "a-token-that-nobody-knows"
 QUICK = 0.12
@@ -392,12 +395,18 @@ def test_the_dashboards_metrics_are_its_catalogue(small):
 
 
 @pytest.fixture(scope="module")
-def guarded(small):
+def guarded_board(small):
     server, _, _ = small
     with NodePages("127.0.0.1:0", server, token="node-token-node-token") as pages:
         with watch(pages, token=TOKEN, node_token="node-token-node-token", hosts=("board.example",)) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
             yield board
+
+
+@pytest.fixture
+def guarded(guarded_board):
+    guarded_board.gate._guesses = Guesses()  # what other tests got wrong is forgiven
+    return guarded_board
 
 
 PATHS = (
@@ -431,10 +440,82 @@ def test_the_token_lets_in_as_a_header_and_as_a_cookie_that_no_script_reads(guar
     cookie = headers["Set-Cookie"]
     assert status == 204 and "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
     assert get(guarded, "/api/overview", Cookie=cookie.partition(";")[0])["run"] == "r-1"
+    assert get(guarded, "/api/session", Cookie=cookie.partition(";")[0])["is_let_in"] is True
+    assert "Secure" not in cookie and "Max-Age=604800" in cookie and "Path=/" in cookie
+
+
+def log_in(board, token=TOKEN, **headers):
+    """Status, and the cookie that came."""
+    kind = {"Content-Type": "application/json"} | headers
+    status, answered, body = ask(board, "/api/login", "POST", kind, json.dumps({"token": token}))
+    assert TOKEN.encode() not in body
+    return status, answered.get("Set-Cookie", "")
+
+
+def test_behind_a_proxy_that_ends_tls_the_cookie_is_for_https_only(guarded):
+    host = {"Host": "board.example"}
+    assert "Secure" in log_in(guarded, Origin="https://board.example", **host)[1]
+    assert "Secure" not in log_in(guarded, Origin="http://board.example", **host)[1]
+
+
+def test_who_logs_out_is_out_wherever_his_cookie_has_gone(guarded):
+    cookie = log_in(guarded)[1].partition(";")[0]
+    other = log_in(guarded)[1].partition(";")[0]
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200
+    status, answered, _ = ask(guarded, "/api/logout", "POST", {"Cookie": cookie})
+    assert status == 204 and "Max-Age=0" in answered["Set-Cookie"]
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 401
+    assert ask(guarded, "/api/overview", headers={"Cookie": other})[0] == 200
+
+
+def test_who_guesses_at_the_dashboard_has_to_wait(guarded, monkeypatch):
+    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.0)
+    cookie = log_in(guarded)[1].partition(";")[0]
+    before = guarded.gate.refused["http_guessing"]
+    for number in range(MOST_WRONG):  # the login and the header count together
+        if number % 2:
+            assert log_in(guarded, f"wrong-{number}")[0] == 403
+        else:
+            assert ask(guarded, "/api/overview", headers={"Authorization": f"Bearer {number}"})[0] == 401
+    assert log_in(guarded)[0] == 429
+    status, answered, _ = ask(guarded, "/api/overview", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert status == 429 and int(answered["Retry-After"]) >= 1
+    assert guarded.gate.refused["http_guessing"] == before + 2
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200  # who is in stays in
+    assert 'memoire_refused_peers_total{reason="http_guessing"}' in ask(guarded, "/metrics")[2].decode()
+
+
+def test_a_wrong_token_is_answered_late(guarded, monkeypatch):
+    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.2)
     began = time.monotonic()
-    assert ask(guarded, "/api/login", "POST", kind, json.dumps({"token": "wrong"}))[0] == 403
-    assert time.monotonic() - began > 0.4  # guessing takes long
-    assert "Max-Age=0" in ask(guarded, "/api/logout", "POST")[1]["Set-Cookie"]
+    assert log_in(guarded, "wrong")[0] == 403 and time.monotonic() - began > 0.2
+
+
+def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_one_began(small, tmp_path):
+    server, _, _ = small
+    path, new = tmp_path / "token", "another-token-another"
+    node_path = tmp_path / "node-token"
+    path.write_text(TOKEN)
+    node_path.write_text(TOKEN)
+    with NodePages("127.0.0.1:0", server, token=Tokens(node_path)) as pages:
+        with watch(pages, token=Tokens(path), node_token=Tokens(node_path), probes="127.0.0.1:0") as board:
+            until(lambda: board.aggregator.newest)
+            cookie = log_in(board)[1].partition(";")[0]
+            stream = urllib.request.Request(f"{board.url}/api/stream", headers={"Cookie": cookie})
+            with urllib.request.urlopen(stream, timeout=20.0) as heard:
+                assert heard.readline() == b"retry: 2000\n"
+                path.write_text(new)
+                while heard.readline():
+                    pass  # until it ends
+            assert ask(board, "/api/overview", headers={"Cookie": cookie})[0] == 401
+            assert log_in(board)[0] == 403 and log_in(board, new)[0] == 204
+            node_path.write_text(new)  # at both ends at once
+            number = board.aggregator.newest.number
+            until(lambda: board.aggregator.newest.number > number + 2 and not board.aggregator.newest.missing)
+            # Probes and metrics have a port of their own; at the dashboard's, metrics are not for everybody then.
+            for name, status in (("/readyz", 200), ("/metrics", 200), ("/api/overview", 404)):
+                assert ask(board.probes_url, name)[0] == status
+            assert [ask(board, name)[0] for name in ("/livez", "/metrics")] == [200, 401]
 
 
 @pytest.mark.parametrize(

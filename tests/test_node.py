@@ -26,24 +26,27 @@ from memoire.accounts import totals_of
 from memoire.cluster import node
 from memoire.cluster import pages as about
 from memoire.cluster.node import NodePages
-from memoire.errors import EndpointError, ParameterError
+from memoire.cluster.tokens import MOST_WRONG, Tokens
+from memoire.errors import EndpointError
 from memoire.server import ServerStats
 from netkit import SCHEMA, record, until
 
+OLD, NEW = "old-token-old-token", "new-token-new-token"
 
-def ask(pages, path="/status", method="GET", host=None, timeout=5.0):
+
+def ask(pages, path="/status", method="GET", host=None, timeout=5.0, headers=()):
     """(status, headers, JSON body) of one request."""
     parts = urllib.parse.urlsplit(pages.url)
     with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)) as connection:
-        connection.request(method, path, headers={"Host": host} if host else {})
+        connection.request(method, path, headers=dict(headers) | ({"Host": host} if host else {}))
         response = connection.getresponse()
         body = response.read()
         return response.status, dict(response.headers), json.loads(body) if body else None
 
 
-def fetch(pages, path, headers=()):
+def fetch(pages, path, headers=(), url=None):
     """(status, body) of one request."""
-    parts = urllib.parse.urlsplit(pages.url)
+    parts = urllib.parse.urlsplit(url or pages.url)
     with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
         connection.request("GET", path, headers=dict(headers))
         response = connection.getresponse()
@@ -199,18 +202,73 @@ def test_what_is_not_for_everybody_asks_for_the_token(server):
             assert fetch(pages, path, {"Authorization": "Bearer s3cret"})[0] == (404 if path == "/sample" else 200)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "short", "with a blank in the middle", "two-lines-of-it\nsecond-line-of-it", "x" * 300]
-)
-def test_a_file_that_holds_no_token_is_refused(tmp_path, text):
+def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_more(server, tmp_path):
     path = tmp_path / "token"
-    path.write_text(text)
-    with pytest.raises(ParameterError, match="one line of 16 to 256 printable ASCII characters"):
-        node.read_token(path)
-    with pytest.raises(ParameterError, match="No such file"):
-        node.read_token(tmp_path / "none")
-    path.write_text("0123456789abcdef\n")
-    assert node.read_token(path) == "0123456789abcdef"
+    path.write_text(OLD)
+    bearer = {name: {"Authorization": f"Bearer {name}"} for name in (OLD, NEW)}
+    with NodePages("127.0.0.1:0", server, token=Tokens(path)) as pages:
+        assert [fetch(pages, "/status", bearer[name])[0] for name in (OLD, NEW)] == [200, 401]
+        path.write_text(f"{OLD}\n{NEW}")
+        assert [fetch(pages, "/status", bearer[name])[0] for name in (OLD, NEW)] == [200, 200]
+        path.write_text(NEW)
+        assert [fetch(pages, "/status", bearer[name])[0] for name in (OLD, NEW)] == [401, 200]
+        path.unlink()
+        assert [fetch(pages, "/status", bearer[name])[0] for name in (OLD, NEW)] == [401, 401]
+        assert fetch(pages, "/livez")[0] == fetch(pages, "/metrics")[0] == 200
+
+
+def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
+    with NodePages("127.0.0.1:0", server, token=OLD) as pages:
+        for number in range(MOST_WRONG):
+            assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
+        status, headers, said = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # whatever he says now
+        assert status == 429 and int(headers["Retry-After"]) >= 1 and OLD not in json.dumps(said)
+        assert fetch(pages, "/status")[0] == 401  # who says nothing guesses nothing
+        assert fetch(pages, "/readyz")[0] == 200
+        counted = {f'memoire_refused_peers_total{{reason="{reason}"}} {count}' for reason, count in
+                   (("http_token", f"{MOST_WRONG}.0"), ("http_guessing", "1.0"), ("http_name", "0.0"))}  # fmt: skip
+        assert counted <= set(fetch(pages, "/metrics")[1].decode().splitlines())
+
+
+@pytest.mark.parametrize("given", ["Basic " + "b2xk", "bearer", OLD, "Bearer", "Bearer  "])
+def test_what_is_no_bearer_token_is_not_let_in(server, given):
+    with NodePages("127.0.0.1:0", server, token=OLD) as pages:
+        assert fetch(pages, "/status", {"Authorization": given})[0] == 401
+        assert fetch(pages, f"/status?token={OLD}&access_token={OLD}")[0] == 401  # tokens in addresses end up in logs
+
+
+def test_probes_and_metrics_have_a_port_of_their_own_where_one_is_given(server):
+    with NodePages("127.0.0.1:0", server, token=OLD, probes="127.0.0.1:0") as pages:
+        for path in ("/", "/livez", "/readyz", "/metrics"):
+            assert fetch(pages, path, url=pages.probes_url)[0] == 200
+        for path in ("/status", "/settings", "/accounts", "/episodes", "/logs", "/sample"):
+            assert fetch(pages, path, {"Authorization": f"Bearer {OLD}"}, pages.probes_url)[0] == 404
+        assert [fetch(pages, path)[0] for path in ("/livez", "/readyz", "/metrics", "/status")] == [200, 200, 401, 401]
+        assert fetch(pages, "/metrics", {"Authorization": f"Bearer {OLD}"})[0] == 200
+    with NodePages(None, server, probes="127.0.0.1:0") as pages:
+        assert pages.url is None and fetch(pages, "/readyz", url=pages.probes_url)[0] == 200
+    with pytest.raises(EndpointError), NodePages("127.0.0.1:0", server, probes="nowhere"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "is_open"),
+    [("127.0.0.1:0", None, False), ("*:0", OLD, False), ("*:0", None, True)],
+)
+def test_status_and_metrics_say_what_is_open_to_everybody(server, address, token, is_open):
+    with NodePages(address, server, token=token, probes="*:0") as pages:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        said = ask(pages, headers=headers)[2]["security"]
+        assert said["open"] == ([f"http://{pages.address}"] if is_open else []) and said["keys"] is False
+        text = fetch(pages, "/metrics", url=pages.probes_url)[1].decode()
+        assert f"\nmemoire_open_endpoints {float(is_open)}\n" in text
+
+
+def test_an_open_server_says_so():
+    with memoire.Server("tcp://*:0", SCHEMA, name="home") as server, NodePages("127.0.0.1:0", server) as pages:
+        said = ask(pages)[2]["security"]
+        assert said["open"] == [server.endpoint, server.push_endpoint, server.pub_endpoint]
+        assert "\nmemoire_open_endpoints 3.0\n" in fetch(pages, "/metrics")[1].decode()
 
 
 def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):
@@ -429,17 +487,18 @@ def test_an_unknown_page_names_those_that_there_are(pages):
     ],
 )
 def test_a_request_that_is_none_is_answered_with_what_is_wrong(pages, request_, status):
-    assert int(pages.answer(request_).split(b" ")[1]) == status
+    assert int(pages.answer(request_, pages._main, "").split(b" ")[1]) == status
 
 
 @given(st.binary(max_size=200) | st.text().map(lambda text: f"GET {text} HTTP/1.1\r\nHost: {text}".encode()))
 @settings(max_examples=300, deadline=None)
 def test_no_request_makes_a_page_fail(request_):
-    pages = NodePages(None)
-    pages._is_local = True
-    head, _, body = pages.answer(request_).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 ") and not head.startswith(b"HTTP/1.1 500")
-    assert request_.startswith(b"HEAD ") or json.loads(body)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        door = node._Door(listener, frozenset(about.PAGES), about.OPEN)
+    for token in (None, "a-token"):
+        head, _, body = NodePages(None, token=token).answer(request_, door, "10.0.0.1").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 ") and not head.startswith(b"HTTP/1.1 500")
+        assert request_.startswith(b"HEAD ") or json.loads(body)
 
 
 def test_a_page_that_fails_is_said_and_the_others_go_on(server, pages, monkeypatch, caplog):

@@ -40,6 +40,7 @@ def start(
     run: str | None = None,
     cache_limit: int = 0,
     state_dir: str | None = None,
+    insecure: bool = False,
 ) -> Local | None:
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
@@ -52,6 +53,7 @@ def start(
             (requests, caches, notices). 0 takes any free ones.
         cache_limit: Caches that each server holds, 0 for no limit but bytes.
         state_dir: Folder with a folder for the state of each server; None keeps everything in memory.
+        insecure: Whether `host` may be an address that everybody reaches.
 
     Raises:
         ParameterError: counts that make no cluster.
@@ -67,12 +69,13 @@ def start(
             raise StateUnusable(state_dir, error.strerror or str(error), advice) from error
     fronts = [f"tcp://{host}:{port + 3 * number if port else 0}" for number in range(max(proxies, 1))]
     local = [f"tcp://127.0.0.1:{0}"] * servers if proxies else fronts
+    open_to_all = ("--insecure",) if insecure else ()
     made = [
         launcher.start(
             f"server-{number}",
             "memoire",
             "server",
-            *("--endpoint", endpoint),
+            *("--endpoint", endpoint, *open_to_all),
             *(("--schema", schema.to_json()) if schema else ("--tables", os.path.abspath(str(tables)))),
             *("--name", f"server-{number}"),
             *(() if run is None else ("--run", run)),
@@ -86,7 +89,7 @@ def start(
         return None
     behind = [str((child.facts or {})["endpoint"]) for child in made]
     front = [
-        launcher.start(f"proxy-{number}", "memoire", "proxy", "--endpoint", endpoint, *behind)
+        launcher.start(f"proxy-{number}", "memoire", "proxy", "--endpoint", endpoint, *open_to_all, *behind)
         for number, endpoint in enumerate(fronts if proxies else [])
     ]
     return Local(tuple(made), tuple(front)) if launcher.await_ready(front) else None
@@ -133,6 +136,7 @@ def up(
     run: str | None,
     state_dir: str | None = None,
     dashboard: bool = True,
+    insecure: bool = False,
 ) -> int:
     """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
     check_counts(servers, proxies)
@@ -148,6 +152,7 @@ def up(
             port=port,
             run=run,
             state_dir=state_dir,
+            insecure=insecure,
         )
         if cluster is None:
             return 0

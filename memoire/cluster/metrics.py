@@ -10,7 +10,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -374,31 +374,60 @@ NODE = {
     "memoire_build_info": "1, with what this process is made of.",
     "memoire_ready": "1 while the node should get new clients, 0 while /readyz says why not.",
     "memoire_alive": "1 while the node's threads take their turns, 0 while /livez says which one does not.",
+    "memoire_open_endpoints": "Addresses of the node that other machines reach and that ask nobody for a key or token.",
+    "memoire_refused_peers_total": "Connections and requests that were refused for who they came from, by reason.",
 }
+"""Metrics of every node. Those for everybody by design (/livez, /readyz, /metrics) are not counted as open."""
+
+
+REASONS = ("http_guessing", "http_name", "http_token")
+"""Why a request is refused: too many wrong tokens, a name that is not this machine's, a wrong token."""
+
+
+class Look(NamedTuple):
+    """A node at the moment of a scrape: stats are None before it is there; security is what /status has."""
+
+    role: str
+    stats: Any
+    stuck: list[str]
+    reasons: list[str]
+    security: Mapping[str, Any]
 
 
 class NodeCollector(Collector):
-    """The metrics of one node, as its role has them.
+    """The metrics of one node, as its role has them."""
 
-    Args:
-        look: Role, stats (None before the node is there), and why it is not alive and not ready.
-    """
-
-    def __init__(self, look: Callable[[], tuple[str, Any, list[str], list[str]]]) -> None:
+    def __init__(self, look: Callable[[], Look]) -> None:
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the values of this moment."""
-        role, stats, stuck, reasons = self._look()
+        role, stats, stuck, reasons, security = self._look()
         yield build_info(role)
         yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
         yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
+        yield open_endpoints(len(security["open"]))
+        yield refused_peers(security["refused"])
         for entry in CATALOGUE.get(role, ()) if stats is not None else ():
             yield entry.family(stats)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: what there is depends on the role, and is known at a scrape."""
         return ()
+
+
+def open_endpoints(number: int) -> Metric:
+    """How many addresses are open."""
+    return GaugeMetricFamily("memoire_open_endpoints", NODE["memoire_open_endpoints"], value=float(number))
+
+
+def refused_peers(counts: Mapping[str, int]) -> Metric:
+    """Who was refused, by reason."""
+    name = "memoire_refused_peers"
+    family: Any = CounterMetricFamily(name, NODE[f"{name}_total"], labels=["reason"])
+    for reason in sorted({*REASONS, *counts}):
+        family.add_metric([reason], counts.get(reason, 0))
+    return family  # type: ignore[no-any-return]
 
 
 def build_info(role: str) -> Metric:
@@ -429,12 +458,20 @@ def names(role: str) -> set[str]:
     return {*NODE, *(entry.full_name for entry in CATALOGUE[role])}
 
 
+def _kind(name: str) -> Kind:
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+def _label(name: str) -> str:
+    return "reason" if name == "memoire_refused_peers_total" else ""
+
+
 def tables() -> str:
     """The whole catalogue as docs/metrics.md has it."""
     parts = []
     for role, entries in CATALOGUE.items():
         parts += [f"## {TITLES[role]}", "", "| metric | type | label | meaning |", "|---|---|---|---|"]
-        parts += [f"| `{name}` | gauge | | {help_} |" for name, help_ in NODE.items()]
+        parts += [f"| `{name}` | {_kind(name)} | {_label(name)} | {help_} |" for name, help_ in NODE.items()]
         parts += [f"| `{entry.full_name}` | {entry.kind} | {entry.label} | {entry.help} |" for entry in entries]
         parts.append("")
     return "\n".join(parts)

@@ -12,7 +12,8 @@
                    newest)
 
 A learner or an actor opens the same pages about its server, reader or client: `NodePages("127.0.0.1:8081", client)`.
-Where a token is set, the first three are open and the others ask for it.
+Where a token is set, the first three are open and the others ask for it; or these three have a port of their own, and
+then /metrics asks for it too on the other (`probes`).
 
 Reading is all there is: no page changes anything. One thread serves all connections; there are few at a time, each
 has a few seconds for its request, and a newcomer takes the place of whoever has waited longest without asking
@@ -24,22 +25,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
+import functools
 import http
 import logging
+import math
 import os
 import queue
 import socket
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from memoire.errors import EndpointError, ParameterError
+from memoire.exposure import is_loopback
 
-from .pages import OPEN, PAGES, Asked, Node, Page, Request, as_error
+from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, Request, as_error
+from .tokens import Guesses, Tokens
 
 _log = logging.getLogger(__name__)
 
@@ -51,15 +56,12 @@ WAITING = 1024
 """Connections that the kernel keeps until they are accepted: it drops what comes beyond, and that costs a second."""
 REQUEST_TIME = 5.0
 """Seconds that a connection has in all: to send its request, and to take the answer."""
-PROBES = (b"/livez", b"/readyz")
-"""Pages that are made at once."""
+AT_ONCE = tuple(path.encode() for path in PROBES)
+"""Pages that are not waited for."""
 MOST_WAITING = 16
 """Questions for other pages that wait their turn."""
 MOST_REQUEST_BYTES = 8 << 10
 """Bytes of a request line and its headers."""
-LEAST_TOKEN = 16
-"""Characters of a token."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class NodePages:
@@ -70,28 +72,40 @@ class NodePages:
             nothing.
         node: What the pages are about; it may be given later, by `show`. Until then the process is alive, and not
         ready.
-        token: What "Authorization: Bearer ..." has to say for all pages but `OPEN` ones; None asks for nothing.
+        token: What "Authorization: Bearer ..." has to say for all pages but `OPEN` ones: `Tokens` of a file, or one.
+            None asks for nothing.
+        probes: Another "HOST:PORT", where only /livez, /readyz and /metrics are answered, to everybody; /metrics asks
+            for the token at the first one then.
+        pages: All that there are, by path.
 
-    On a loopback address only requests for a loopback name are answered: a page of a browser on this machine that has
-    its own name point here learns nothing.
+    Whoever gives wrong tokens has to wait, by address (`Guesses`). On a loopback address only requests for a loopback
+    name are answered: a page of a browser on this machine that has its own name point here learns nothing.
 
     Raises:
-        EndpointError: the address is taken, or none.
+        EndpointError: an address is taken, or none.
     """
 
-    def __init__(self, address: str | None, node: Node | None = None, *, token: str | None = None) -> None:
-        self.address = address
-        self._node = node
-        self._token = token
+    def __init__(
+        self,
+        address: str | None,
+        node: Node | None = None,
+        *,
+        token: Tokens | str | None = None,
+        probes: str | None = None,
+        pages: Mapping[str, Handler] = PAGES,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        """Requests that were refused for who asked, by reason."""
+        self._node, self._pages = node, pages
+        self._tokens, self._guesses = Tokens.of(token), Guesses()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._connections: dict[_Connection, None] = {}  # the thread's, oldest first
-        if address is None:
+        self._doors = self._open_doors(address, probes)
+        self._main = None if address is None else self._doors[0]
+        self.address = None if self._main is None else self._main.address
+        if not self._doors:
             return
-        self._listener = listen(address)
-        host, port = self._listener.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._is_local = host in LOOPBACK
         _opened.add(self)
         self._begun = threading.Event()
         self._asked: queue.SimpleQueue[tuple[_Connection, bytes] | None] = queue.SimpleQueue()
@@ -103,13 +117,34 @@ class NodePages:
             thread.start()
         self._begun.wait()
 
+    def _open_doors(self, address: str | None, probes: str | None) -> list[_Door]:
+        made: list[_Door] = []
+        try:
+            if address is not None:
+                made.append(_Door(listen(address), frozenset(self._pages), OPEN if probes is None else ("/", *PROBES)))
+            if probes is not None:
+                made.append(_Door(listen(probes), frozenset(OPEN), OPEN))
+        except BaseException:
+            for door in made:
+                door.listener.close()
+            raise
+        return made
+
     @property
     def url(self) -> str | None:
         """What to ask, as from this machine; None when nothing was opened."""
-        if self.address is None:
-            return None
-        host, _, port = self.address.rpartition(":")
-        return f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104
+        return None if self._main is None else self._main.url
+
+    @property
+    def probes_url(self) -> str | None:
+        """The same of the port for probes and metrics only; None where there is none."""
+        return self._doors[-1].url if self._doors and self._doors[-1] is not self._main else None
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Where everybody on other machines can read how the node stands: its address, or nothing."""
+        is_open = self._main is not None and not self._main.is_local and self._tokens is None
+        return (f"http://{self.address}",) if is_open else ()
 
     def show(self, node: Node) -> None:
         """Speak of this node from now on."""
@@ -134,8 +169,9 @@ class NodePages:
         self.close()
 
     def forget(self) -> None:
-        """Let go of the address: in a forked child, which has no thread to answer, and would keep it taken."""
-        self._listener.close()
+        """Let go of the addresses: in a forked child, which has no thread to answer, and would keep it taken."""
+        for door in self._doors:
+            door.listener.close()
 
     # ----------------------------------------------------------------------------------------- inside of the threads
 
@@ -144,11 +180,15 @@ class NodePages:
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        made = await self._loop.create_server(lambda: _Connection(self), sock=self._listener, backlog=ACCEPTED_AT_ONCE)
-        self._listener.listen(WAITING)
+        made = []
+        for door in self._doors:
+            join = functools.partial(_Connection, self, door)
+            made.append(await self._loop.create_server(join, sock=door.listener, backlog=ACCEPTED_AT_ONCE))
+            door.listener.listen(WAITING)
         self._begun.set()
         await self._ended.wait()
-        made.close()
+        for each in made:
+            each.close()
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)  # their sockets are closed in the loop's next turn
@@ -166,8 +206,8 @@ class NodePages:
     def ask(self, connection: _Connection, request: bytes) -> None:
         """Answer this request on this connection: now, or when the pages before it are made."""
         _, _, target = request.partition(b" ")
-        if target.partition(b" ")[0].partition(b"?")[0] in PROBES:
-            connection.send(self.answer(request))
+        if target.partition(b" ")[0].partition(b"?")[0] in AT_ONCE:
+            connection.send(self.answer(request, connection.door, connection.peer))
         elif self._asked.qsize() >= MOST_WAITING:
             text = f"{MOST_WAITING} others wait for a page already: ask again in a second"
             page = as_error(http.HTTPStatus.SERVICE_UNAVAILABLE, text)._replace(headers=(("Retry-After", "1"),))
@@ -179,16 +219,18 @@ class NodePages:
         while (asked := self._asked.get()) is not None:
             connection, request = asked
             if connection in self._connections:  # else nobody waits for it any more
-                response = self.answer(request)
+                response = self.answer(request, connection.door, connection.peer)
                 assert self._loop is not None
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
                     self._loop.call_soon_threadsafe(connection.send, response)
 
-    def answer(self, request: bytes) -> bytes:
-        """The whole response to a whole request."""
+    def answer(self, request: bytes, door: _Door, peer: str) -> bytes:
+        """The whole response to a whole request that came in by this door, of somebody at this address."""
         try:
-            asked = self._read(request)
-            page = PAGES[asked.path](self._node, asked)
+            asked = self._read(request, door)
+            if self._tokens is not None and asked.path not in door.unguarded:
+                self._guard(self._tokens, asked.headers.get("authorization", ""), peer)
+            page = self._pages[asked.path](self._node, asked)
         except Asked as answer:
             page = answer.page
         except ParameterError as error:
@@ -198,7 +240,7 @@ class NodePages:
             page = as_error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
         return _response(page, is_head=request.startswith(b"HEAD "))
 
-    def _read(self, request: bytes) -> Request:
+    def _read(self, request: bytes, door: _Door) -> Request:
         """A request that may be answered."""
         try:
             first, *lines = request.decode("ascii").split("\r\n")
@@ -213,21 +255,47 @@ class NodePages:
             raise Asked(as_error(http.HTTPStatus.BAD_REQUEST, "this is not an HTTP request")) from None
         if not version.startswith("HTTP/1."):
             raise Asked(as_error(http.HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
-        if self._is_local and asked_for is not None and asked_for not in LOOPBACK:
+        if door.is_local and asked_for is not None and not is_loopback(asked_for):
             text = f"these pages are for this machine only, and {asked_for!r} is not its name: ask for localhost"
+            self.refused["http_name"] += 1
             raise Asked(as_error(http.HTTPStatus.MISDIRECTED_REQUEST, text))
         if method not in ("GET", "HEAD"):
             page = as_error(http.HTTPStatus.METHOD_NOT_ALLOWED, "only GET: nothing can be changed here")
             raise Asked(page._replace(headers=(("Allow", "GET, HEAD"),)))
-        if parts.path not in PAGES:
-            text = f"there is no page {parts.path!r}; there are {', '.join(sorted(PAGES))}"
+        if parts.path not in door.paths:
+            text = f"there is no page {parts.path!r}; there are {', '.join(sorted(door.paths))}"
             raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
-        if self._token is not None and parts.path not in OPEN and not _has(headers, self._token):
-            page = as_error(
-                http.HTTPStatus.UNAUTHORIZED, "this page takes the node's token: Authorization: Bearer TOKEN"
-            )
-            raise Asked(page._replace(headers=(("WWW-Authenticate", "Bearer"),)))
-        return Request(parts.path, query, headers)
+        return Request(parts.path, query, headers, self.open, dict(self.refused))
+
+    def _guard(self, tokens: Tokens, given: str, peer: str) -> None:
+        """Raise where what is `given` to be let in is not the token."""
+        if given and (left := self._guesses.wait(peer)):
+            self.refused["http_guessing"] += 1
+            page = as_error(http.HTTPStatus.TOO_MANY_REQUESTS, f"too many wrong tokens came from {peer}: wait")
+            raise Asked(page._replace(headers=(("Retry-After", f"{math.ceil(left)}"),)))
+        if tokens.holds(bearer(given)):
+            return
+        if given:
+            self._guesses.wrong(peer)
+            self.refused["http_token"] += 1
+        text = "this page takes the node's token: Authorization: Bearer TOKEN"
+        raise Asked(as_error(http.HTTPStatus.UNAUTHORIZED, text)._replace(headers=(("WWW-Authenticate", "Bearer"),)))
+
+
+class _Door:
+    """An address where requests come in: which pages it has, and which of them nobody is asked a token for."""
+
+    def __init__(self, listener: socket.socket, paths: frozenset[str], unguarded: Collection[str]) -> None:
+        host, port = listener.getsockname()[:2]
+        self.listener, self.paths, self.unguarded = listener, paths, unguarded
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.is_local = is_loopback(host)
+
+    @property
+    def url(self) -> str:
+        """What to ask, as from this machine."""
+        host, _, port = self.address.rpartition(":")
+        return f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"  # noqa: S104
 
 
 _opened: weakref.WeakSet[NodePages] = weakref.WeakSet()
@@ -244,10 +312,12 @@ os.register_at_fork(after_in_child=_forget_all)
 class _Connection(asyncio.Protocol):
     """One request and its answer. Everything here belongs to the pages' thread."""
 
-    def __init__(self, pages: NodePages) -> None:
-        self._pages = pages
+    def __init__(self, pages: NodePages, door: _Door) -> None:
+        self._pages, self.door = pages, door
         self._request = b""
         self._is_asked = False
+        self.peer = ""
+        """Address of whoever is at the other end."""
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -255,6 +325,7 @@ class _Connection(asyncio.Protocol):
         """Somebody came."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.peer = str((transport.get_extra_info("peername") or ("",))[0])
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIME, transport.abort)
         self._pages.joined(self)
 
@@ -290,25 +361,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def read_token(path: str | os.PathLike[str]) -> str:
-    """The token in a file: its only line.
-
-    Raises:
-        ParameterError: it cannot be read, or is no token.
-    """
-    expected = f"a file with one line of {LEAST_TOKEN} to 256 printable ASCII characters without blanks"
-    try:
-        with open(path, encoding="ascii") as file:
-            token = file.read(4096).strip()
-    except (OSError, ValueError) as error:
-        raise ParameterError("token file", os.fspath(path), f"{expected}: {error}") from error
-    if not LEAST_TOKEN <= len(token) <= 256 or not token.isprintable() or " " in token:
-        raise ParameterError("token file", os.fspath(path), expected)
-    return token
-
-
-def _has(headers: Mapping[str, str], token: str) -> bool:
-    return hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+def bearer(authorization: str) -> str:
+    """The token in an Authorization header; "" where there is none."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def listen(address: str) -> socket.socket:
@@ -335,6 +391,7 @@ def _response(page: Page, *, is_head: bool = False) -> bytes:
         "Content-Length": str(len(page.body)),
         "Cache-Control": "no-store",
         "Content-Security-Policy": "default-src 'none'",
+        "Cross-Origin-Resource-Policy": "same-origin",
         "X-Content-Type-Options": "nosniff",
         "Connection": "close",
         **dict(page.headers),

@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ import msgspec
 
 from memoire import descriptors
 from memoire.client import Client
+from memoire.exposure import reachable
 from memoire.logbook import timestamp
 from memoire.proxy import Proxy
 from memoire.reader import Reader
@@ -61,6 +63,10 @@ class Request(NamedTuple):
     path: str
     query: Query = {}
     headers: Mapping[str, str] = {}
+    open: tuple[str, ...] = ()
+    """Where these pages are read without a token from other machines."""
+    refused: Mapping[str, int] = {}
+    """Requests for them that were refused, by reason."""
 
 
 def role_of(node: Node | None) -> str:
@@ -107,6 +113,7 @@ def status(node: Node | None, request: Request) -> Page:
         "ready": not reasons,
         "reasons": reasons,
         "process": process_facts(),
+        "security": security(node, request),
     }
     if node is not None:
         facts["stats"] = node.stats()
@@ -117,14 +124,32 @@ def status(node: Node | None, request: Request) -> Page:
     return as_json(facts)
 
 
+def security(node: Node | None, request: Request) -> dict[str, Any]:
+    """Whether the node takes only peers with keys, where everybody may come in, and how many were sent away and why."""
+    has_keys = getattr(node, "keys", None) is not None
+    endpoints: list[str] = []
+    if isinstance(node, Server | Proxy) and not has_keys:
+        endpoints = [node.endpoint, node.push_endpoint, node.pub_endpoint]
+    refused = Counter(request.refused)
+    return {"keys": has_keys, "open": [*reachable(endpoints), *request.open], "refused": dict(refused)}
+
+
 def metrics(node: Node | None, request: Request) -> Page:
     """The same for Prometheus."""
     try:
-        from .metrics import Exposition, NodeCollector
+        from .metrics import Exposition, Look, NodeCollector
     except ModuleNotFoundError as error:
         raise Asked(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
     exposition = Exposition(
-        NodeCollector(lambda: (role_of(node), None if node is None else node.stats(), _stuck(node), reasons_of(node)))
+        NodeCollector(
+            lambda: Look(
+                role_of(node),
+                None if node is None else node.stats(),
+                _stuck(node),
+                reasons_of(node),
+                security(node, request),
+            )
+        )
     )
     body, kind = exposition.text(request.headers.get("accept", ""))
     return Page(200, body, kind=kind)
@@ -346,7 +371,8 @@ def _ok(is_good: bool) -> int:
     return 200 if is_good else 503
 
 
-PAGES: Mapping[str, Callable[[Node | None, Request], Page]] = {
+Handler: TypeAlias = Callable[[Node | None, Request], Page]
+PAGES: Mapping[str, Handler] = {
     "/": index,
     "/livez": livez,
     "/readyz": readyz,
@@ -358,5 +384,7 @@ PAGES: Mapping[str, Callable[[Node | None, Request], Page]] = {
     "/sample": sample,
     "/logs": logs,
 }
-OPEN = ("/", "/livez", "/readyz", "/metrics")
-"""Pages that need no token."""
+PROBES = ("/livez", "/readyz")
+"""Pages that nobody is ever asked a token for."""
+OPEN = ("/", *PROBES, "/metrics")
+"""Pages that need no token, unless they have a port of their own."""

@@ -26,6 +26,7 @@ from .envs import env_schema
 from .node import NodePages
 from .tablefile import parameters_from
 from .tether import Tether
+from .tokens import Tokens
 
 REPORT_EVERY = 0.25
 """Seconds between two reports of a launched node."""
@@ -88,7 +89,8 @@ def serve(
     part: str | None = None,
     skip_damaged: bool = False,
     http: str | None = None,
-    http_token: str | None = None,
+    http_token: Tokens | None = None,
+    probes: str | None = None,
 ) -> int:
     """Run a server until it is told to end; its exit status.
 
@@ -104,7 +106,7 @@ def serve(
     snapshots.part_of(part)  # a wrong one is said before anything is made
     with (
         Tether(CLOSE_TIMEOUT + 2.0) as tether,
-        NodePages(http, token=http_token) as pages,
+        NodePages(http, token=http_token, probes=probes) as pages,
         Server(
             endpoint,
             schema,
@@ -178,14 +180,19 @@ def relay(
     *,
     role: str = "proxy",
     http: str | None = None,
-    http_token: str | None = None,
+    http_token: Tokens | None = None,
+    probes: str | None = None,
     servers_file: str | None = None,
 ) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
     listed = ServersFile(servers_file) if servers_file else None
     servers = servers if listed is None else listed.read() or []
     raise_limit()
-    with Tether() as tether, NodePages(http, token=http_token) as pages, Proxy(endpoint, servers) as proxy:
+    with (
+        Tether() as tether,
+        NodePages(http, token=http_token, probes=probes) as pages,
+        Proxy(endpoint, servers) as proxy,
+    ):
         pages.show(proxy)
         if tether.is_launched:
             _meet(proxy, tether)
@@ -213,6 +220,8 @@ def _announce(tether: Tether, role: str, endpoint: str, pages: NodePages) -> Non
         print(f"memoire {role}: {endpoint}", flush=True)
         if pages.url is not None:
             print(f"memoire {role}: how it stands: {pages.url}/status", flush=True)
+        if pages.probes_url is not None:
+            print(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 

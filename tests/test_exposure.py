@@ -1,0 +1,70 @@
+"""Which addresses other machines reach, and that everything that listens there for everybody says so or is refused."""
+
+import warnings
+
+import pytest
+
+from memoire import exposure
+from memoire.cli import main, parser
+from memoire.errors import InsecureWarning, ParameterError
+
+HERE = [
+    "tcp://127.0.0.1:5560", "tcp://127.3.2.1:0", "tcp://localhost:5560", "tcp://LOCALHOST:1", "tcp://[::1]:5560",
+    "tcp://[::ffff:127.0.0.1]:1", "ipc:///run/memoire", "ipc://@abstract", "inproc://memoire", "127.0.0.1:8080",
+    "[::1]:8080", "localhost:0", "http://127.0.0.1:8080",
+]  # fmt: skip
+ELSEWHERE = [
+    "tcp://*:5560", "tcp://0.0.0.0:5560", "tcp://[::]:5560", "tcp://10.0.0.1:1", "tcp://eth0:5560", "tcp://server-0:1",
+    "tcp://localhost.evil.example:1", "tcp://127.0.0.1.evil.example:1", "tcp://[fe80::1%eth0]:1", "*:8080", ":8080",
+    "http://0.0.0.0:8080", "tcp://:5560",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", HERE)
+def test_an_address_of_this_machine_is_local(address):
+    assert exposure.is_local(address)
+    exposure.refuse("--listen", address, guard="a token")
+
+
+@pytest.mark.parametrize("address", ELSEWHERE)
+def test_an_address_that_others_reach_is_not(address):
+    assert not exposure.is_local(address) and exposure.reachable([*HERE, address]) == [address]
+    with pytest.raises(ParameterError, match=r"or a token, or --insecure: everybody may come"):
+        exposure.refuse("--listen", address, guard="a token")
+
+
+def test_a_warning_names_the_addresses_and_what_to_do():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exposure.warn("this server", HERE, guard="keys")
+    with pytest.warns(InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2 for everybody .* keys"):
+        exposure.warn("this server", ["tcp://*:1", *HERE, "tcp://*:2"], guard="keys")
+
+
+SCHEMA = '{"columns": {}}'
+COMMANDS = {
+    "server": (["server", "--schema", SCHEMA, "--endpoint", "tcp://*:5560"], "--endpoint"),
+    "proxy": (["proxy", "tcp://server:5560", "--endpoint", "tcp://0.0.0.0:5560"], "--endpoint"),
+    "relay": (["relay", "tcp://server:5560", "--endpoint", "tcp://10.0.0.1:5560"], "--endpoint"),
+    "up": (["up", "--schema", SCHEMA, "--host", "*"], "--host"),
+    "server's pages": (["server", "--schema", SCHEMA, "--http", "*:8080"], "--http"),
+    "proxy's pages": (["proxy", "tcp://server:5560", "--http", "0.0.0.0:8080"], "--http"),
+    "dashboard": (["dashboard", "http://server:8080", "--listen", "*:8265"], "--listen"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_would_be_open_to_everybody_is_refused(command, capsys, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
+    words, option = COMMANDS[command]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"{option}" in said and "--insecure: everybody may come" in said
+
+
+def test_what_nobody_chose_is_this_machine_only():
+    for words in (["server", "--schema", SCHEMA], ["proxy", "tcp://a:1"], ["relay", "tcp://a:1"]):
+        given = parser().parse_args(words)
+        assert exposure.is_local(given.endpoint) and exposure.is_local(given.http) and given.probes is None
+    assert exposure.is_local(f"tcp://{parser().parse_args(['up', '--schema', SCHEMA]).host}:1")
+    assert exposure.is_local(parser().parse_args(["dashboard", "http://a:1"]).listen)
