@@ -18,6 +18,7 @@ from . import links, sockets, wire
 from .calls import Answer, Call, Calls
 from .errors import MemoireError, MemoireTimeout, ProtocolError, Refused
 from .limits import Limits
+from .security import Keys
 from .sockets import Context, Doors
 
 MOST_PER_TURN = 64
@@ -34,6 +35,7 @@ class Channel:
     Args:
         client: Id of whoever asks; replies for another one are refused.
         numbers: Where sequence numbers come from: one counter for all messages of a client.
+        keys: Of this process; None connects without.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Channel:
         limits: Limits,
         rng: random.Random,
         numbers: Iterator[int] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.run = self.home = self.fingerprint = self.table = 0
@@ -62,6 +65,7 @@ class Channel:
         """How often a connection came about."""
         self._client = client
         self._limits = limits
+        self._keys = keys
         self._doors = doors
         self._context = context
         self._rng = rng

@@ -8,6 +8,7 @@ that is explained); 2 the command line is wrong; 128 + n it was ended by signal 
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 HERE = "tcp://127.0.0.1:5560"
 ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
+ROLES = ("actor", "server", "learner", "reader", "proxy")
+"""What a key may be for, as `memoire.security` knows them; a test compares."""
 Command = Callable[[argparse.Namespace], int]
 RUN = 'name of the experiment (default: the one that the state folder counted last, or "default")'
 EXTRAS = {
@@ -71,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _add_totals(commands)
     _add_drain(commands)
     _add_snapshot(commands)
+    _add_key_tool(commands)
     return top
 
 
@@ -113,6 +117,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
+    _add_keys(server)
     server.set_defaults(command=_server)
 
 
@@ -134,6 +139,7 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
             help="a file with one of these addresses on each line instead; read again when it changes: clients of "
             "servers that are taken off go to others",
         )
+        _add_keys(one)
         one.set_defaults(command=_proxy, role=role)
 
 
@@ -158,6 +164,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     up.add_argument("--run", help=RUN)
     _add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
     _add_no_dashboard(up)
+    _add_keys(up)
     up.set_defaults(command=_up)
 
 
@@ -192,6 +199,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     demo.add_argument("--seconds", type=float, default=60.0, help="give up after this time (default: %(default)s)")
     demo.add_argument("--keep", action="store_true", help="go on beyond goal and time, until Ctrl-C")
     _add_no_dashboard(demo)
+    _add_keys(demo)
     demo.set_defaults(command=_demo)
 
 
@@ -206,6 +214,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     run.add_argument("endpoint", metavar="ENDPOINT", help="of a server or proxy, such as tcp://proxy:5560")
     run.add_argument("--finish", action="store_true", help="declare this run over, too: actors end by themselves")
     run.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for servers (default: %(default)s)")
+    _add_keys(run)
     run.set_defaults(command=_run)
 
 
@@ -367,6 +376,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
     doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
+    _add_keys(doctor)
     doctor.set_defaults(command=_doctor)
 
 
@@ -382,6 +392,7 @@ def _add_totals(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     totals.add_argument("--run", help="name of the experiment (default: the one that is counted now)")
     totals.add_argument("--json", action="store_true", help="print one JSON object")
     totals.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
+    _add_keys(totals)
     totals.set_defaults(command=_totals)
 
 
@@ -395,6 +406,7 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     drain.add_argument("server", metavar="SERVER", help="own address of the server that leaves")
     drain.add_argument("--to", nargs="+", required=True, metavar="SERVER", help="addresses of servers that stay")
     drain.add_argument("--timeout", type=float, default=60.0, help="seconds in all (default: %(default)s)")
+    _add_keys(drain)
     drain.set_defaults(command=_drain)
 
 
@@ -413,7 +425,69 @@ def _add_snapshot(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     one.add_argument("--check", action="store_true", help="with --show: read it all and compare every checksum")
     one.add_argument("--json", action="store_true", help="with --show: print one JSON object")
     one.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for files (default: %(default)s)")
+    _add_keys(one)
     one.set_defaults(command=_snapshot)
+
+
+def _add_key_tool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    tool = commands.add_parser(
+        "keys",
+        help="make keys, and say whose are let in",
+        description="Keys by which processes know each other, in folders: one for each process. A cluster's folder has "
+        "one for each role below it. What is changed is noticed by processes that run, within seconds.",
+    )
+    actions = tool.add_subparsers(title="actions", required=True, metavar="ACTION")
+    made = actions.add_parser("new", help="new keys of a whole cluster, or with --role one more")
+    made.add_argument("folder", nargs="?", metavar="FOLDER", help="where to write them")
+    made.add_argument("--role", choices=ROLES, help="make one keys folder, for this role")
+    made.add_argument("--name", default="", help="of the key: keys of one role and name are the same to a server")
+    made.add_argument("--server", metavar="FILE", help="with --role: public keys of what it dials, or a keys folder")
+    made.add_argument("--kubernetes", metavar="NAME", help="print Secrets NAME-server, NAME-actor, ... as YAML instead")
+    made.set_defaults(command=_keys_new)
+    shown = actions.add_parser("list", help="what is in a keys folder; no secret is shown")
+    shown.add_argument("folder", metavar="FOLDER", help="of a process, or of a cluster")
+    shown.set_defaults(command=_keys_list)
+    let_in = actions.add_parser("authorize", help="let keys in")
+    let_in.add_argument("folder", metavar="FOLDER", help="of a server or proxy, or of a cluster")
+    let_in.add_argument("files", nargs="+", metavar="FILE", help="public keys, or keys folders")
+    let_in.set_defaults(command=_keys_authorize)
+    gone = actions.add_parser("revoke", help="let keys in no more, and cut them off")
+    gone.add_argument("folder", metavar="FOLDER", help="of a server or proxy, or of a cluster")
+    gone.add_argument("which", nargs="+", metavar="KEY", help="fingerprint, or ROLE/NAME for all keys of that name")
+    gone.set_defaults(command=_keys_revoke)
+
+
+def _keys_new(given: argparse.Namespace) -> int:
+    from memoire.cluster import keytool
+
+    return keytool.new(given.folder, given.role, given.name, given.server, given.kubernetes)
+
+
+def _keys_list(given: argparse.Namespace) -> int:
+    from memoire.cluster import keytool
+
+    return keytool.show(given.folder)
+
+
+def _keys_authorize(given: argparse.Namespace) -> int:
+    from memoire.cluster import keytool
+
+    return keytool.authorize(given.folder, given.files)
+
+
+def _keys_revoke(given: argparse.Namespace) -> int:
+    from memoire.cluster import keytool
+
+    return keytool.revoke(given.folder, given.which)
+
+
+def _add_keys(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--keys",
+        metavar="FOLDER",
+        default=os.environ.get("MEMOIRE_KEYS") or None,
+        help="this process' keys folder, or a cluster's: see `memoire keys` (default: $MEMOIRE_KEYS; without it none)",
+    )
 
 
 def _add_schema(to: argparse.ArgumentParser) -> None:
@@ -520,6 +594,7 @@ def _server(given: argparse.Namespace) -> int:
         restore=given.restore,
         part=given.part,
         skip_damaged=given.skip_damaged,
+        keys=given.keys,
         **doors,
     )
 
@@ -541,7 +616,14 @@ def _proxy(given: argparse.Namespace) -> int:
 
     if bool(given.servers) == bool(given.servers_file):
         raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
-    return roles.relay(given.endpoint, given.servers, role=given.role, servers_file=given.servers_file, **doors)
+    return roles.relay(
+        given.endpoint,
+        given.servers,
+        role=given.role,
+        servers_file=given.servers_file,
+        keys=given.keys,
+        **doors,
+    )
 
 
 def _up(given: argparse.Namespace) -> int:
@@ -561,6 +643,7 @@ def _up(given: argparse.Namespace) -> int:
         state_dir=given.state_dir,
         dashboard=not given.no_dashboard,
         insecure=given.insecure,
+        keys=given.keys,
     )
 
 
@@ -579,6 +662,7 @@ def _demo(given: argparse.Namespace) -> int:
         seconds=given.seconds,
         goal=given.goal,
         dashboard=not given.no_dashboard,
+        keys=given.keys,
     )
     return Demo(options, began).run()
 
@@ -586,7 +670,7 @@ def _demo(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     from memoire.reader import Reader
 
-    with Reader([given.endpoint], timeout=given.timeout) as reader:
+    with Reader([given.endpoint], timeout=given.timeout, keys=given.keys) as reader:
         reader.begin_run(given.name, given.timeout)
         if given.finish:
             reader.finish(given.timeout)
@@ -598,13 +682,13 @@ def _run(given: argparse.Namespace) -> int:
 def _doctor(given: argparse.Namespace) -> int:
     from memoire.cluster.doctor import examine
 
-    return examine(given.endpoint, timeout=given.timeout)
+    return examine(given.endpoint, timeout=given.timeout, keys=given.keys)
 
 
 def _totals(given: argparse.Namespace) -> int:
     from memoire.cluster.totals import show
 
-    return show(given.endpoints, given.run, timeout=given.timeout, as_json=given.json)
+    return show(given.endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)
 
 
 def _snapshot(given: argparse.Namespace) -> int:
@@ -613,12 +697,12 @@ def _snapshot(given: argparse.Namespace) -> int:
     if given.show is not None and given.endpoint is None and given.to is None:
         return snapshots.show(given.show, check=given.check, as_json=given.json)
     if given.show is None and given.endpoint is not None and given.to is not None:
-        return snapshots.order(given.endpoint, given.to, timeout=given.timeout)
+        return snapshots.order(given.endpoint, given.to, timeout=given.timeout, keys=given.keys)
     raise ParameterError("ENDPOINT", given.endpoint, "an address with --to NAME, or left out with --show FILE")
 
 
 def _drain(given: argparse.Namespace) -> int:
     from memoire.cluster.drain import drain
 
-    drain(given.server, given.to, timeout=given.timeout)
+    drain(given.server, given.to, timeout=given.timeout, keys=given.keys)
     return 0

@@ -49,6 +49,7 @@ from .memory import Memory
 from .models import Model, check_topic
 from .parameters import Parameters
 from .schema import Schema
+from .security import Given, Keys
 from .shipping import OpenEpisodes, Shipment
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
@@ -215,6 +216,7 @@ def connect(
     when_full: WhenFull = "skip",
     context: Context | None = None,
     limits: Limits | None = None,
+    keys: Given = None,
 ) -> Client:
     """Connect to a server, proxy or relay: one address, and everything else comes from there.
 
@@ -228,9 +230,13 @@ def connect(
         when_full: What the writer does with a cache or episode when the byte window is full: skip it, or wait for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
+        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
+            none. See docs/operations.md.
 
     Raises:
         MemoireTimeout: nobody answered; says what to look at.
+        AuthError: the other side does not let this process in.
+        KeyFileError: the keys cannot be used.
         EndpointError: the address is none.
         Refused: the other side does not take this client, or has no such table.
     """
@@ -244,6 +250,7 @@ def connect(
         when_full=when_full,
         context=context,
         limits=limits,
+        keys=keys,
     )
 
 
@@ -276,6 +283,7 @@ class Client(Node):
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
+        keys: Given = None,
     ) -> None:
         _check_when_full(when_full)
         if not 0 <= input_uuid < 1 << 32:
@@ -293,6 +301,7 @@ class Client(Node):
         self._given = (push, subscribe)
         self._clock = clock
         self._context = context or sockets.shared_context()
+        self._keys = Keys.of(keys, "actor")
         self._pid = os.getpid()
         self._rng = random.Random(secrets.randbits(64))
         self._closing = False  # close() was called: calls raise Closed
@@ -356,6 +365,7 @@ class Client(Node):
                 limits=self._limits,
                 rng=self._rng,
                 numbers=self._numbers,
+                keys=self._keys,
             )
         except BaseException:
             self._worker.stop(0.0)
@@ -964,7 +974,8 @@ class Client(Node):
         self._check_open()
         sizes = sizes_of(batch_size) if isinstance(batch_size, Mapping) else whole("batch_size", batch_size, 1)
         patience, table = seconds(timeout), self.table if isinstance(sizes, int) else next(iter(sizes))
-        options = {"context": self._context, "seed": self._seed, "limits": self._limits, "table": table} | options
+        own: dict[str, Any] = {"context": self._context, "limits": self._limits, "keys": self._keys}
+        options = own | {"seed": self._seed, "table": table} | options
         with Reader([self.endpoint], timeout=None, **options) as reader:
             with self._changed:
                 self._readers.append(reader)

@@ -347,6 +347,29 @@ class ChildDied(MemoireError, RuntimeError):
         return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
+class KeyFileError(MemoireError, ValueError):
+    """A folder or file of keys that cannot be used as it is."""
+
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        super().__init__(path, problem, advice)
+        self.path, self.problem, self.advice = path, problem, advice
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}. {self.advice}"
+
+
+class AuthError(MemoireError, PermissionError):
+    """The other side does not let this process in, or is not who it should be."""
+
+    def __init__(self, endpoint: str, reason: str, advice: str) -> None:
+        super().__init__(errno.EACCES, reason)
+        self.args = (endpoint, reason, advice)  # as in MemoireTimeout
+        self.endpoint, self.reason, self.advice = endpoint, reason, advice
+
+    def __str__(self) -> str:
+        return f"not let in at {self.endpoint}: {self.reason}. {self.advice}"
+
+
 class DataError(MemoireError, ValueError):
     """A file of episodes that is damaged, or none."""
 

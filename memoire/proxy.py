@@ -37,6 +37,7 @@ from .errors import Closed, EndpointError, MemoireError, ProtocolError
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
+from .security import Given, Keys
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
@@ -165,7 +166,9 @@ class _Back:
         self.unmet: tuple[str, ...] = ()  # addresses behind it, where that is a proxy, at which nobody has answered yet
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
-        self.channel = Channel(self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng)
+        self.channel = Channel(
+            self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng, keys=proxy._keys
+        )
         self.dealer = self._open_dealer()
         self.push: Socket | None = None
         self.sub: Socket | None = None
@@ -337,9 +340,12 @@ class Proxy(Node):
         not. push_front, pub_front: Addresses for caches and notices, where they are not beside `front`.
         queue_bytes: Bytes of caches that wait for each server.
         name: For whoever watches.
+        keys: This process' keys folder (or a cluster's), for both sides: see docs/operations.md. None takes
+            $MEMOIRE_KEYS, and without it lets everybody in.
 
     Raises:
         EndpointError: an address is taken, or none.
+        KeyFileError: the keys cannot be used.
     """
 
     CALLED = "this proxy"
@@ -356,10 +362,12 @@ class Proxy(Node):
         name: str | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
+        keys: Given = None,
     ) -> None:
         servers = _checked(servers)
         self._limits = limits or Limits()
         self._context = context or sockets.shared_context()
+        self._keys = Keys.of(keys, "proxy")
         self._queue_bytes = queue_bytes
         self._pid = os.getpid()
         self._id = secrets.token_bytes(16)

@@ -61,6 +61,7 @@ from .parameters import Parameters
 from .rate import Balance, check_batch
 from .sampling import Annealing
 from .schema import Schema
+from .security import Given, Keys
 from .sockets import Context
 from .version import SOFTWARE
 from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
@@ -210,9 +211,13 @@ class Reader(Node):
             that do so never get the same sample of a cache either. Episodes at a server are one memory: who parts the
             clients draws from all of it all the same.
         context: ZeroMQ context; one for the process by default.
+        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
+            none. See docs/operations.md.
 
     Raises:
         MemoireTimeout: nobody answered.
+        AuthError: the other side does not let this process in.
+        KeyFileError: the keys cannot be used.
         EndpointError: an address is none.
         Refused: there is no such table.
     """
@@ -231,6 +236,7 @@ class Reader(Node):
         partition: tuple[int, int] | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
+        keys: Given = None,
     ) -> None:
         if isinstance(urls, str):
             urls = [urls]
@@ -242,7 +248,8 @@ class Reader(Node):
         self._asked_table, self._table = table_name(table), ""
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under `_changed`
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition}
-        self._options |= {"context": context, "limits": limits}
+        self._keys = Keys.of(keys, "learner")
+        self._options |= {"context": context, "limits": limits, "keys": self._keys}
         self.reader_id = secrets.token_bytes(16)
         self._limits = limits or Limits()
         self._pid = os.getpid()
@@ -305,6 +312,7 @@ class Reader(Node):
             limits=self._limits,
             rng=self._rng,
             numbers=self._numbers,
+            keys=self._keys,
         )
         return _Link(channel)
 

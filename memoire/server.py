@@ -55,6 +55,7 @@ from .pool import AnyPool, Pool
 from .runs import FolderStats, Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
+from .security import Given, Keys
 from .snapshot import Restored
 from .sockets import Context, Socket
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
@@ -212,6 +213,8 @@ class Server(Node):
         context: ZeroMQ context; one for the process by default. Addresses inproc:// need the same context on both
         sides.
         clock: Seconds since 1970.
+        keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
+            None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
 
     With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
     configured last, unless `run` or parameters are given that differ from those given then.
@@ -220,6 +223,7 @@ class Server(Node):
         StateError: the folder cannot be used, or not as it is; says what to do.
         EndpointError: an address is taken, or none.
         ParameterError: a setting is out of its range.
+        KeyFileError: the keys cannot be used.
     """
 
     CALLED = "this server"
@@ -252,6 +256,7 @@ class Server(Node):
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
+        keys: Given = None,
     ) -> None:
         if storage == "episodes" and cache_limit:
             raise ParameterError(
@@ -281,6 +286,7 @@ class Server(Node):
         self._snapshots = snapshot_caches or snapshot_every is not None
         self.name = name or _default_name(endpoint)
         self._context = context or sockets.shared_context()
+        self._keys = Keys.of(keys, "server")
         self._pid = os.getpid()
         self._started = time.monotonic()
         self._closing = threading.Event()

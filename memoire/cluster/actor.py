@@ -70,9 +70,11 @@ class Player:
         self.steps += self.envs.num_envs
 
 
-def play(endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, capacity: int) -> int:
+def play(
+    endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, capacity: int, keys: str | None = None
+) -> int:
     """Play until the run is finished; the exit status."""
-    with Tether() as tether, connect(endpoint, seed=seed, capacity=capacity) as client:
+    with Tether() as tether, connect(endpoint, seed=seed, capacity=capacity, keys=keys) as client:
         envs = make_envs(env, num_envs)
         inputs, actions = sizes(envs)
         network = Network((inputs, *Settings().hidden, actions), seed)
@@ -104,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epsilon", type=float, default=0.05, help="chance of a random action")
     parser.add_argument("--capacity", type=int, default=20_000, help="entries that the actor's memory has room for")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     parser.add_argument("--nice", type=int, default=0, help="let other processes of the machine go first, 0 to 19")
     given = parser.parse_args(arguments)
     os.nice(given.nice)
@@ -114,6 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         epsilon=given.epsilon,
         seed=given.seed,
         capacity=given.capacity,
+        keys=given.keys,
     )
 
 

@@ -51,6 +51,7 @@ class Options:
     seconds: float = 60.0
     goal: float | None = None
     dashboard: bool = True
+    keys: str | None = None
 
     def __post_init__(self) -> None:
         local.check_counts(self.servers, self.proxies)
@@ -240,6 +241,7 @@ class Demo:
                 proxies=options.proxies,
                 run=f"demo-{options.env}-{options.seed}",
                 cache_limit=HELD_CACHES,
+                keys=options.keys,
             )
             is_complete = False
             if cluster is not None:
@@ -262,6 +264,7 @@ class Demo:
             str(self.actions),
             "--seed",
             str(options.seed),
+            *local.with_keys(options.keys, "learner"),
         )
         actors = [
             launcher.start(
@@ -273,6 +276,7 @@ class Demo:
                 *("--epsilon", f"{LARGEST_EPSILON * (number + 1) / options.actors:g}"),
                 *("--seed", str(1000 * options.seed + number)),
                 *("--nice", str(ACTORS_NICE)),
+                *local.with_keys(options.keys, "actor"),
             )
             for number in range(options.actors)
         ]

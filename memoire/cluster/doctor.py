@@ -22,6 +22,7 @@ from memoire.errors import EndpointError, MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Schema
+from memoire.security import Given
 from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
 
@@ -48,7 +49,7 @@ class Sick(Exception):
         self.status, self.found, self.advice = status, found, advice
 
 
-def examine(endpoint: str, *, timeout: float = 5.0, say: Callable[[str], object] = print) -> int:
+def examine(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print) -> int:
     """Take every step to `endpoint`, saying what each one found; the exit status.
 
     Args:

@@ -64,9 +64,9 @@ class Meter:
         return facts
 
 
-def learn(endpoint: str, actions: int, *, seed: int) -> int:
+def learn(endpoint: str, actions: int, *, seed: int, keys: str | None = None) -> int:
     """Learn until the launcher says that it is enough, then end the run for everybody; the exit status."""
-    with Tether() as tether, Reader([endpoint], seed=seed) as reader:
+    with Tether() as tether, Reader([endpoint], seed=seed, keys=keys) as reader:
         inputs = math.prod(reader.schema["obs"].shape)
         learner, meter = DoubleQ(inputs, actions, seed=seed), Meter()
         version = reader.publish(POLICY, learner.network.to_bytes())
@@ -110,8 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("endpoint", help="address of a server or proxy")
     parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     given = parser.parse_args(arguments)
-    return learn(given.endpoint, given.actions, seed=given.seed)
+    return learn(given.endpoint, given.actions, seed=given.seed, keys=given.keys)
 
 
 if __name__ == "__main__":

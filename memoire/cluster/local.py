@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memoire.errors import ParameterError, StateUnusable
 from memoire.schema import Schema
+from memoire.security import Given, Keys
 
 from .launch import Child, Launcher
 
@@ -41,6 +42,7 @@ def start(
     cache_limit: int = 0,
     state_dir: str | None = None,
     insecure: bool = False,
+    keys: Given = None,
 ) -> Local | None:
     """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
 
@@ -54,6 +56,7 @@ def start(
         cache_limit: Caches that each server holds, 0 for no limit but bytes.
         state_dir: Folder with a folder for the state of each server; None keeps everything in memory.
         insecure: Whether `host` may be an address that everybody reaches.
+        keys: A cluster's keys folder, or of one process that may do everything; None is $MEMOIRE_KEYS, or no keys.
 
     Raises:
         ParameterError: counts that make no cluster.
@@ -78,6 +81,7 @@ def start(
             *("--endpoint", endpoint, *open_to_all),
             *(("--schema", schema.to_json()) if schema else ("--tables", os.path.abspath(str(tables)))),
             *("--name", f"server-{number}"),
+            *with_keys(keys, "server"),
             *(() if run is None else ("--run", run)),
             *("--cache-limit", str(cache_limit)),
             *(() if state_dir is None else ("--state-dir", os.path.join(state_dir, f"server-{number}"))),
@@ -89,10 +93,25 @@ def start(
         return None
     behind = [str((child.facts or {})["endpoint"]) for child in made]
     front = [
-        launcher.start(f"proxy-{number}", "memoire", "proxy", "--endpoint", endpoint, *open_to_all, *behind)
+        launcher.start(
+            f"proxy-{number}",
+            "memoire",
+            "proxy",
+            "--endpoint",
+            endpoint,
+            *open_to_all,
+            *with_keys(keys, "proxy"),
+            *behind,
+        )
         for number, endpoint in enumerate(fronts if proxies else [])
     ]
     return Local(tuple(made), tuple(front)) if launcher.await_ready(front) else None
+
+
+def with_keys(keys: Given, role: str) -> tuple[str, ...]:
+    """The flag that gives a child its role's keys."""
+    found = Keys.of(keys, role)
+    return () if found is None else ("--keys", str(found.folder))
 
 
 def show(launcher: Launcher, cluster: Local) -> Child | None:
@@ -137,6 +156,7 @@ def up(
     state_dir: str | None = None,
     dashboard: bool = True,
     insecure: bool = False,
+    keys: Given = None,
 ) -> int:
     """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
     check_counts(servers, proxies)
@@ -153,6 +173,7 @@ def up(
             run=run,
             state_dir=state_dir,
             insecure=insecure,
+            keys=keys,
         )
         if cluster is None:
             return 0

@@ -18,6 +18,7 @@ from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.proxy import Proxy
 from memoire.schema import Schema
+from memoire.security import Given, Keys
 from memoire.server import Server
 from memoire.table import Storage, Table
 
@@ -36,6 +37,8 @@ MEETING = 10.0
 """Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
 CLOSE_TIMEOUT = 8.0
 """Seconds that a server's process has to answer, save and say goodbye once it is told to end."""
+PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
+"""Whose keys it takes of a cluster's folder: a relay is who is behind it."""
 RECENT = 100
 """Newest closed episodes that a server reports."""
 
@@ -91,6 +94,7 @@ def serve(
     http: str | None = None,
     http_token: Tokens | None = None,
     probes: str | None = None,
+    keys: Given = None,
 ) -> int:
     """Run a server until it is told to end; its exit status.
 
@@ -122,6 +126,7 @@ def serve(
             snapshot_caches=snapshot_caches,
             snapshot_every=snapshot_every,
             limits=Limits(close_timeout=CLOSE_TIMEOUT),
+            keys=keys,
         ) as server,
     ):
         if restore:
@@ -183,6 +188,7 @@ def relay(
     http_token: Tokens | None = None,
     probes: str | None = None,
     servers_file: str | None = None,
+    keys: Given = None,
 ) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
     listed = ServersFile(servers_file) if servers_file else None
@@ -191,7 +197,7 @@ def relay(
     with (
         Tether() as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
-        Proxy(endpoint, servers) as proxy,
+        Proxy(endpoint, servers, keys=Keys.of(keys, PROXY_KEYS[role])) as proxy,
     ):
         pages.show(proxy)
         if tether.is_launched:

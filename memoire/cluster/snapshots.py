@@ -14,19 +14,22 @@ from typing import Any
 from memoire import snapshot
 from memoire.errors import MemoireError, ParameterError
 from memoire.reader import Reader
+from memoire.security import Given
 from memoire.server import Server
 
 INCOMPLETE = 3
 """Exit status when a server has not written its file, or a file is damaged."""
 
 
-def order(endpoint: str, name: str, *, timeout: float = 600.0, say: Callable[[str], object] = print) -> int:
+def order(
+    endpoint: str, name: str, *, timeout: float = 600.0, keys: Given = None, say: Callable[[str], object] = print
+) -> int:
     """Have every server behind this address write a snapshot into its own state folder; the exit status.
 
     Raises:
         MemoireTimeout: an address on the way leads to nobody, and nothing was ordered.
     """
-    with Reader([endpoint], timeout=min(10.0, timeout)) as reader:
+    with Reader([endpoint], timeout=min(10.0, timeout), keys=keys) as reader:
         told = reader.snapshot(name, timeout)
     failed = 0
     for server, answer in sorted(told.items()):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from memoire.accounts import ClusterTotals
 from memoire.reader import Reader
+from memoire.security import Given
 
 INCOMPLETE = 3
 """Exit status when a server did not answer."""
@@ -18,6 +19,7 @@ def show(
     run: str | None = None,
     *,
     timeout: float = 10.0,
+    keys: Given = None,
     as_json: bool = False,
     say: Callable[[str], object] = print,
 ) -> int:
@@ -27,7 +29,7 @@ def show(
         MemoireTimeout: nobody answered.
         Refused: no server knows the run.
     """
-    with Reader(endpoints, timeout=timeout) as reader:
+    with Reader(endpoints, timeout=timeout, keys=keys) as reader:
         totals = reader.totals(run, timeout)
     if as_json:
         say(json.dumps(asdict(totals)))

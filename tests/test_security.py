@@ -1,0 +1,269 @@
+"""Keys as text and files: made, read again while a process runs, refused where others may have them."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memoire import cli, security, wire
+from memoire.errors import KeyFileError, ProtocolError
+from memoire.security import Keys, Peer
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    security.write_cluster(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def read_again(keys):
+    """`refresh`, although a second has not passed."""
+    keys._looked = 0.0
+    return keys.refresh()
+
+
+def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
+    for role in security.ROLES:
+        keys = Keys(cluster, role)
+        assert keys.folder == cluster / role and keys.own.peer == Peer(role, f"{role}s")
+        assert {key.role for key in keys.servers} == {"server", "proxy"}
+        assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
+    admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
+    assert admitted == {"actor/actors", "learner/learners", "reader/readers", "proxy/proxys", "server/servers"}
+    assert Keys(cluster, "server").peer(Keys(cluster, "actor").own.public) == Peer("actor", "actors")
+    assert not Keys(cluster / "actor").authorized
+
+
+def test_a_key_survives_its_text_and_never_shows_its_secret_half():
+    key = security.make("learner", "team-b")
+    (back,) = security.read_blocks(key.text(secret=True).encode())
+    assert back == key and back.secret == key.secret
+    (public,) = security.read_blocks(key.text().encode())
+    assert public.public == key.public and public.secret is None and public.fingerprint == key.fingerprint
+    assert key.secret.hex() not in repr(key).replace("\\x", "") and repr(key.secret)[2:-1] not in repr(key)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text.replace("Role: actor", "Role: king"), "none of actor"),
+        (lambda text: text.replace("Name: a1", "Name: ../a1"), "letters, digits"),
+        (lambda text: text.replace("Name: a1\n", ""), "letters, digits"),
+        (lambda text: text.replace("Name: a1\n", "Name: a1\nName: a2\n"), "each once"),
+        (lambda text: text.replace("-----END", "----END"), "no line"),
+        (lambda text: text[:-45], "no line"),
+        (lambda text: "hello\n" + text, "outside of keys"),
+        (lambda text: text.replace("=\n", "\n"), "base64"),
+        (lambda text: text + "\N{SNOWMAN}", "not ASCII"),
+        (lambda text: text * 8000, "keys are short"),
+        (lambda text: text * 4097, "more than 4096"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, words):
+    key = security.make("actor", "a1")
+    text = key.text(secret=True)
+    with pytest.raises(ValueError, match=words) as caught:
+        security.read_blocks(damage(text).encode())
+    assert text.splitlines()[-2][:12] not in str(caught.value)
+
+
+@given(st.binary(max_size=300))
+@example(b"-----BEGIN MEMOIRE PUBLIC KEY-----")
+@example(
+    b"-----BEGIN MEMOIRE PUBLIC KEY-----\nName: a\nRole: actor\n\n" + b"A" * 43 + b"=\n-----END MEMOIRE PUBLIC KEY-----"
+)
+def test_any_bytes_are_keys_or_a_value_error(data):
+    try:
+        security.read_blocks(data)
+    except ValueError:
+        pass
+
+
+@given(st.binary(max_size=140))
+def test_any_bytes_are_a_passport_or_a_protocol_error(data):
+    try:
+        peer = security.read_passport(data)
+    except ProtocolError as error:
+        assert error.code == "passport"
+    else:
+        assert security.passport(peer) == data
+
+
+def test_a_passport_says_whose_a_message_is():
+    for role in security.ROLES:
+        assert security.read_passport(security.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
+
+
+def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
+    own = cluster / "actor" / "own.key"
+    for mode in (0o604, 0o660, 0o602):
+        own.chmod(mode)
+        with pytest.raises(KeyFileError, match=rf"others may read \(mode 0{mode:o}\).*chmod 600"):
+            Keys(cluster / "actor")
+    own.chmod(0o440)  # as a kubelet mounts it for fsGroup: root's, and readable for the group
+    real = os.stat(own)
+    root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
+    monkeypatch.setattr(type(own), "stat", lambda *_, **__: root)
+    security._check_mode(own)
+    monkeypatch.setattr(type(own), "stat", lambda *_, **__: other)
+    with pytest.raises(KeyFileError, match="0440"):
+        security._check_mode(own)
+
+
+def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(cluster):
+    keys = Keys(cluster / "server")
+    assert not read_again(keys) and keys.changes == 0
+    one = security.make("actor", "team-b")
+    path = security.authorize(cluster / "server", one)
+    assert read_again(keys) and keys.peer(one.public) == one.peer
+    two = security.make("actor", "team-b")
+    assert security.authorize(cluster / "server", two) == path and security.authorize(cluster / "server", two) == path
+    assert read_again(keys) and keys.peer(one.public) == keys.peer(two.public) == one.peer
+    path.write_text("nonsense")
+    assert not read_again(keys) and str(path) in keys.trouble and keys.peer(one.public) is not None
+    path.unlink()
+    assert read_again(keys) and not keys.trouble and keys.peer(one.public) is None
+    assert keys.changes == 3
+
+
+def test_links_that_a_kubelet_swaps_are_followed(cluster, tmp_path):
+    first, second, mounted = security.make("actor", "a"), security.make("actor", "a"), tmp_path / "mounted"
+    for number, key in enumerate((first, second)):
+        security.write_one(mounted / f"..{number}", security.make("server"))
+        security.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
+    (mounted / "..data").symlink_to("..0")
+    for name in ("own.key", "own.pub", "authorized-actor.pub"):
+        (mounted / name).symlink_to(f"..data/{name}")
+    keys = Keys(mounted)
+    former = keys.own
+    assert set(keys.authorized) == {first.public}
+    (mounted / "..new").symlink_to("..1")
+    (mounted / "..new").replace(mounted / "..data")
+    assert read_again(keys) and set(keys.authorized) == {second.public} and keys.own != former
+
+
+def test_a_key_in_the_folder_of_another_role_lets_nobody_in(cluster):
+    misplaced = cluster / "server" / "authorized" / "learner" / "actors.pub"
+    (cluster / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
+    with pytest.raises(KeyFileError, match="of an actor, and would let it in as a learner.*Move it"):
+        Keys(cluster / "server")
+
+
+def test_a_secret_among_public_keys_is_refused(cluster):
+    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(security.make("actor").text(secret=True))
+    with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
+        Keys(cluster / "server")
+
+
+def test_a_folder_without_keys_says_what_is_missing(tmp_path, cluster):
+    with pytest.raises(KeyFileError, match=r"is no folder.*memoire keys new"):
+        Keys(tmp_path / "nowhere", "actor")
+    with pytest.raises(KeyFileError, match="has no own.key, nor boss/own.key"):
+        Keys(cluster, "boss")
+    (cluster / "actor" / "own.key").write_bytes((cluster / "actor" / "own.pub").read_bytes())
+    with pytest.raises(KeyFileError, match="does not hold one secret key"):
+        Keys(cluster / "actor")
+
+
+def test_keys_are_given_by_value_path_or_environment(cluster, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
+    assert Keys.of(None, "actor") is None
+    keys = Keys.of(str(cluster), "actor")
+    assert keys.own.role == "actor" and Keys.of(keys, "server") is keys
+    monkeypatch.setenv("MEMOIRE_KEYS", str(cluster))
+    assert Keys.of(None, "learner").own.role == "learner"
+
+
+def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
+    keys = Keys(cluster / "server")
+    security.authorize(cluster / "server", security.make("reader", "extra"))
+    keys._looked = 0.0
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(keys.refresh())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sum(found) == 1 and len(found) == 8
+
+
+def test_every_role_may_send_what_the_table_says_and_nothing_else():
+    requests = {wire.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "LEDGER"]}
+    leads = {wire.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
+    pushes = {wire.Type.CACHE, wire.Type.EPISODE}
+    for role in ("learner", "server"):
+        assert security.MAY[role] == requests | leads | pushes
+    assert not security.MAY["actor"] & (leads | {wire.Type.DRAW, wire.Type.SUMS})
+    assert not security.MAY["reader"] & (leads | pushes | {wire.Type.UPDATE})
+    for role in security.ROLES:
+        for kind in wire.Type:
+            if kind in security.MAY[role]:
+                Peer(role, "x").check(kind)
+            else:
+                with pytest.raises(ProtocolError, match=f"'x' is an? {role}'s, which may not send {kind.name}"):
+                    Peer(role, "x").check(kind)
+    security.OPEN.check(wire.Type.CONTROL)
+
+
+def test_a_key_may_not_call_itself_another_role():
+    with pytest.raises(ProtocolError, match="an actor's, and was used by a reader"):
+        Peer("actor", "x").check_hello(wire.Hello(role="reader"))
+    for role, named in (("actor", "actor"), ("reader", "doctor"), ("learner", "reader"), ("proxy", "proxy"), ("", "x")):
+        Peer(role, "x").check_hello(wire.Hello(role=named))
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_path, capsys):
+    folder, extra = str(tmp_path / "keys"), str(tmp_path / "extra")
+    assert cli.main(["keys", "new", folder]) == 0
+    assert cli.main(["keys", "new", extra, "--role", "actor", "--name", "team-b", "--server", f"{folder}/proxy"]) == 0
+    assert cli.main(["keys", "authorize", folder, extra]) == 0
+    key = Keys(extra).own
+    assert [Keys(f"{folder}/{role}").peer(key.public) for role in ("server", "proxy")] == [key.peer] * 2
+    assert [each.role for each in Keys(extra).servers] == ["proxy"]
+    capsys.readouterr()
+    assert cli.main(["keys", "list", folder]) == 0
+    shown = capsys.readouterr().out
+    assert f"admits {key.fingerprint}  actor/team-b" in shown
+    for role in security.ROLES:
+        assert (tmp_path / "keys" / role / "own.key").read_text().splitlines()[5] not in shown
+    assert cli.main(["keys", "revoke", folder, key.fingerprint, "reader/readers"]) == 0
+    assert {each.role for each in Keys(f"{folder}/server").authorized.values()} == {
+        "actor",
+        "learner",
+        "proxy",
+        "server",
+    }
+    assert cli.main(["keys", "revoke", folder, key.fingerprint]) == 1
+    assert "does not let in" in capsys.readouterr().err
+
+
+def test_keys_that_are_there_are_never_written_over(tmp_path, capsys):
+    folder = str(tmp_path / "keys")
+    assert cli.main(["keys", "new", folder]) == 0
+    before = (tmp_path / "keys" / "server" / "own.key").read_bytes()
+    assert cli.main(["keys", "new", folder]) == 1
+    assert cli.main(["keys", "new", f"{folder}/server", "--role", "server"]) == 1
+    assert "stays as it is" in capsys.readouterr().err
+    assert (tmp_path / "keys" / "server" / "own.key").read_bytes() == before
+
+
+def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path, capsys):
+    yaml = pytest.importorskip("yaml")
+    assert cli.main(["keys", "new", "--kubernetes", "ant"]) == 0
+    found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    assert set(found) == {f"ant-{role}" for role in security.ROLES}
+    for name, secret in found.items():
+        assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
+        for path, text in secret["stringData"].items():
+            security.write_new(tmp_path / name / path, text)
+    assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 5
+    assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
+
+
+def test_the_command_line_knows_the_roles_of_keys():
+    assert cli.ROLES == security.ROLES
