@@ -136,6 +136,12 @@ class NodeRow:
     faults: int
     took: float
     """Seconds of the newest answer."""
+    keys: bool | None = None
+    """Whether only peers with a key are let in; None where it has not said."""
+    open: tuple[str, ...] = ()
+    """Addresses that other machines reach and that ask nobody for a key or token."""
+    refused: int = 0
+    """Connections and requests that were refused for who they came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,8 @@ class Overview:
     verdicts: list[Verdict]
     nodes: list[NodeRow]
     learners: list[LearnerRow]
+    open: list[str] = field(default_factory=list)
+    """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,7 @@ class Cluster:
         self._remember(now, totals, up, learners)
         rates = self._rates(learners)
         actors = self._actors(now)
+        nodes = [_node_row(node) for node in self.nodes.values()]
         fresh, latency, learning = self._freshness(up), self._latency(), self._learning(up)
         overview = Overview(
             number=self._number,
@@ -280,12 +281,17 @@ class Cluster:
             latency=latency,
             forecast=self._forecast(totals),
             verdicts=[],
-            nodes=[_node_row(node) for node in self.nodes.values()],
+            nodes=nodes,
             learners=[row for row, _ in learners],
+            open=self._open(nodes),
         )
         overview.verdicts.extend(verdicts(self._signs(overview, up)))
         self._number += 1
         return overview, self._figures(overview)
+
+    def _open(self, nodes: list[NodeRow]) -> list[str]:
+        own = [f"dashboard http://{self._settings.listen}"] if self._settings.is_open else []
+        return [*(f"{node.name or node.url} {address}" for node in nodes for address in node.open), *own]
 
     def totals(self) -> Totals:
         """Of the run, each client once."""
@@ -610,7 +616,7 @@ _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwrit
 
 
 def _node_row(node: Node) -> NodeRow:
-    process = node.status.get("process") or {}
+    process, security = node.status.get("process") or {}, node.status.get("security") or {}
     reasons = [node.error] if node.error else [str(reason) for reason in node.status.get("reasons", ())]
     return NodeRow(
         name=node.name,
@@ -626,6 +632,9 @@ def _node_row(node: Node) -> NodeRow:
         most_descriptors=process.get("most_descriptors"),
         faults=int(node.stats.get("faults", 0)),
         took=node.took,
+        keys=None if not security else bool(security.get("keys")),
+        open=tuple(str(address) for address in security.get("open") or ()),
+        refused=sum(int(count) for count in (security.get("refused") or {}).values()),
     )
 
 

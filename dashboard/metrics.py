@@ -81,7 +81,7 @@ class DashboardCollector(Collector):
         """All families, with the values of this moment."""
         overview = self._aggregator.newest
         yield build_info("dashboard")
-        yield open_endpoints(not self._aggregator.settings.is_local and self._gate.is_open)
+        yield open_endpoints(int(self._aggregator.settings.is_open))
         yield refused_peers(self._gate.refused)
         for name, (field, text) in COUNTERS.items():
             value = None if overview is None else getattr(overview.totals, field)

@@ -66,6 +66,11 @@ class Settings:
         """Whether only this machine can reach it."""
         return exposure.is_local(self.listen)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody on other machines may read it."""
+        return self.token is None and not self.is_local
+
     def shown(self) -> dict[str, object]:
         """All settings, for people: what is secret is only said to be there."""
         secret = {"token": self.token is not None, "node_token": self.node_token is not None}

@@ -144,7 +144,7 @@ def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Lin
 _TABLES = ("table", "storage", "clients", "held", "bytes", "fill", "surplus", "drawn", "overwritten", "")
 _ACTORS = ("actor", "label", "host", "table", "home", "steps", "steps/s", "episodes", "return", "caches", "skipped")
 _LEARNERS = ("learner", "where", "batches", "samples", "waits", "heard")
-_NODES = ("node", "role", "state", "uptime", "memory", "files", "answer", "")
+_NODES = ("node", "role", "state", "uptime", "memory", "files", "answer", "asks for", "")
 
 
 def _head(seen: Overview) -> list[Line]:
@@ -154,6 +154,7 @@ def _head(seen: Overview) -> list[Line]:
     found = [Line(f"run {escape(seen.run)!r} ({state}), {where}    {moment}", "bold")]
     styles = {"good": "green", "notice": "yellow", "bad": "bold red"}
     found += [Line(f"{each.level}: {escape(each.text)}", styles[each.level]) for each in seen.verdicts]
+    found += [Line(f"open to everybody: {escape(', '.join(seen.open))}", "yellow")] if seen.open else []
     return found
 
 
@@ -249,8 +250,16 @@ def _node(row: NodeRow) -> tuple[str, ...]:
         "-" if row.memory_bytes is None else _bytes(row.memory_bytes),
         "-" if row.descriptors is None else f"{row.descriptors:,}",
         f"{1000 * row.took:.0f} ms",
+        guarded_by(row),
         "; ".join(row.reasons),
     )
+
+
+def guarded_by(row: NodeRow) -> str:
+    """What those who come have to have."""
+    if row.open:
+        return "nothing"
+    return "-" if row.keys is None else "keys" if row.keys else "this machine"
 
 
 def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[Line]:

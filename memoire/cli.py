@@ -539,7 +539,7 @@ def _add_insecure(to: argparse.ArgumentParser) -> None:
 
 def _check_endpoint(given: argparse.Namespace, option: str, endpoint: str) -> None:
     """Refuse an address that would be open to everybody, unless somebody said so."""
-    if getattr(given, "keys", None) is None and not given.insecure:
+    if given.keys is None and not given.insecure:
         exposure.refuse(option, endpoint, guard="keys (--keys)")
 
 

@@ -394,6 +394,21 @@ def test_the_dashboards_metrics_are_its_catalogue(small):
 # ----------------------------------------------------------------------------------------------------- who is let in
 
 
+def test_what_is_open_to_everybody_is_said_of_each_node_and_of_the_dashboard(small):
+    _, _, quiet = small
+    assert get(quiet, "/api/overview")["open"] == []
+    with memoire.Server("tcp://*:0", SCHEMA, name="wide") as server, NodePages("*:0", server) as pages:
+        here = f"http://localhost:{pages.address.rpartition(':')[2]}"
+        with watch(here, listen="*:0", insecure=True) as board:
+            until(lambda: board.aggregator.newest.nodes[0].open)
+            addresses = [server.endpoint, server.push_endpoint, server.pub_endpoint, f"http://{pages.address}"]
+            (row,) = get(board, "/api/nodes")
+            assert row["open"] == addresses and row["keys"] is False
+            said = get(board, "/api/overview")["open"]
+            assert said == [*(f"wide {address}" for address in addresses), "dashboard http://*:0"]
+            assert "\nmemoire_open_endpoints 1.0\n" in ask(board, "/metrics")[2].decode()
+
+
 @pytest.fixture(scope="module")
 def guarded_board(small):
     server, _, _ = small

@@ -190,6 +190,19 @@ def test_a_page_says_that_the_dashboard_is_gone_and_recovers(browser, node):
         page.wait_for_selector("#live[data-state=live]")
 
 
+def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
+    with dashboard(node, listen="*:0", insecure=True) as wide, window(browser, wide) as page:
+        for name in ("overview", "nodes", "logs"):
+            open_page(page, wide, name)
+            page.get_by_text(
+                "Open to everybody who reaches it: dashboard http://*:0. Keys and tokens close it."
+            ).wait_for()
+    with window(browser, board) as page:
+        open_page(page, board, "nodes")
+        page.get_by_text("this machine").wait_for()
+        assert not page.locator("#open").is_visible()
+
+
 def test_who_has_no_token_logs_in_first(browser, node):
     with dashboard(node, token="a-token") as board, window(browser, board, allowed=("403",)) as page:
         page.goto(board.url)

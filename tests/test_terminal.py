@@ -277,9 +277,22 @@ def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
     assert shown.split(None, 8)[4:8] == ["512", "B", "50%", "77"] and shown.endswith("waits for 37 more entries")
 
 
+@pytest.mark.parametrize(
+    ("keys", "open_", "words"),
+    [(None, (), "-"), (False, (), "this machine"), (True, (), "keys"), (True, ("http://0.0.0.0:1",), "nothing")],
+)
+def test_what_a_node_asks_those_who_come_for_is_shown(keys, open_, words):
+    node = NodeRow("n", "http://n", "proxy", "up", 0.0, [], "", 1.0, 1, 1, 1, 0, 0.0, keys, open_)
+    shown = [line.text for line in top.lines(overview(nodes=[node], open=[f"n {each}" for each in open_]), [])]
+    assert next(line for line in shown if line.startswith("n ")).partition(" ms ")[2].strip() == words
+    assert ("open to everybody: n http://0.0.0.0:1" in shown) is bool(open_)
+
+
 def test_nothing_hostile_reaches_a_terminal():
-    node = NodeRow(HOSTILE, "http://x", HOSTILE, "down", 0.0, [HOSTILE], "", None, None, None, None, 0, 0.0)
-    seen = overview(run=HOSTILE, verdicts=[Verdict("bad", "node_down", HOSTILE)], nodes=[node])
+    node = NodeRow(
+        HOSTILE, "http://x", HOSTILE, "down", 0.0, [HOSTILE], "", None, None, None, None, 0, 0.0, True, (HOSTILE,)
+    )
+    seen = overview(run=HOSTILE, verdicts=[Verdict("bad", "node_down", HOSTILE)], nodes=[node], open=[HOSTILE])
     rows = [actor(1, "active", host=HOSTILE), actor(2, "silent", host=HOSTILE)]
     text = "".join(line.text for line in top.lines(seen, rows))
     assert text.isprintable() and r"\x1b[2Jgone" in text

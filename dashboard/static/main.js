@@ -84,6 +84,13 @@ function showLive() {
   say(button, texts[stream.state]);
 }
 
+/** On every page: which addresses everybody may use, since nothing asks who comes. */
+function showOpen(addresses) {
+  const more = addresses.length > 3 ? ` and ${addresses.length - 3} more` : "";
+  $("open").hidden = addresses.length === 0;
+  say($("open"), `Open to everybody who reaches it: ${addresses.slice(0, 3).join(", ")}${more}. Keys and tokens close it.`);
+}
+
 function startKeys(nextTheme) {
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.closest?.("input, select, textarea");
@@ -126,6 +133,7 @@ document.addEventListener("memoire:login", () => showLogin("Log in to go on."));
 stream.addEventListener("state", showLive);
 stream.addEventListener("overview", ({detail}) => {
   say($("run"), detail.run);
+  showOpen(detail.open);
   current?.page.update?.(detail);
 });
 addEventListener("hashchange", showPage);

@@ -6,6 +6,14 @@ import {empty, every, problem, table} from "../parts.js";
 import {address} from "../router.js";
 
 const now = () => Date.now() / 1000;
+
+/** What those who come have to have: a key, or nothing, which is said so that it is seen. */
+function guard(row) {
+  if (row.open.length) return h("span.state.unready", {title: row.open.join(", ")}, "nothing");
+  if (row.keys === null) return "–";
+  return row.keys ? "keys" : "this machine";
+}
+
 const COLUMNS = [
   {title: "Node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name || row.url)},
   {title: "Role", value: (row) => row.role},
@@ -14,6 +22,8 @@ const COLUMNS = [
   {title: "Up for", value: (row) => duration(row.uptime), number: true},
   {title: "Memory", value: (row) => bytes(row.memory_bytes), number: true},
   {title: "Files", value: (row) => (row.descriptors === null ? "–" : `${count(row.descriptors)} of ${count(row.most_descriptors)}`), number: true},
+  {title: "Asks for", value: guard},
+  {title: "Refused", value: (row) => count(row.refused), number: true},
   {title: "Faults", value: (row) => count(row.faults), number: true},
   {title: "Answer took", value: (row) => duration(row.took), number: true},
   {title: "Software", value: (row) => row.software},
