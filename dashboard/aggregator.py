@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ import msgspec
 from memoire.errors import MemoireError
 from memoire.worker import wall_clock
 
-from .answers import ActorDetail, ActorRow, EpisodeRow, Overview, RunInfo
+from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, RunInfo
 from .cluster import Answer, Cluster
+from .distributions import merged
 from .history import FLUSH_EVERY, PRUNE_EVERY, Curves, History
 from .nodes import Addresses, NodeError, ask
 from .settings import Settings
@@ -44,6 +45,8 @@ KEEP_EVERY = 10.0
 """Seconds between two savings of the ledger in the history."""
 OVERLAP = 5.0
 """Seconds of a ledger that are read once more: what changed while it was read is not missed."""
+LOOK_AGAIN = 2.0
+"""Seconds for which one look at what is held serves everybody who asks."""
 MOST_PAGES = 100
 STUCK_AFTER = 10.0
 
@@ -106,6 +109,8 @@ class Aggregator:
         self._ended = threading.Event()
         self._turned = time.monotonic()
         self._newest: Overview | None = None
+        self._looking = threading.Lock()  # the next one's
+        self._distributions: dict[str, tuple[float, Distribution]] = {}
         self._kept_at = self._flushed_at = self._pruned_at = 0.0
         self.trouble = ""
         """Why the history cannot be written; "" where it can."""
@@ -396,6 +401,19 @@ class Aggregator:
         if url is None:
             raise NodeError(f"there is no server {name!r}; there are {', '.join(self.servers()) or 'none yet'}", 404)
         return self._json(url, path)
+
+    def distribution(self, table: str, servers: Iterable[str]) -> Distribution:
+        """How what these servers hold in a table is spread: now, or as it was up to `LOOK_AGAIN` seconds ago. Blocks as
+        `ask_server` does.
+        """
+        with self._looking:
+            known = self._distributions.get(table)
+            if known is None or time.monotonic() > known[0] + LOOK_AGAIN:
+                found = self.ask_servers(dict.fromkeys(servers, f"/distribution?{urlencode({'table': table})}"))
+                told = {name: answer for name, answer in found.items() if isinstance(answer, dict)}
+                known = time.monotonic(), merged(table, told, [name for name in found if name not in told])
+                self._distributions[table] = known
+            return known[1]
 
     def ask_servers(self, paths: dict[str, str]) -> dict[str, Any]:
         """A page of each of these servers, now, by name; or the NodeError that came instead."""

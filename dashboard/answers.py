@@ -255,6 +255,96 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values lie where."""
+
+    bounds: list[float]
+    """Where buckets begin, and where the last one ends: one more than `counts`, or none."""
+    counts: list[int]
+    zeros: int
+    """Values that are 0: in no bucket."""
+    least: float | None
+    greatest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How what a table holds is spread, over all servers."""
+
+    table: str
+    storage: str
+    """caches: samples that were drawn by weight already; episodes: entries."""
+    looked: int
+    """How many were looked at, of `held`."""
+    held: int
+    """Samples, or entries of episodes, that can be drawn."""
+    population: float
+    """Entries of positive weight, in the actors' memories or in the servers' episodes."""
+    effective: float | None
+    """1 / sum p**2 over their chances: so many entries of equal chances would be repeated as often."""
+    weights: Histogram
+    """What draws are proportional to."""
+    ages: Histogram
+    """Seconds since the entries were recorded."""
+    servers: list[str]
+    missing: list[str]
+    """Servers that did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the actors of a run are spread by one figure."""
+
+    figure: str
+    actors: int
+    """Those that have the figure."""
+    median: float | None
+    mean: float | None
+    histogram: Histogram
+    """In buckets of equal width."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownArray:
+    """One array of a sample."""
+
+    dtype: str
+    """As NumPy writes it: "|u1", "<f4"."""
+    shape: list[int]
+    axes: int
+    """How many of them come before those of the column: frames of a stack, entries of a sequence."""
+    data: str
+    """Its bytes in C order, in base64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """One held sample, as a learner would get it; it was not taken."""
+
+    server: str
+    """Where it is held."""
+    table: str
+    client: str
+    """Id of the actor that pushed it; of the server's own memory where that keeps episodes."""
+    number: int
+    """Of the entry."""
+    age: float
+    """Seconds since the entry was recorded."""
+    weight: float
+    probability: float
+    """Its chance at each draw from its server."""
+    importance: float
+    """Before it is divided by the batch's largest: 1 is an entry of the mean chance."""
+    model_version: int
+    """0: nobody said."""
+    model_lag: int | None
+    """Versions behind the newest model; None where no model was published, or nobody said."""
+    episode: int | None
+    """Entries of its episode, where the server knows."""
+    arrays: dict[str, ShownArray]
+
+
+@dataclass(frozen=True, slots=True)
 class LogRow:
     """One log line."""
 

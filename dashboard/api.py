@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import random
 from collections.abc import AsyncIterator, Iterator, Mapping
+from math import isfinite
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -29,7 +31,22 @@ from memoire.version import SOFTWARE, VERSION
 from . import exports, logs
 from .access import Access, address_of, error, is_by_tls, too_many
 from .aggregator import Aggregator
-from .answers import ActorDetail, ActorPage, ActorRow, EpisodeRow, LearnerRow, LogPage, NodeRow, Overview, RunInfo
+from .answers import (
+    ActorDetail,
+    ActorPage,
+    ActorRow,
+    Distribution,
+    EpisodeRow,
+    LearnerRow,
+    LogPage,
+    NodeRow,
+    Overview,
+    RunInfo,
+    Specimen,
+    Spread,
+    TableRow,
+)
+from .distributions import spread_of
 from .gate import COOKIE, LOGIN_SECONDS, Gate, TooManyWrong
 from .hub import MOST_LISTENERS, Full, Hub
 from .nodes import NodeError
@@ -46,6 +63,10 @@ Sort = Literal[
     "client", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
     "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches", "rejected_caches",
     "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+]  # fmt: skip
+Figure = Literal[
+    "episodes", "steps", "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
+    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
 ]  # fmt: skip
 State = Literal["active", "silent", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
@@ -150,13 +171,32 @@ class Api:
         """Schema, parameters and limits of every server, and the dashboard's own settings; secrets are left out."""
         return _json({"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()})
 
-    def sample(self, server: Annotated[str, Query(min_length=1, max_length=256)], table: Text = "") -> Response:
-        """One sample of a recent batch that a server's own learner drew: each array with dtype, shape and bytes
-        (C order, in base64), for whoever shows frames as pictures.
+    def sample(self, server: Text = "", table: Text = "") -> Response:
+        """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
+        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures.
         """
-        if table and table not in {each.name for each in self._overview().tables}:
-            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no table {table!r}")
-        return _json(self._aggregator.ask_server(server, f"/sample?{urlencode({'table': table})}"))
+        row = self._table(table)
+        held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
+        if not any(held.values()):
+            text = f"table {row.name!r} holds no sample now" + f" at {server!r}" * bool(server)
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, text)
+        chosen = random.choices(list(held), list(held.values()))[0]
+        found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name})}")
+        return _json({"server": chosen, **found})
+
+    def distribution(self, table: Text = "") -> Response:
+        """How weights and ages of what a table holds are spread, over all servers, and its effective size."""
+        row = self._table(table)
+        return _json(self._aggregator.distribution(row.name, row.facts))
+
+    def _table(self, name: str) -> TableRow:
+        """The table of this name; "": the first one."""
+        tables = self._overview().tables
+        found = next((each for each in tables if name in ("", each.name)), None)
+        if found is None:
+            text = f"there is no table {name!r}" if tables else "no server answers now, so no table is known"
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, text)
+        return found
 
     # -------------------------------------------------------------------------------------------------- the actors
 
@@ -180,6 +220,11 @@ class Api:
         with_it.sort(key=lambda row: (getattr(row, sort), row.client), reverse=order == "down")
         chosen = with_it + [row for row in chosen if getattr(row, sort) is None]
         return _json(ActorPage(len(rows), len(chosen), chosen[offset : offset + limit]))
+
+    def spread(self, figure: Figure = "steps_per_second", bins: Annotated[int, Query(ge=1, le=100)] = 24) -> Response:
+        """How the actors of this run that did not say goodbye are spread by one figure, to find the odd ones."""
+        values = [getattr(row, figure) for row in self._aggregator.actors() if row.state != "gone"]
+        return _json(spread_of(figure, [float(each) for each in values if each is not None and isfinite(each)], bins))
 
     def actor(self, client: Client) -> Response:
         """One actor with its account at each server, what its home says of it, and its newest episodes."""
@@ -385,9 +430,11 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/nodes", api.nodes, list[NodeRow]),
         ("/api/learners", api.learners, list[LearnerRow]),
         ("/api/settings", api.settings, dict[str, Any]),
-        ("/api/sample", api.sample, dict[str, Any]),
+        ("/api/sample", api.sample, Specimen),
+        ("/api/distribution", api.distribution, Distribution),
         ("/api/actors", api.actors, ActorPage),
         ("/api/actors/{client}", api.actor, ActorDetail),
+        ("/api/spread", api.spread, Spread),
         ("/api/episodes", api.episodes, list[EpisodeRow]),
         ("/api/figures", api.names, list[str]),
         ("/api/curves", api.curves, CurvesAnswer),

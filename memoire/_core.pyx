@@ -3750,6 +3750,7 @@ cdef struct View:
     uint32_t samples
     double total_weight     # S_k, N_k
     double positives
+    double arrived          # by the pool's clock
 
 
 @cython.auto_pickle(False)
@@ -3779,7 +3780,6 @@ cdef class HeldCache:
     cdef double eldest            # least moment at which a sample's entry was recorded, or before; by the pool's clock
     cdef int64_t least_model      # least version of the models that made its samples, or less
     cdef double whole             # N_k, while `view.positives` is that of what is not passed over
-    cdef public double arrived    # by the pool's clock
     cdef readonly Layout layout
     cdef readonly Py_ssize_t nbytes
     cdef readonly uint64_t parameters_version
@@ -3881,6 +3881,15 @@ cdef class HeldCache:
         return self.left[self.used] if self.left != NULL else self.used
 
     @property
+    def arrived(self):
+        """When it came, by the pool's clock."""
+        return self.view.arrived
+
+    @arrived.setter
+    def arrived(self, double seconds):
+        self.view.arrived = seconds
+
+    @property
     def payload(self):
         """The bytes as they came."""
         return memoryview(<object>self.buffer.obj)
@@ -3943,7 +3952,7 @@ cdef class HeldCache:
             sample = self.left[i]
             if not self._is_within(age, model, sample, oldest, oldest_model):
                 continue
-            born, version = self.arrived - _read_float(age + 4 * <size_t>sample), <int64_t>_read64(model + 8 * <size_t>sample)
+            born, version = self.view.arrived - _read_float(age + 4 * <size_t>sample), <int64_t>_read64(model + 8 * <size_t>sample)
             self.eldest, self.least_model = min(self.eldest, born), min(self.least_model, version)
             self.left[kept] = sample
             kept += 1
@@ -3953,7 +3962,7 @@ cdef class HeldCache:
         return before - kept
 
     cdef inline bint _is_within(self, const uint8_t* age, const uint8_t* model, uint32_t sample, double oldest, int64_t oldest_model) noexcept nogil:
-        if self.arrived - _read_float(age + 4 * <size_t>sample) < oldest:
+        if self.view.arrived - _read_float(age + 4 * <size_t>sample) < oldest:
             return False
         return <int64_t>_read64(model + 8 * <size_t>sample) >= oldest_model
 
@@ -4317,6 +4326,15 @@ cdef class Picks:
                 _gather(self.layout, self.pick, self.size, target, &carried)
         finally:
             free(target)
+
+    def arrivals(self, target, bint in_order):
+        """When each sample's cache came, by its pool's clock: float64 [B] into `target`, at the samples' positions or in the order of
+        the draw.
+        """
+        cdef double* to = <double*>_target(target, self.size * 8)
+        cdef Py_ssize_t i
+        for i in range(self.size):
+            to[i if in_order else self.pick[i].position] = self.pick[i].view.arrived
 
     def gather_lengths(self, int index, target):
         """How many elements each sample's values have in ragged field `index`: int32 [B, rows] into `target`; returns the most."""

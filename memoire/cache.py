@@ -805,17 +805,39 @@ def check(
     return _core.HeldCache(payload, layout.core, checksum, limits.message_bytes, _unpack)
 
 
+def copy_of(held: "_core.HeldCache", layout: Layout) -> "_core.HeldCache":
+    """The same cache of that layout once more, none of its samples drawn; the bytes that came are shared."""
+    copy = _core.HeldCache(held.payload, layout.core, None, 1 << 62, _unpack)
+    copy.arrived = held.arrived
+    return copy
+
+
 def samples_of(payload: Payload) -> int:
     """How many samples a container holds that was made here."""
     return int(payload[:4].view("<u4")[0])
 
 
-def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: float) -> Payload:
+def waits_of(picks: "_core.Picks", clock: float, *, in_order: bool = False) -> NDArray[np.float32]:
+    """Seconds float32 [B] for which the samples have been held: a cache says how old its entries were when it was made.
+
+    Args:
+        clock: The pool's now.
+        in_order: As they were drawn, not as they lie in the batch.
+    """
+    arrived = np.empty(picks.size, np.float64)
+    picks.arrivals(arrived, in_order)
+    return np.maximum(clock - arrived, 0.0).astype(np.float32)
+
+
+def pack_drawn(
+    picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: float, clock: float | None = None
+) -> Payload:
     """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
 
     Args:
         picks: From a pool of `layout`, not shuffled: a client's samples are side by side.
         layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
+        clock: The pool's now, so that ages are those of now; None: as they came.
     """
     samples = picks.size
     indices = {
@@ -844,6 +866,9 @@ def pack_drawn(picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: floa
         if form.part not in _OF_DRAWN and form.part not in layout.indices:
             distinct = entries if form.extent is Extent.PER_ENTRY else frames
             _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
+    ages = made.array(Part.AGE, "<f4")
+    if clock is not None and ages is not None:
+        ages[:, 0] += waits_of(picks, clock, in_order=True)
     return made.payload
 
 

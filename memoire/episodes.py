@@ -14,13 +14,14 @@ never come again under one owner, and a memory that begins anew has another one:
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ from .errors import (
     UsedUp,
     WrongType,
 )
+from .glance import MOST_LOOKED, Distribution, Histogram, Peeked
 from .limits import Limits
 from .memory import MOST_ROWS, Memory
 from .parameters import Parameters, reward_size
@@ -518,6 +520,46 @@ class EpisodePool:
                     raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, what)
                 self._filled.wait(left)
 
+    # Whoever looks
+
+    def distribution(self) -> Distribution:
+        """How entries are spread: all of them, or evenly spaced ones."""
+        memory = self._memory
+        with memory.held():
+            seen = _Seen.of(memory)
+            total, positives, _ = memory.sums()
+            entries = memory.num_entries
+        squares = float(np.square(seen.weights / total).mean()) * entries if total > 0.0 and len(seen.weights) else 0.0
+        return Distribution(
+            looked=len(seen.rows),
+            held=entries,
+            population=float(positives),
+            total_weight=total,
+            effective=1.0 / squares if squares > 0.0 else None,
+            weights=Histogram.of(seen.weights),
+            ages=Histogram.of(seen.ages),
+        )
+
+    def peek(self) -> Peeked | None:
+        """A copy of a random entry's sample, by weight among evenly spaced ones."""
+        with self._filled:
+            memory, owner = self._memory, self._owner
+            beta = memory.parameters.beta(self._annealing.batches)
+        with memory.held():
+            seen = _Seen.of(memory)
+            total, positives, _ = memory.sums()
+            if not seen.weights.any():
+                return None
+            at = random.choices(range(len(seen.rows)), seen.weights.tolist())[0]
+            inside, row = memory._inside(), seen.rows[at]
+            number = int(inside["meta"]["number"][row])
+            length = int(inside["episodes"]["length"][inside["meta"]["episode"][row]])
+            gathered = memory.gather([number])
+            del inside
+        gathered.ids = np.empty(1, ID)
+        gathered.ids["client"], gathered.ids["number"] = np.frombuffer(owner, "<u8"), number
+        return Peeked(gathered, float(seen.weights[at]) / total, float(positives), beta, length)
+
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
@@ -576,6 +618,23 @@ class EpisodePool:
         with self._filled:
             self._drawn += wanted
         return payload
+
+
+class _Seen(NamedTuple):
+    """Entries of a memory that is held, every n-th row: `MOST_LOOKED` or fewer."""
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    ages: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, memory: Memory) -> _Seen:
+        every = -(-memory.capacity // MOST_LOOKED)
+        rows = np.arange(random.randrange(every), memory.capacity, every)
+        rows = rows[memory._inside()["meta"]["episode"][rows] >= 0]
+        ages, weights = np.empty(len(rows), np.float32), np.empty(len(rows), np.float64)
+        memory._facts(rows, ages, None, weights)
+        return cls(rows, weights, ages)
 
 
 def _has(memory: Memory, number: int) -> bool:

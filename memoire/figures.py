@@ -23,7 +23,6 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at how fresh a batch is."""
 PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Parts of a batch whose greatest age and weight are kept."""
-MOST_SPECIMEN_BYTES = 4 << 20
 NEWEST = 100
 """Episodes that `recent` speaks of."""
 
@@ -86,21 +85,6 @@ class Freshness:
     """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Specimen:
-    """One sample of a recent batch, to be looked at."""
-
-    arrays: dict[str, NDArray[Any]]
-    """A sample's part of each array, under its name in a batch (states with their stack axis)."""
-    age: float
-    weight: float
-    importance: float
-    client: str
-    """Whose it is, in hex; "" in one process."""
-    number: int
-    """The entry's."""
-
-
 class Looks:
     """Looks at a batch now and then: at most one in `LOOK_EVERY` seconds, so that drawing is not slowed down."""
 
@@ -109,8 +93,6 @@ class Looks:
         self._next = float("-inf")
         self.newest: Freshness | None = None
         """Of the newest batch that was looked at."""
-        self.specimen: Specimen | None = None
-        """One of its samples."""
 
     def is_due(self, now: float) -> bool:
         """Whether to look at this batch; the caller does, then."""
@@ -140,29 +122,10 @@ class Looks:
             ages=ages,
             weights=_quantiles(drawn.weight),
         )
-        self.specimen = _first_of(drawn, float(importance[0]))
 
 
 def _quantiles(values: NDArray[Any]) -> tuple[float, ...]:
     return tuple(float(value) for value in np.quantile(values, PARTS))
-
-
-def _first_of(drawn: Gathered, importance: float) -> Specimen | None:
-    """The first sample of a batch, which is in random order; None where it is too large to be shown."""
-    arrays = drawn.prev | {f"next_{name}": array for name, array in drawn.next.items()}
-    arrays |= {"reward": drawn.reward, "discount": drawn.discount, "steps": drawn.steps}
-    chosen = {name: array[0] for name, array in arrays.items() if len(array)}
-    if sum(array.nbytes for array in chosen.values()) > MOST_SPECIMEN_BYTES:
-        return None
-    one = drawn.ids[0]
-    return Specimen(
-        arrays={name: np.array(array) for name, array in chosen.items()},
-        age=float(drawn.age[0]),
-        weight=float(drawn.weight[0]),
-        importance=importance,
-        client=one["client"].tobytes().hex() if drawn.ids.dtype.names else "",
-        number=int(one["number"] if drawn.ids.dtype.names else one),
-    )
 
 
 @dataclass(frozen=True, slots=True)

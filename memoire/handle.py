@@ -14,7 +14,8 @@ from .checks import seconds, whole
 from .desk import Desk
 from .episodes import EpisodePool
 from .errors import Closed, NotEnoughSamples, ParameterError
-from .figures import Freshness, Looks, Specimen
+from .figures import Freshness, Looks
+from .glance import Distribution, Specimen
 from .groups import EpisodeBatch
 from .parameters import Parameters
 from .pool import MOST_BATCH
@@ -130,8 +131,7 @@ class TableHandle:
         with self._counting:
             self._batches += 1
         if self._looks.is_due(time.monotonic()):
-            newest = max(self._desk.models.versions().values(), default=0)
-            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
+            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
@@ -220,10 +220,23 @@ class TableHandle:
         self._desk.grant(None)  # its clients' shares are others now
         return gone
 
-    @property
-    def specimen(self) -> Specimen | None:
-        """One sample of a recent batch that was drawn in this process, to be looked at; None before the first one."""
-        return self._looks.specimen
+    def distribution(self) -> Distribution:
+        """How weights and ages of what is held are spread. Some tens of thousands of samples are looked at for it,
+        which takes milliseconds; nothing is changed.
+        """
+        return self._table.pool.distribution()
+
+    def peek(self) -> Specimen | None:
+        """A copy of one held sample, as likely as in a draw, to be looked at: nothing is taken by that.
+
+        None where nothing is held, or the sample is too large to be looked at.
+        """
+        peeked = self._table.pool.peek()
+        return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
+
+    def _newest_model(self) -> int:
+        """Version of the newest model of any topic; 0: there is none."""
+        return max(self._desk.models.versions().values(), default=0)
 
     def stats(self) -> TableStats:
         """All figures at this moment."""

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from . import _core, cache, wire
 from .batch import Batch, Gathered, place
 from .errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from .glance import MOST_LOOKED, Distribution, Histogram, Peeked
 from .limits import Limits
 from .parameters import Parameters
 from .sampling import Annealing
@@ -42,6 +43,8 @@ _EVERY: Final = 1.0  # seconds between two looks for silent clients and readers
 MOST_DRAWN: Final = 1 << 20
 """Samples that a reader may take at once."""
 MOST_BATCH: Final = (1 << 31) - 1
+MOST_CLIENTS: Final = 512
+"""Clients whose caches are looked at for a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,12 @@ class AnyPool(Protocol):
 
     def saw_model(self, version: int) -> None:
         """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
+    def distribution(self) -> Distribution:
+        """How what is held is spread; some of it is looked at, and nothing is changed."""
+
+    def peek(self) -> Peeked | None:
+        """A copy of a random sample, as likely as in a draw, which is not taken by that; None where nothing is held."""
 
     def stats(self) -> PoolStats:
         """A frozen picture."""
@@ -584,7 +593,7 @@ class Pool:
         picks, drawn_by, parameters, beta = self._draw(samples, timeout)
         if drawn_by is not layout:  # parameters changed while waiting
             ready = self._ready(drawn_by, samples, out)
-        return _pooled(picks, drawn_by, parameters, beta, ready)
+        return _pooled(picks, drawn_by, parameters, beta, ready, self._clock())
 
     def _ready(self, layout: cache.Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
         """Arrays for a batch: the caller's, or new ones."""
@@ -627,6 +636,68 @@ class Pool:
         self._misses += 1
         free, held = max(0, self._held.can_serve(self._parameters.reuse_cache)), self._held
         raise NotEnoughSamples(samples, free, held.caches, len(held), time.monotonic() - begin if timeout else 0.0)
+
+    # Whoever looks
+
+    def distribution(self) -> Distribution:
+        """How held samples are spread: of some clients, and of some of their caches, those that can be drawn yet."""
+        with self._lock:
+            held, unused, population = self._held.held, self._held.unused, float(self._held.entries())
+            total = math.fsum(client.total_weight for client in self._clients.values())
+            reuse, clock = self._parameters.reuse_cache, self._clock()
+            chosen = self._some_caches()
+        looked = [(client, _looked_at(caches, reuse, clock)) for client, caches in chosen]
+        shares = [(client.total_weight / total, found) for client, found in looked if len(found.chances)]
+        whole = math.fsum(share for share, _ in shares)
+        twice = math.fsum(share * share * float(found.chances.mean()) for share, found in shares)
+        weights = np.concatenate([np.empty(0), *(found.weights for _, found in looked)])
+        return Distribution(
+            looked=len(weights),
+            held=held if reuse else unused,
+            population=population,
+            total_weight=total,
+            effective=whole / twice if twice > 0.0 else None,
+            weights=Histogram.of(weights),
+            ages=Histogram.of(np.concatenate([np.empty(0), *(found.ages for _, found in looked)])),
+        )
+
+    def _some_caches(self) -> "list[tuple[_core.HeldClient, list[_core.HeldCache]]]":
+        """Caches of clients that can be drawn from, of all or of some at random, for `MOST_LOOKED` samples together."""
+        able = [client for client in self._clients.values() if client.caches and client.total_weight > 0.0]
+        able = random.sample(able, min(len(able), MOST_CLIENTS))
+        chosen = []
+        for client in able:
+            caches = client.queued()
+            fair = MOST_LOOKED // max(1, len(able) * caches[0].samples)
+            chosen.append((client, random.sample(caches, min(len(caches), max(1, fair)))))
+        return chosen
+
+    def peek(self) -> Peeked | None:
+        """A copy of a random held sample: of a client by its share of the weight, out of any of its caches."""
+        with self._lock:
+            clients = [client for client in self._clients.values() if client.caches and client.total_weight > 0.0]
+            if not clients:
+                return None
+            weights = [client.total_weight for client in clients]
+            client = random.choices(clients, weights)[0]
+            held = random.choice(client.queued())
+            share, population = client.total_weight / math.fsum(weights), float(self._held.entries())
+            layout, beta, clock = self._layout, self._parameters.beta(self._annealing.batches), self._clock()
+            sums = client.sequence, client.total_weight, float(client.positives), client.minimum
+        # A pool of its own, with a cache of its own out of the same bytes: nothing is taken from this one.
+        copy = cache.copy_of(held, layout)
+        alone, owner = _core.HeldPool(random.getrandbits(64)), _core.HeldClient(client.id)
+        owner.hear(*sums)
+        alone.enter(owner)
+        alone.push(owner, copy)
+        picks = alone.draw(layout.core, 1, True)
+        assert picks is not None, "a held cache has a sample"
+        gathered = layout.allocate(1)
+        layout.gather(picks, gathered)
+        gathered.age += cache.waits_of(picks, clock)
+        chance = share * min(1.0, float(gathered.weight[0]) / held.total_weight)
+        newest = max(1.0, sums[2])
+        return Peeked(gathered, chance, population * held.positives / newest, beta)
 
     def stats(self) -> PoolStats:
         """A frozen picture of the pool."""
@@ -714,7 +785,26 @@ class Pool:
             self._pass_over()
             picks = self._held.take(self._layout.core, reader, wanted, self._parameters.reuse_cache)
             layout, drawn = self._layout, self._drawn_layout
-        return cache.pack_drawn(picks, layout, drawn, now=now) if picks.size else None
+        return cache.pack_drawn(picks, layout, drawn, now=now, clock=self._clock()) if picks.size else None
+
+
+class _LookedAt(NamedTuple):
+    """What is seen of some caches of a client: of each sample, [n]."""
+
+    weights: NDArray[np.float64]
+    chances: NDArray[np.float64]
+    """In the client's memory: w / S_k."""
+    ages: NDArray[np.float64]
+
+
+def _looked_at(caches: "Sequence[_core.HeldCache]", reuse: bool, clock: float) -> _LookedAt:
+    weights, chances, ages = [np.empty(0)], [np.empty(0)], [np.empty(0)]
+    for held in caches:
+        left = slice(0 if reuse else held.drawn, None)
+        weights.append(np.frombuffer(held.part(cache.Part.WEIGHT), "<f8")[left])
+        chances.append(weights[-1] / held.total_weight)
+        ages.append(np.frombuffer(held.part(cache.Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived))
+    return _LookedAt(*map(np.concatenate, (weights, chances, ages)))
 
 
 def _looks_of(held: "_core.HeldCache") -> tuple[float, ...]:
@@ -727,9 +817,16 @@ def _is_same(one: "_core.HeldCache", other: "_core.HeldCache") -> bool:
 
 
 def _pooled(
-    picks: "_core.Picks", layout: cache.Layout, parameters: Parameters, beta: float, gathered: Gathered
+    picks: "_core.Picks",
+    layout: cache.Layout,
+    parameters: Parameters,
+    beta: float,
+    gathered: Gathered,
+    clock: float | None = None,
 ) -> Pooled:
     layout.gather(picks, gathered)
+    if clock is not None:
+        gathered.age += cache.waits_of(picks, clock)
     if gathered.mask is not None:
         gathered.max_share = parameters.sequence_max_share
     importance = np.empty(picks.size, np.float32)

@@ -53,7 +53,7 @@ from .errors import (
     SchemaMismatch,
     WrongType,
 )
-from .figures import Freshness, Looks, Specimen
+from .figures import Freshness, Looks
 from .limits import Limits
 from .mixed import MixedBatch, Mixer, sizes_of
 from .models import Model, check_topic, make
@@ -855,11 +855,6 @@ class Reader(Node):
             finished=self._finished,
             faults=self._worker.errors,
         )
-
-    @property
-    def specimen(self) -> Specimen | None:
-        """One sample of a recent batch, to be looked at; None before the first one."""
-        return self._looks.specimen
 
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each. Empty while all is well."""

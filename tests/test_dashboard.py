@@ -348,12 +348,38 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
     assert ask(board, "/api/logs?cursor=none")[0] == 422
 
 
-def test_a_sample_is_shown_with_its_arrays(small):
-    _, _, board = small
-    found = get(board, "/api/sample?server=home")
-    assert found["table"] == "default" and found["arrays"]["obs"]["shape"] == [1, 4]
+def test_a_held_sample_is_shown_with_its_arrays(small):
+    server, clients, board = small
+    for path in ("/api/sample", "/api/sample?server=home&table=default"):
+        found = get(board, path)
+        assert (found["server"], found["table"]) == ("home", "default")
+        assert found["client"] in {client.client_id.hex() for client in clients}
+        assert {"obs", "action", "reward"} <= set(found["arrays"]) and 0.0 < found["probability"] <= 1.0
     assert ask(board, "/api/sample?server=none")[0] == 404
-    assert ask(board, "/api/sample?server=home&table=none")[0] == 404
+    assert b"there is no table 'none'" in ask(board, "/api/sample?server=home&table=none")[2]
+
+
+def test_what_tables_hold_is_spread_as_their_servers_say(small):
+    server, _, board = small
+    found = get(board, "/api/distribution")
+    unused = server.stats().tables["default"].unused_samples
+    assert (found["looked"], found["held"], found["servers"], found["missing"]) == (unused, unused, ["home"], [])
+    assert (
+        sum(found["weights"]["counts"]) == unused
+        and len(found["weights"]["bounds"]) == len(found["weights"]["counts"]) + 1
+    )
+    assert 1.0 <= found["effective"] <= 1.5 * found["population"]
+    assert ask(board, "/api/distribution?table=none")[0] == 404
+
+
+def test_actors_are_spread_by_a_figure(small):
+    _, _, board = small
+    found = get(board, "/api/spread?figure=episodes&bins=2")
+    assert found == {
+        "figure": "episodes", "actors": 3, "median": 2.0, "mean": 2.0,
+        "histogram": {"bounds": [1.0, 2.0, 3.0], "counts": [1, 2], "zeros": 0, "least": 1.0, "greatest": 3.0},
+    }  # fmt: skip
+    assert ask(board, "/api/spread?figure=none")[0] == 422
 
 
 def test_settings_show_schema_and_parameters_and_no_secret(small):
@@ -427,7 +453,7 @@ def guarded(guarded_board):
 PATHS = (
     "/api/overview", "/api/stream", "/api/nodes", "/api/learners", "/api/settings", "/api/actors", "/api/episodes",
     "/api/figures", "/api/curves?name=steps", "/api/runs", "/api/export.csv", "/api/export.tfevents", "/api/logs",
-    "/api/openapi.json", "/api/sample?server=home",
+    "/api/openapi.json", "/api/sample?server=home", "/api/distribution", "/api/spread",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import wire
-from memoire.dashboard import exports, logs
+from memoire.dashboard import distributions, exports, logs
 from memoire.dashboard.answers import LogRow
 from memoire.dashboard.cluster import Ring, Sums, _quantile, _until
 from memoire.dashboard.history import LEVELS, Curves, History, Point
@@ -443,3 +443,42 @@ def test_what_is_seen_late_has_a_rate_from_then_on():
         ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))
     assert ring.gained("steps", 60.0) == (90.0, 9.0) and ring.gained("samples", 60.0) == (150.0, 5.0)
     assert ring.rate("samples", 60.0) == 30.0 and ring.gained("never", 60.0) == (0.0, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------ how it is spread
+
+
+def said(total, effective, first, counts, **more):
+    histogram = {"first": first, "counts": counts, "zeros": 1, "least": 0.0, "greatest": float(first)}
+    facts = {"storage": "caches", "looked": 5, "held": 50, "population": 100.0, "total_weight": total}
+    return facts | {"effective": effective, "weights": histogram, "ages": histogram} | more
+
+
+def test_servers_parts_of_a_table_are_one_distribution():
+    weights = [np.array([1.0, 1.0, 4.0]), np.array([2.0, 3.0, 3.0, 8.0])]
+    parts = {
+        f"server-{n}": said(each.sum(), each.sum() ** 2 / np.square(each).sum(), 8 * n, [1, 2])
+        for n, each in enumerate(weights)
+    }
+    found = distributions.merged("default", parts, ["server-9"])
+    both = np.concatenate(weights)
+    assert found.effective == pytest.approx(both.sum() ** 2 / np.square(both).sum())
+    assert (found.looked, found.held, found.population) == (10, 100, 200.0)
+    assert found.weights.counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 2] and found.weights.bounds[0] == 1.0
+    assert found.weights.bounds[8] == pytest.approx(10.0) and len(found.weights.bounds) == 11
+    assert (found.weights.zeros, found.weights.least, found.weights.greatest) == (2, 0.0, 8.0)
+    assert (found.servers, found.missing) == (["server-0", "server-1"], ["server-9"])
+
+
+def test_nothing_held_is_no_distribution():
+    empty = {"first": 0, "counts": [], "zeros": 0, "least": 0.0, "greatest": 0.0}
+    for parts in ({}, {"a": said(0.0, None, 0, [], weights=empty, ages=empty)}):
+        found = distributions.merged("default", parts, [])
+        assert (found.effective, found.weights.bounds, found.weights.least) == (None, [], None)
+
+
+def test_actors_are_counted_in_buckets_of_equal_width():
+    found = distributions.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
+    assert (found.actors, found.median, found.mean, found.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
+    assert distributions.spread_of("steps", [], 4).histogram.bounds == []
+    assert sum(distributions.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2

@@ -179,8 +179,6 @@ def test_a_look_at_a_batch_is_taken_now_and_then_only():
     looks.saw(batch_of(np.arange(11), [0, 3, 5] + [0] * 8), np.ones(11, np.float32), 0.25, newest=5)
     fresh = looks.newest
     assert (fresh.effective, fresh.ages, fresh.weights[-1]) == (1.0, (0.0, 1.0, 2.5, 5.0, 7.5, 9.0, 10.0), 20.0)
-    assert (looks.specimen.number, looks.specimen.weight) == (7, 0.0)
-    assert looks.specimen.arrays["obs"].tolist() == [[0.0, 1.0]]
     assert (fresh.age_median, fresh.age_p90, fresh.age_max) == (5.0, 9.0, 10.0)
     assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is none
     looks.saw(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)

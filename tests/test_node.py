@@ -145,21 +145,31 @@ def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted
         assert (later["missed"], later["rows"][0]["number"], later["next"]) == (100, 106, 205)
 
 
-def test_one_sample_of_a_recent_batch_can_be_looked_at(server, pages):
-    assert ask(pages, "/sample")[0] == 404
+def test_a_held_sample_and_how_all_of_them_are_spread_can_be_looked_at(server, pages):
+    status, _, said = ask(pages, "/sample")
+    assert status == 404 and said["error"].startswith("table 'default' holds no sample now")
+    assert ask(pages, "/distribution")[2]["effective"] is None
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=1, length=20)
         assert client.push_cache(5.0)
         until(lambda: server.total_caches == 1)
-        batch = server.get_batch(16, timeout=5.0)
+        unused = server.stats().tables["default"].unused_samples
         told = ask(pages, "/sample?table=default")[2]
         assert (told["table"], told["client"]) == ("default", client.client_id.hex())
         said = told["arrays"]["obs"]
         obs = np.frombuffer(base64.b64decode(said["data"]), said["dtype"]).reshape(said["shape"])
-        assert np.array_equal(obs.reshape(-1), batch.obs[0]) and told["number"] == batch.ids[0]["number"]
+        assert (obs == told["number"]).all() and said["axes"] == obs.ndim - len(SCHEMA["obs"].shape)
+        assert 0.0 < told["probability"] <= 1.0 and told["age"] >= 0.0 and told["model_lag"] is None
+        spread = ask(pages, "/distribution?table=default")[2]
+        assert (spread["storage"], spread["looked"], spread["held"]) == ("caches", unused, unused)
+        assert sum(spread["weights"]["counts"]) == sum(spread["ages"]["counts"]) + spread["ages"]["zeros"] == unused
+        assert 1.0 <= spread["effective"] <= spread["population"] * 1.5
+        assert server.stats().tables["default"].unused_samples == unused  # nothing was taken
+        batch = server.get_batch(16, timeout=5.0)
+        assert len(batch.ids) == 16
         fresh = ask(pages)[2]["stats"]["tables"]["default"]["freshness"]
         assert 0.0 < fresh["effective"] <= 1.0 and fresh["ages"] == sorted(fresh["ages"]) and len(fresh["weights"]) == 7
-        assert ask(pages, "/sample?table=none")[0] == 400
+        assert ask(pages, "/sample?table=none")[0] == ask(pages, "/distribution?table=none")[0] == 400
 
 
 def test_settings_are_schema_parameters_and_limits(server, pages):
@@ -464,7 +474,7 @@ def test_an_unknown_page_names_those_that_there_are(pages):
     assert (
         status == 404
         and said["error"]
-        == "there is no page '/nope'; there are /, /accounts, /episodes, /livez, /logs, /metrics, /readyz, /sample, /settings, /status"
+        == "there is no page '/nope'; there are /, /accounts, /distribution, /episodes, /livez, /logs, /metrics, /readyz, /sample, /settings, /status"
     )
     assert ask(pages, "/")[2]["pages"] == sorted(about.PAGES)
 

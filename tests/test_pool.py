@@ -170,7 +170,7 @@ def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
 
 
 def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
-    pool = pool_of([17, 40, 3], STACKED)
+    pool = pool_of([17, 40, 3], STACKED, clock=Clock())
     by_number = {}
     for i, count in enumerate([17, 40, 3]):
         for first in range(0, count, 5):

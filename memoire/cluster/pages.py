@@ -1,4 +1,4 @@
-"""The pages of a node: what is said at /livez, /readyz, /status, /metrics, /accounts, /episodes and /logs. No sockets.
+"""The pages of a node: what is said at /livez, /readyz, /status, /metrics, /episodes, /sample and so on. No sockets.
 
 Every page is a function of the node and the request, and only reads. `NodePages` (node.py) serves them.
 """
@@ -6,6 +6,7 @@ Every page is a function of the node and the request, and only reads. `NodePages
 from __future__ import annotations
 
 import base64
+import dataclasses
 import http
 import os
 import resource
@@ -20,6 +21,7 @@ import msgspec
 from memoire import descriptors
 from memoire.client import Client
 from memoire.exposure import reachable
+from memoire.handle import TableHandle
 from memoire.logbook import timestamp
 from memoire.proxy import Proxy
 from memoire.reader import Reader
@@ -221,23 +223,36 @@ def settings(node: Node | None, request: Request) -> Page:
 
 
 def sample(node: Node | None, request: Request) -> Page:
-    """One sample of a recent batch that was drawn in this process: each array with its dtype, its shape and its bytes
-    (C order, in base64). Ages and weights of the whole batch are in /status, under `freshness`.
+    """One sample that a table of a server holds, as likely as in a draw; nothing is taken. Each array has its dtype,
+    its shape, its bytes (C order, in base64) and how many of its axes come before those of its column.
     """
-    if isinstance(node, Reader):
-        found, table = node.specimen, node.table
-    else:
-        server = _server(node, "samples")
-        table = request.query.get("table") or server.tables[0]
-        found = server.table(table).specimen
+    table = _table(node, request, "samples")
+    found = table.peek()
     if found is None:
-        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, "no batch was drawn in this process yet, or it is too large"))
+        text = f"table {table.name!r} holds no sample now that could be shown (or it is larger than 4 MiB)"
+        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
     arrays = {
-        name: {"dtype": array.dtype.str, "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
+        name: {
+            "dtype": array.dtype.str,
+            "shape": array.shape,
+            "axes": found.axes[name],
+            "data": base64.b64encode(array.tobytes()).decode(),
+        }
         for name, array in found.arrays.items()
     }
-    facts = {"age": found.age, "weight": found.weight, "importance": found.importance}
-    return as_json({"table": table, "client": found.client, "number": found.number, **facts, "arrays": arrays})
+    names = [field.name for field in dataclasses.fields(found) if field.name not in ("arrays", "axes")]
+    return as_json({"table": table.name, **{name: getattr(found, name) for name in names}, "arrays": arrays})
+
+
+def distribution(node: Node | None, request: Request) -> Page:
+    """How weights and ages of what a table of a server holds are spread, and its effective size."""
+    table = _table(node, request, "held samples")
+    return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
+
+
+def _table(node: Node | None, request: Request, what: str) -> TableHandle:
+    server = _server(node, what)
+    return server.table(request.query.get("table") or server.tables[0])
 
 
 def _server(node: Node | None, what: str) -> Server:
@@ -382,6 +397,7 @@ PAGES: Mapping[str, Handler] = {
     "/accounts": accounts,
     "/episodes": episodes,
     "/sample": sample,
+    "/distribution": distribution,
     "/logs": logs,
 }
 PROBES = ("/livez", "/readyz")

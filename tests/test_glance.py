@@ -1,0 +1,205 @@
+"""What is seen of held samples and entries: the truth, and nothing is taken by looking."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memoire import cache, glance, wire
+from memoire.cache import Kind, Part
+from memoire.episodes import EpisodePool
+from memoire.glance import PER_TEN, Histogram
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.schema import Schema
+
+SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
+SETTINGS = Parameters(priority_exponent=1.0, frame_stack=2, importance_exponent=0.5)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def name(i: int) -> bytes:
+    return i.to_bytes(16, "little")
+
+
+def memory_of(weights: Any, parameters: Parameters = SETTINGS) -> Memory:
+    """A memory of one episode, every entry of which weighs about what it is given; entry i is made of i % 200."""
+    memory = Memory(SCHEMA, len(weights) + 8, parameters, seed=0)
+    memory._set_clock(50.0)
+    memory.open()
+    for number, weight in enumerate(weights):
+        entry = np.full((4, 5), number % 200, np.uint8), np.int32(number), np.float32(0.0)
+        memory.add(0, entry, float(weight), number % 3)
+    memory.close(final_state=(np.zeros((4, 5), np.uint8),), terminated=True)
+    return memory
+
+
+def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: Any) -> Pool:
+    """A pool of caches that clients with these memories pushed."""
+    parameters = SETTINGS.replace(**changes)
+    pool = Pool(SCHEMA, parameters, seed=1, clock=clock or Clock())
+    layout = cache.layout_of(SCHEMA, parameters)
+    for i, memory in enumerate(memories):
+        for sequence in range(caches):
+            pool.add(name(i), sequence, cache.check(cache.build(memory, 64, now=0.0), layout))
+    return pool
+
+
+def effective(*weights: Any) -> float:
+    """1 / sum p**2 over the entries of all memories."""
+    chances = np.concatenate(weights) / sum(each.sum() for each in weights)
+    return float(1.0 / np.square(chances).sum())
+
+
+# Histograms
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from([0.0, 1.0, 1e-20, 1e20]) | st.floats(1e-9, 1e9), max_size=40))
+def test_every_value_is_in_the_bucket_that_its_power_of_ten_says(values: list[float]) -> None:
+    made = Histogram.of(np.array(values))
+    assert sum(made.counts) + made.zeros == len(values) and made.zeros == values.count(0.0)
+    if values:
+        assert (made.least, made.greatest) == (min(values), max(values))
+    above = [np.clip(value, 10.0**-12, 10.0**12) for value in values if value > 0.0]
+    for place, count in enumerate(made.counts):
+        low, high = (10.0 ** ((made.first + place + more) / PER_TEN) for more in (0, 1))
+        inside = sum(low * (1 + 1e-9) < value < high * (1 - 1e-9) for value in above)
+        near = sum(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in above)
+        assert inside <= count <= near
+
+
+# Samples in caches
+
+
+def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memories() -> None:
+    rng = np.random.default_rng(3)
+    weights = [rng.gamma(0.5, size=200) + 1e-3, rng.gamma(0.5, size=600) * 3.0 + 1e-3]
+    memories = [memory_of(each) for each in weights]
+    held = [memory.weights(np.arange(len(each))) for memory, each in zip(memories, weights, strict=True)]
+    found = pool_of(memories).distribution()
+    assert found.effective == pytest.approx(effective(*held), rel=0.15)
+    assert found.population == sum((each > 0).sum() for each in held)
+    assert found.total_weight == pytest.approx(sum(each.sum() for each in held))
+    assert found.looked == found.held == 2 * 40 * 64
+    assert found.weights.greatest <= max(each.max() for each in held) and found.weights.zeros == 0
+    assert pool_of([]).distribution().effective is None
+
+
+def test_of_many_caches_some_are_looked_at_and_used_samples_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    memories = [memory_of(np.ones(100)) for _ in range(4)]
+    pool = pool_of(memories, caches=4)
+    pool.get(200)
+    assert pool.distribution().looked == pool.distribution().held == 4 * 4 * 64 - 200
+    monkeypatch.setattr("memoire.pool.MOST_LOOKED", 512)
+    some = pool.distribution()
+    assert 0 < some.looked <= 512 < some.held
+    assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
+
+
+def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
+    clock = Clock()
+    pool = pool_of([memory_of(np.ones(100))], caches=2, clock=clock)
+    before = pool.distribution().ages
+    clock.now += 7.0
+    after = pool.distribution().ages
+    assert (after.least, after.greatest) == (before.least + 7.0, before.greatest + 7.0)
+    drawn = pool.get(8).gathered.age
+    assert drawn.min() >= before.least + 7.0
+    layout = cache.layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
+    clock.now += 20.0
+    ages = np.frombuffer(cache.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
+    assert ages.min() >= before.least + 27.0  # for a reader, too
+
+
+@pytest.mark.parametrize("changes", [{}, {"sequence_length": 4}, {"reuse_cache": True}])
+def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
+    clock, parameters, weights = Clock(), SETTINGS.replace(**changes), np.linspace(0.5, 2.0, 100)
+    memory = memory_of(weights, parameters)
+    caches = [cache.build(memory, 64, now=0.0) for _ in range(2)]
+    pool, untouched = (Pool(SCHEMA, parameters, seed=1, clock=clock) for _ in range(2))
+    for each in (pool, untouched):
+        for sequence, payload in enumerate(caches):
+            each.add(name(0), sequence, cache.check(payload, cache.layout_of(SCHEMA, parameters)))
+    held, entries = memory.weights(np.arange(100)), memory.num_positive
+    clock.now += 5.0
+    before = pool.stats()
+    for _ in range(20):
+        seen = pool.peek()
+        assert seen is not None
+        shown = seen.specimen(SCHEMA, newest=4)
+        assert shown is not None and (shown.client, shown.episode) == (name(0).hex(), None)
+        frames, axes = shown.arrays["obs"], shown.axes["obs"]
+        newest = frames[0, 1] if axes == 2 else frames[1]
+        assert newest.shape == (4, 5) and (newest == shown.number % 200).all()
+        assert shown.probability == pytest.approx(held[shown.number] / memory.total_weight, rel=1e-5)
+        assert shown.importance == pytest.approx((entries * shown.probability) ** -0.5)
+        version = shown.number % 3
+        assert (shown.model_version, shown.model_lag) == (version, 4 - version if version else None)
+        assert shown.age >= 5.0
+    assert pool.stats() == before
+    np.testing.assert_array_equal(pool.get(16).gathered.ids, untouched.get(16).gathered.ids)
+    assert pool_of([]).peek() is None
+
+
+# Entries of episodes
+
+
+def episodes_of(weights: Any, parameters: Parameters = SETTINGS) -> EpisodePool:
+    pool = EpisodePool(SCHEMA, parameters, capacity=len(weights) + 8, seed=1)
+    memory = pool.memory
+    memory._set_clock(50.0)
+    memory.open()
+    for number, weight in enumerate(weights):
+        memory.add(0, (np.full((4, 5), number % 200, np.uint8), np.int32(number), np.float32(0.0)), float(weight), 2)
+    memory.close(final_state=(np.zeros((4, 5), np.uint8),), terminated=True)
+    memory._set_clock(60.0)
+    return pool
+
+
+def test_the_effective_size_of_episodes_is_that_of_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(0).gamma(0.5, size=1000) + 1e-3
+    pool = episodes_of(weights)
+    held = pool.memory.weights(np.arange(1000))
+    found = pool.distribution()
+    assert found.effective == pytest.approx(effective(held), rel=1e-9)
+    assert (found.looked, found.held, found.population) == (1000, 1000, (held > 0).sum())
+    assert (found.ages.least, found.ages.greatest) == (10.0, 10.0)
+    assert (found.weights.zeros, found.weights.greatest) == ((held == 0).sum(), held.max())
+    monkeypatch.setattr("memoire.episodes.MOST_LOOKED", 300)
+    some = pool.distribution()
+    assert 200 <= some.looked <= 300 and some.effective == pytest.approx(effective(held), rel=0.6)
+    assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None
+
+
+def test_an_entry_of_an_episode_is_shown_and_not_counted_as_drawn() -> None:
+    pool = episodes_of(np.ones(30), SETTINGS.replace(max_times_sampled=1))
+    for _ in range(50):
+        seen = pool.peek()
+        assert seen is not None
+        shown = seen.specimen(SCHEMA, newest=0)
+        assert shown is not None
+        assert (shown.client, shown.episode, shown.model_lag) == (pool.owner.hex(), 30, None)
+        assert (shown.arrays["obs"][1] == shown.number % 200).all() and shown.axes["obs"] == 1
+        assert shown.age == 10.0 and shown.importance == pytest.approx(1.0)
+    assert pool.memory.draws_left == 29
+    assert EpisodePool(SCHEMA, capacity=10).peek() is None
+
+
+def test_what_is_too_large_to_be_looked_at_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = episodes_of(np.ones(30)).peek()
+    assert seen is not None and seen.specimen(SCHEMA, 0) is not None
+    monkeypatch.setattr(glance, "MOST_SPECIMEN_BYTES", 50)
+    assert seen.specimen(SCHEMA, 0) is None
