@@ -61,7 +61,9 @@ class Access:
             await send(message)
 
         prefix = self._settings.root_path
-        path = scope["path"].removeprefix(prefix) if scope["path"].startswith(f"{prefix}/") else scope["path"]
+        path = scope["path"]
+        if prefix and f"{path}/".startswith(f"{prefix}/"):
+            path = path.removeprefix(prefix) or "/"
         # A reverse proxy may have taken the prefix off, or not.
         scope = dict(scope, root_path=prefix, path=prefix + path)
         refused = self._refusal(scope, path)

@@ -408,7 +408,7 @@ def create_app(aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str
     app.add_api_route(
         "/api/logout", api.logout, methods=["POST"], status_code=204, response_model=None, responses=refusals
     )
-    add_pages(app)
+    add_pages(app, aggregator.settings.root_path)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(MemoireError, _wrong)

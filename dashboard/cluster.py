@@ -43,6 +43,10 @@ LONG_WINDOW = 60.0
 SLOW = 10.0
 """Seconds between two looks at what forecasts are made of."""
 SLOW_WINDOW = 1_200.0
+ACTORS_EVERY = 2.0
+"""Seconds between two looks at the steps of each actor, for its rate."""
+HARMLESS = ("missing",)
+"""Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
 MOST_RUNS = 8
 """Runs whose ledgers are at hand; others are read from the history."""
 MOST_EPISODES = 20_000
@@ -226,7 +230,7 @@ class Cluster:
         counted = {
             "samples": sum(table["samples"] for table in tables.values()),
             "batches": sum(table["batches"] for table in tables.values()),
-            "refused": sum((stats.get("refused") or {}).values()),
+            "refused": sum(count for code, count in (stats.get("refused") or {}).items() if code not in HARMLESS),
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
         }
@@ -260,6 +264,7 @@ class Cluster:
         totals = self.totals()
         learners = self._learners(now)
         self._remember(now, totals, up, learners)
+        self._remember_actors(now)
         rates = self._rates(learners)
         actors = self._actors(now)
         nodes = [_node_row(node) for node in self.nodes.values()]
@@ -330,6 +335,16 @@ class Cluster:
             f"free {node.url}": float(node.stats["folder"]["free_bytes"]) for node in up if node.stats.get("folder")
         }
         self._slow.add(now, slow)
+
+    def _remember_actors(self, now: float) -> None:
+        """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
+        ring = self._actor_ring
+        if ring and now < ring[-1][0] + ACTORS_EVERY:
+            return
+        clients = self.kept(self.run).clients()
+        ring.append((now, dict(zip(ids_of(clients), clients["steps"].tolist(), strict=True))))
+        while len(ring) > 2 and ring[1][0] <= now - WINDOW:
+            ring.popleft()
 
     def _rates(self, learners: list[tuple[LearnerRow, float]]) -> Rates:
         rate = self._ring.rate
@@ -554,17 +569,13 @@ class Cluster:
         # Columns as lists: a hundred times quicker to read one by one than the rows of an array.
         columns = {name: clients[name].tolist() for name in (*_OF_ACTOR, *_MADE_OF)}
         ids = ids_of(clients)
-        steps = dict(zip(ids, columns["steps"], strict=True))
-        self._actor_ring.append((now, steps))
-        while len(self._actor_ring) > 2 and self._actor_ring[1][0] <= now - WINDOW:
-            self._actor_ring.popleft()
-        then, before = self._actor_ring[0]
+        then, before = self._actor_ring[0] if self._actor_ring else (now, {})
         homes, heard = self._newest_homes(kept), now - self._settings.silent_after
         rows = []
         for place, client in enumerate(ids):
             facts = self.facts_of(client.hex())
             label, flags, count, total, skipped = (columns[name][place] for name in _MADE_OF)
-            gained = steps[client] - before.get(client, 0) if now > then else 0
+            gained = columns["steps"][place] - before.get(client, 0) if now > then else 0
             is_heard = columns["last_seen"][place] >= heard
             rows.append(
                 ActorRow(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import importlib.resources
 import logging
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
@@ -79,9 +81,10 @@ def vendored(name: str) -> bytes:
     return b""
 
 
-def add_pages(app: FastAPI) -> None:
-    """Serve "/" and "/static/"."""
+def add_pages(app: FastAPI, root_path: str) -> None:
+    """Serve "/" and "/static/" of a dashboard that is shown under `root_path`."""
     files = load()
+    files["index.html"] = under(root_path, files["index.html"])
 
     def page(request: Request) -> Response:
         return _answer(request, files["index.html"])
@@ -91,6 +94,14 @@ def add_pages(app: FastAPI) -> None:
 
     app.add_api_route("/", page, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/static/{path:path}", static, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def under(root_path: str, page: File) -> File:
+    """The page with addresses that hold wherever it is asked for: "/memoire" and "/memoire/" differ to a browser."""
+    if not root_path:
+        return page  # relative addresses hold behind a proxy that takes any path off, if it is asked for with its slash
+    root = html.escape(root_path.rstrip("/")).encode()
+    return File(re.sub(rb'(href|src)="(static/|api/|metrics)', rb'\1="' + root + rb"/\2", page.body), page.kind)
 
 
 def _answer(request: Request, file: File) -> Response:

@@ -1,4 +1,9 @@
-// Questions to the dashboard. Addresses are relative: it may be shown under any path.
+// Questions to the dashboard, which may be shown under any path: addresses are relative to where this file came from.
+
+const ROOT = new URL("../", import.meta.url);
+
+/** The address of something of the dashboard's, such as "api/stream". */
+export const at = (path) => new URL(path, ROOT).href;
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -23,7 +28,7 @@ export function query(parameters = {}) {
 export async function get(path, parameters, signal) {
   let answer;
   try {
-    answer = await fetch(`api/${path}${query(parameters)}`, {signal, headers: {Accept: "application/json"}});
+    answer = await fetch(at(`api/${path}${query(parameters)}`), {signal, headers: {Accept: "application/json"}});
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The dashboard does not answer. Is its process running, and is this machine still connected?");
@@ -37,6 +42,6 @@ export async function get(path, parameters, signal) {
 /** Give the token, or forget it; throws Refused. */
 export async function post(path, body) {
   const headers = {"Content-Type": "application/json"};
-  const answer = await fetch(`api/${path}`, {method: "POST", headers, body: JSON.stringify(body ?? {})});
+  const answer = await fetch(at(`api/${path}`), {method: "POST", headers, body: JSON.stringify(body ?? {})});
   if (!answer.ok) throw new Refused(answer.status, (await answer.json().catch(() => ({}))).error || "refused");
 }

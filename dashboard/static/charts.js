@@ -74,8 +74,9 @@ function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
     width: plot.clientWidth || 400,
     height: HEIGHT,
     scales: {x: {time: isTime}, ...(top ? {y: {range: (_, low, high) => [0, Math.max(top, high)]}} : {})},
+    padding: [10, 16, 0, 0],
     cursor: {sync: sync ? {key: sync} : undefined, drag: {x: true, y: false, setScale: !zoom}, points: {size: 6}},
-    legend: {live: true},
+    legend: {live: true, markers: {width: 0, fill: (_, at) => at && colour(`--line-${((at - 1) % LINES) + 1}`)}},
     series: [{label: isTime ? "time" : "steps", value: (_, value) => shownX(value)}, ...lines.map((line, at) => ({
       label: line.name,
       stroke: colour(`--line-${(at % LINES) + 1}`),
@@ -85,10 +86,19 @@ function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
       points: {show: false},
       value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
     }))],
-    axes: [{...axis, ...(isTime ? hours : {values: (_, ticks) => ticks.map(figure)})},
+    axes: [{...axis, size: 34, ...(isTime ? hours : {values: (_, ticks) => ticks.map(figure)})},
       {...axis, size: 70, values: (_, ticks) => ticks.map(format)}],
-    hooks: zoom ? {setSelect: [(chart) => selected(chart, zoom)]} : {},
+    hooks: {ready: [tellNewest], setData: [tellNewest], setCursor: [tellNewest], setSelect: zoom ? [(chart) => selected(chart, zoom)] : []},
   };
+}
+
+/** While nobody points at a chart, its legend says the newest figures. */
+function tellNewest(chart) {
+  if (chart.cursor.idx !== null && chart.cursor.idx !== undefined) return;
+  const [x, ...lines] = chart.data;
+  let at = x.length - 1;
+  while (at > 0 && lines.every((values) => values[at] === null)) at -= 1;
+  chart.setLegend({idx: at}, false);
 }
 
 /** Hours and minutes; seconds where ticks are closer than a minute. */

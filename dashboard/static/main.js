@@ -42,8 +42,12 @@ function showUnknown(name) {
 
 function markNavigation(name) {
   for (const link of $("nav").querySelectorAll("a")) {
-    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.page !== name) {
+      link.removeAttribute("aria-current");
+      continue;
+    }
+    link.setAttribute("aria-current", "page");
+    $("nav").scrollLeft = link.offsetLeft - ($("nav").clientWidth - link.offsetWidth) / 2; // on a phone not all fit
   }
 }
 

@@ -1,6 +1,6 @@
 // The cluster as it changes: one overview a second, as server-sent events; asked for now and then where there is no
 // stream. Its state is always one of: connecting, live, paused, stale.
-import {get} from "./api.js";
+import {at, get} from "./api.js";
 
 const STALE_AFTER = 4000;
 const RETRY_AFTER = 3000;
@@ -32,7 +32,7 @@ export class Stream extends EventTarget {
   open() {
     if (this.#source || this.#paused || document.hidden) return;
     clearTimeout(this.#retry);
-    this.#source = new EventSource("api/stream");
+    this.#source = new EventSource(at("api/stream"));
     this.#source.addEventListener("overview", (event) => this.#take(JSON.parse(event.data)));
     this.#source.addEventListener("error", () => this.#failed());
   }

@@ -28,6 +28,8 @@ POLICY = "policy"
 """Topic on which the learner publishes the network's weights."""
 ANNEAL = 1000
 """Steps of an actor over which its first, random actions give way to the network's."""
+TELL_EVERY = 10_000
+"""Steps between two log lines of an actor."""
 LAST_WORD = 2.0
 """Seconds in which an actor that ends tries to tell what it did last."""
 
@@ -54,13 +56,15 @@ class Player:
     ) -> None:
         self.envs, self.writer, self.network, self.epsilon = envs, writer, network, epsilon
         self.steps = 0
+        self.chance = 1.0
+        """Of a random action, now."""
         self._random = np.random.default_rng(seed)
         self._obs, _ = envs.reset(seed=seed)
 
     def step(self, model_version: int = 0) -> None:
         """Step every environment once."""
-        epsilon = max(self.epsilon, 1.0 - self.steps / ANNEAL)
-        actions = act(self.network, self._obs, epsilon, self._random)
+        self.chance = max(self.epsilon, 1.0 - self.steps / ANNEAL)
+        actions = act(self.network, self._obs, self.chance, self._random)
         next_obs, reward, terminated, truncated, info = self.envs.step(actions)
         if self.writer is not None:
             self.writer.step(
@@ -79,7 +83,8 @@ def play(
         inputs, actions = sizes(envs)
         network = Network((inputs, *Settings().hidden, actions), seed)
         player = Player(envs, client.writer(envs), network, epsilon=epsilon, seed=seed)
-        policy, version = client.model(POLICY), 0
+        policy, version, told = client.model(POLICY), 0, 0
+        client.log(f"plays {env} in {num_envs} environments side by side, seed {seed}")
         tether.ready(client=client.client_id.hex())
         while not (client.finished or tether.stopping):
             newest = policy.newest()
@@ -87,6 +92,10 @@ def play(
                 network.load(newest.body)
                 version = newest.version
             player.step(version)
+            if player.steps >= told + TELL_EVERY:
+                told = player.steps
+                client.scalars({"epsilon": player.chance})
+                client.log(f"{told:,} steps, now with model version {version}")
         envs.close()
         try:
             client.update(LAST_WORD)

@@ -83,7 +83,9 @@ def learn(endpoint: str, actions: int, *, seed: int, keys: str | None = None) ->
                 if meter.batches % PUBLISH_EVERY == 0:
                     version = reader.publish(POLICY, learner.network.to_bytes())
                 if now >= report_at:
-                    tether.report(version=version, **meter.reading())
+                    reading = meter.reading()
+                    reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})
+                    tether.report(version=version, **reading)
                     report_at = now + REPORT_EVERY
                 asked_at = time.monotonic()
         tether.report(version=version, **meter.reading())

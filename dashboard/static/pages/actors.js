@@ -46,11 +46,12 @@ function openAll(root, parameters, stream, signal) {
   const body = h("tbody");
   const before = h("button", {type: "button", click: () => change({offset: Math.max(0, state.offset - LIMIT)})}, "← Before");
   const after = h("button", {type: "button", click: () => change({offset: Number(state.offset) + LIMIT})}, "After →");
+  const pager = h("span.pager", before, after);
   const bar = h("div.bar",
     searchField("Id, label or host", state.text, (text) => change({text, offset: "0"})),
     choice("State", [["", "every state"], ["active", "active"], ["silent", "silent"], ["gone", "gone"]], state.state,
       (chosen) => change({state: chosen, offset: "0"})),
-    message, before, after);
+    message, pager);
   fill(root, bar, h("div.scroll.tall", {tabindex: "0", role: "region", "aria-label": "Actors"},
     h("table", h("caption.hidden-text", "Actors"), h("thead", head), body)));
 
@@ -68,6 +69,7 @@ function openAll(root, parameters, stream, signal) {
       const first = Number(state.offset);
       say(message, page.matching ? `${first + 1}–${first + page.rows.length} of ${count(page.matching)}` +
         (page.matching < page.total ? ` (of ${count(page.total)} actors)` : " actors") : "");
+      pager.hidden = page.matching <= LIMIT;
       before.disabled = first === 0;
       after.disabled = first + page.rows.length >= page.matching;
     } catch (error) {

@@ -1,5 +1,5 @@
 // Does it learn, and better than before: returns, lengths and scalars, over steps or time, runs side by side.
-import {get, query} from "../api.js";
+import {at, get, query} from "../api.js";
 import {makeChart} from "../charts.js";
 import {fill, h} from "../dom.js";
 import {clock, count, figure, words} from "../format.js";
@@ -123,8 +123,8 @@ function smoothed(values, width) {
 }
 
 function exports(run) {
-  return ["Everything that is kept of this run: ", h("a", {href: `api/export.csv${query({run})}`}, "CSV"), ", ",
-    h("a", {href: `api/export.tfevents${query({run})}`}, "TensorBoard")];
+  return ["Everything that is kept of this run: ", h("a", {href: at(`api/export.csv${query({run})}`)}, "CSV"), ", ",
+    h("a", {href: at(`api/export.tfevents${query({run})}`)}, "TensorBoard")];
 }
 
 function closeAll(charts) {

@@ -39,6 +39,8 @@ const LEARNERS = [
   {title: "Scalars", value: (row) => Object.entries(row.scalars).map(([name, value]) => `${name} ${figure(value)}`).join(", "), wrap: true},
 ];
 
+const LARGE = /bytes|credit|chunk|limit|inline|steps|samples|lines|caches/;
+
 export function openNodes({root, parameters, stream, signal}) {
   let shown = null;
   let close = () => {};
@@ -91,6 +93,7 @@ export function tree(value, depth = 0) {
   if (Array.isArray(value) && value.every((each) => each === null || typeof each !== "object")) {
     return h("span.mono", value.join(", "));
   }
-  const rows = entries.map(([name, inner]) => [h("dt", words(name)), h("dd", tree(inner, depth + 1))]);
+  const rows = entries.map(([name, inner]) => [h("dt", words(name)), h("dd", LARGE.test(name) && typeof inner === "number" ?
+    h("span.mono", count(inner)) : tree(inner, depth + 1))]);
   return h("dl.tree", rows);
 }

@@ -53,9 +53,17 @@ function columns(title, schema) {
   return table(`Schema of ${title}`, SCHEMA, found);
 }
 
+const KINDS = {f: "float", i: "int", u: "uint", c: "complex"};
+
+/** "float32" for "<f4". */
+function typeName(type) {
+  const [, kind, size] = /^[<>|=]?([fiuc])(\d+)$/.exec(type) ?? [];
+  return kind ? `${KINDS[kind]}${8 * Number(size)}` : type === "|b1" ? "bool" : type;
+}
+
 const SCHEMA = [
   {title: "Column", value: ([name]) => h("b", name)},
-  {title: "Type", value: ([, type]) => h("code", typeof type === "string" ? type : JSON.stringify(type))},
+  {title: "Type", value: ([, type]) => h("code", typeof type === "string" ? typeName(type) : JSON.stringify(type))},
   {title: "Shape", value: ([, , shape]) => h("code", `(${(shape ?? []).map((axis) => axis ?? "any").join(", ")})`)},
   {title: "Role", value: ([, , , role]) => role ?? ""},
 ];
