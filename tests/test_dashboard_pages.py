@@ -1,39 +1,37 @@
-"""The dashboard's pages in a real browser: nothing but our own files, no error, hostile text stays text, a server that goes."""
+"""The dashboard's pages in a real browser: nothing but our own files, no error, hostile text stays text, a dashboard that
+goes away."""
 
 import contextlib
 import os
 import re
-import shutil
 import urllib.parse
 from pathlib import Path
 
 import pytest
 
 import memoire
+from memoire import wire
 from memoire.cluster.node import NodePages
 from netkit import Cluster, record, until
+from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
 
-serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
 pages = pytest.importorskip("memoire.dashboard.pages")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-Settings = pytest.importorskip("memoire.dashboard.settings").Settings
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+__all__ = ["browser"]
+
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
-NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield started
-        started.close()
+EXPECTED = {
+    "overview": "Does it learn?",
+    "live": "In and out",
+    "learning": "Return of episodes",
+    "memory": "Table default",
+    "actors": "1–3 of 3 actors",
+    "nodes": "home",
+    "logs": "line of 3",
+    "settings": "priority exponent",
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +61,7 @@ def node(cluster):
 
 @contextlib.contextmanager
 def dashboard(node, **options):
-    settings = {"nodes": (node[2].url,), "listen": "127.0.0.1:0", "poll_every": 0.1}
-    with serving.Dashboard(Settings(**settings | options)) as board:
+    with watch(node[2].url, **options) as board:
         until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
         yield board
 
@@ -75,60 +72,41 @@ def board(node):
         yield made
 
 
-@contextlib.contextmanager
-def window(browser, board, *, size=DESKTOP, allowed=(), **options):
-    """A page that must not complain, nor ask anybody else."""
-    wrong, ours = [], urllib.parse.urlsplit(board.url).netloc
-    with contextlib.closing(browser.new_context(viewport=size, **options)) as context:
-        page = context.new_page()
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}") or dialog.dismiss())
-        page.on("request", lambda asked: wrong.append(asked.url) if not is_ours(asked.url, ours) else None)
-        page.set_default_timeout(8000)
-        yield page
-    assert [each for each in wrong if not any(part in each for part in allowed)] == []
+def complaints(page):
+    """What axe finds wrong with what is shown, in words."""
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
 
 
-def is_ours(url, ours):
-    return url.startswith(("blob:", "data:")) or urllib.parse.urlsplit(url).netloc == ours
-
-
-def open_page(page, board, name):
-    page.goto(f"{board.url}/#/{name}")
-    page.wait_for_selector("#live[data-state=live]")
-
-
-@pytest.mark.parametrize(("theme", "size"), [("light", PHONE), ("dark", DESKTOP)])
-def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, theme, size):
-    with window(browser, board, size=size, color_scheme=theme) as page:
-        expected = {"overview": "Does it learn?", "live": "In and out", "learning": "Return of episodes"}
-        expected |= {"memory": "Table default", "actors": "1–3 of 3 actors", "nodes": "home", "logs": "line of 3"}
-        expected |= {"settings": "priority exponent"}
-        for name in NAMES:
-            open_page(page, board, name)
-            page.get_by_text(expected[name]).first.wait_for()
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, node, theme, size):
+    parts = {f"actors?id={node[1][0].client_id.hex()}": "What its server knows", f"nodes?url={node[2].url}": "uptime"}
+    with window(browser, board.url, size=size, color_scheme=theme) as page:
+        for name, text in (EXPECTED | parts).items():
+            open_page(page, board.url, name)
+            page.get_by_text(text).first.wait_for()
             if name in ("live", "learning", "memory"):
                 page.wait_for_selector(".uplot canvas")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
             assert page.evaluate("document.querySelectorAll('button, a, input, select').length") > 10
-            unnamed = "[...document.querySelectorAll('input, select, button')].filter(e => !(e.ariaLabel || e.textContent || e.labels?.length))"
-            assert page.evaluate(f"{unnamed}.map(e => e.outerHTML)") == []
+            assert page.locator("nav [aria-current=page]").bounding_box()["x"] < size["width"]
+            assert complaints(page) == [], name
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", back))) > 384) is (theme == "light")
+    assert set(EXPECTED) == set(NAMES)
 
 
 def test_totals_on_the_page_are_what_the_clients_counted(browser, board):
-    with window(browser, board) as page:
-        open_page(page, board, "overview")
-        tiles = page.locator(".tile")
-        shown = [(each.locator(".label").inner_text(), each.locator(".value").inner_text()) for each in tiles.all()]
-        assert shown == [("Total steps", "120"), ("Total episodes", "6"), ("Total caches", "3")]
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        page.locator(".tile").first.wait_for()
+        assert tiles(page) == {"Total steps": 120, "Total episodes": 6, "Total caches": 3}
 
 
 def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
-    with window(browser, board) as page:
-        open_page(page, board, "logs")
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "logs")
         page.get_by_text(HOSTILE).first.wait_for()
         assert page.locator(".lines img, .lines script").count() == 0
         page.keyboard.press("/")
@@ -148,9 +126,33 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         page.get_by_text("one more, live").wait_for()
 
 
+def test_whatever_actors_call_themselves_stays_text(browser):
+    """Hosts, software and scalars come from actors, and so may say anything."""
+    with memoire.Server("tcp://127.0.0.1:0", SMALL, name="home", run="r-1") as server:
+        names = {"host": HOSTILE, "software": HOSTILE, "scalar": "<img src=x onerror=alert(3)>"}
+        client, run = bytes(range(16)), server._desk.run
+        bodies = [
+            wire.Hello(label=7, host=names["host"], software=names["software"]),
+            wire.Update(steps=5, scalars={names["scalar"]: 0.5}),
+        ]
+        for number, body in enumerate(bodies, 1):
+            server._desk.answer(wire.parse(wire.encode(body, client=client, sequence=number, run=run)))
+        with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
+            until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
+            with window(browser, board.url) as page:
+                shown = {"actors": HOSTILE, f"actors?id={client.hex()}": HOSTILE, f"nodes?url={answers.url}": "uptime"}
+                for name, text in (shown | {"overview": names["scalar"], "learning": names["scalar"]}).items():
+                    open_page(page, board.url, name)
+                    page.get_by_text(text).first.wait_for()
+                    assert page.locator("main img, main script").count() == 0
+
+
+SMALL = memoire.Schema({"obs": memoire.Column("<f4", (2,), "state"), "reward": memoire.Column("<f4", (), "reward")})
+
+
 def test_actors_are_sorted_filtered_and_looked_at(browser, board):
-    with window(browser, board) as page:
-        open_page(page, board, "actors?sort=steps&order=down")
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "actors?sort=steps&order=down")
         column = page.locator("tbody td:nth-child(8)")
         until(lambda: column.all_inner_texts() == ["60", "40", "20"])
         page.get_by_role("button", name="Steps", exact=True).click()
@@ -165,8 +167,8 @@ def test_actors_are_sorted_filtered_and_looked_at(browser, board):
 
 
 def test_keys_change_the_theme_and_pause(browser, board):
-    with window(browser, board) as page:
-        open_page(page, board, "overview")
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
         themes = []
         for _ in range(3):
             page.keyboard.press("t")
@@ -178,12 +180,41 @@ def test_keys_change_the_theme_and_pause(browser, board):
         page.wait_for_selector("#live[data-state=live]")
 
 
+def test_everything_is_reached_by_the_keyboard(browser, board):
+    focus = "document.activeElement"
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        page.keyboard.press("Tab")
+        assert page.evaluate(f"{focus}.className") == "skip"  # the first thing: past the navigation
+        page.keyboard.press("Enter")
+        assert page.evaluate(f"{focus}.id") == "content"
+        page.keyboard.press("/")  # there is nothing to search here: the logs have it
+        page.get_by_label("Search all lines").wait_for()
+        open_page(page, board.url, "actors")
+        page.get_by_text(EXPECTED["actors"]).wait_for()
+        page.keyboard.press("/")
+        assert page.evaluate(f"{focus}.type") == "search"
+        page.keyboard.type("t")  # a letter while somebody types, not the theme
+        page.keyboard.press("Escape")
+        assert page.evaluate(f"{focus}.tagName") == "BODY"
+        page.get_by_label("Id, label or host").fill("")
+        page.get_by_text(EXPECTED["actors"]).wait_for()
+        reached = set()
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            shown = page.evaluate(f"[{focus}.tagName, getComputedStyle({focus}).outlineStyle, {focus}.textContent]")
+            assert shown[0] == "BODY" or shown[1] != "none", shown  # one sees where one is
+            reached.add(shown[2])
+        assert {"Steps", "Mean return"} <= reached  # columns are sorted by the keyboard, too
+        assert any(re.fullmatch("[0-9a-f]{8}", text) for text in reached)
+
+
 def test_a_page_says_that_the_dashboard_is_gone_and_recovers(browser, node):
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(dashboard(node))
         listen = urllib.parse.urlsplit(board.url).netloc
-        page = stack.enter_context(window(browser, board, allowed=("Failed to load resource", "ERR_")))
-        open_page(page, board, "overview")
+        page = stack.enter_context(window(browser, board.url, allowed=("Failed to load resource", "ERR_")))
+        open_page(page, board.url, "overview")
         board.close()
         page.wait_for_selector("#live[data-state=stale]")
         stack.enter_context(dashboard(node, listen=listen))
@@ -204,20 +235,25 @@ def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
 
 
 def test_who_has_no_token_logs_in_first(browser, node):
-    with dashboard(node, token="a-token") as board, window(browser, board, allowed=("403",)) as page:
+    with dashboard(node, token="a-token") as board, window(browser, board.url, allowed=("403",)) as page:
         page.goto(board.url)
         page.get_by_label("Token").fill("another")
         page.keyboard.press("Enter")
         page.get_by_text("this is not the token").wait_for()
+        assert complaints(page) == []
         page.get_by_label("Token").fill("a-token")
         page.keyboard.press("Enter")
         page.get_by_text("Does it learn?").wait_for()
+        assert page.evaluate("document.cookie") == ""  # no script reads it
+        assert "a-token" not in page.url + page.content()
+        page.get_by_role("button", name="log out").click()
+        page.get_by_label("Token").wait_for()
 
 
 def test_charts_are_plain_where_uplot_is_not_the_one_that_is_known(browser, node, monkeypatch):
     monkeypatch.setattr(pages, "KNOWN", set())
-    with dashboard(node) as board, window(browser, board) as page:
-        open_page(page, board, "live")
+    with dashboard(node) as board, window(browser, board.url) as page:
+        open_page(page, board.url, "live")
         page.wait_for_selector(".plot svg.spark path")
         assert page.locator(".uplot").count() == 0
 
@@ -226,19 +262,10 @@ def test_nothing_but_the_pages_files_is_served(board):
     files = pages.load()
     assert {"index.html", "main.js", "style.css", "vendor/uplot.js"} <= set(files) and files["vendor/uplot.js"].body
     for path in ("static/../api.py", "static/%2e%2e/api.py", "static/", "static/nothing.js", "static//etc/passwd"):
-        assert ask(board, path)[0] == 404
-    status, headers, body = ask(board, "static/main.js")
+        assert ask(board.url, path)[0] == 404
+    status, headers, body = ask(board.url, "static/main.js")
     assert status == 200 and body == files["main.js"].body and "text/javascript" in headers["Content-Type"]
-    assert ask(board, "static/main.js", {"If-None-Match": headers["ETag"]})[0] == 304
-
-
-def ask(board, path, headers=None):
-    from http.client import HTTPConnection
-
-    with contextlib.closing(HTTPConnection(urllib.parse.urlsplit(board.url).netloc, timeout=5.0)) as connection:
-        connection.request("GET", f"/{path}", headers=headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
+    assert ask(board.url, "static/main.js", {"If-None-Match": headers["ETag"]})[0] == 304
 
 
 def test_no_page_makes_markup_of_text():

@@ -10,13 +10,24 @@ import shutil
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 PAGES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
+LISTS = ("actors", "nodes")
+"""Pages of which the first thing in the list is looked at, too."""
 SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 SETTLE = 2500
 """Milliseconds for which a page may draw its curves."""
+
+
+def take(page: Page, folder: Path, name: str, kind: str, wrong: list[str]) -> None:
+    """One picture, once the page has settled; what is wrong with it is added to `wrong`."""
+    page.wait_for_timeout(SETTLE)
+    page.screenshot(path=folder / f"{name}-{kind}.png", full_page=True)
+    drawn, width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    if drawn > width:
+        wrong.append(f"{name} is {drawn} pixels wide on a {kind} of {width}")
 
 
 def main() -> int:
@@ -38,11 +49,10 @@ def main() -> int:
                 page.on("pageerror", lambda error: wrong.append(str(error)))
                 for name in given.only or PAGES:
                     page.goto(f"{given.url.rstrip('/')}/#/{name}")
-                    page.wait_for_timeout(SETTLE)
-                    page.screenshot(path=given.folder / f"{name}-{theme}-{kind}.png", full_page=True)
-                    drawn = page.evaluate("document.documentElement.scrollWidth")
-                    if drawn > width:
-                        wrong.append(f"{name} is {drawn} pixels wide on a {kind} of {width}")
+                    take(page, given.folder, name, f"{theme}-{kind}", wrong)
+                    if name in LISTS and page.locator("tbody a").count():
+                        page.locator("tbody a").first.click()
+                        take(page, given.folder, f"{name}-one", f"{theme}-{kind}", wrong)
                 context.close()
         browser.close()
     print("\n".join(wrong) or f"{given.folder}: nothing complained")

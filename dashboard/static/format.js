@@ -57,5 +57,17 @@ export function clock(time) {
   return date.toDateString() === new Date().toDateString() ? hours : `${date.toLocaleDateString("en-CA")} ${hours}`;
 }
 
+const IS_TIME = /^(time|since|began)$|_(seen|cache)$/;
+const IS_COUNT = /bytes|credit|chunk|limit|inline|steps|samples|lines|caches|entries|episodes|given|lost|applied|stale/;
+
+/** What a node said, as its name lets people read it. */
+export function raw(name, value) {
+  if (value === null || value === undefined || value === "") return NONE;
+  if (typeof value !== "number") return String(value);
+  if (IS_TIME.test(name) && value > 1e9) return clock(value);
+  if (!Number.isInteger(value)) return String(Number(value.toPrecision(6)));
+  return IS_COUNT.test(name) ? count(value) : String(value);
+}
+
 /** "sample_age_median" -> "sample age median" */
 export const words = (name) => name.replaceAll("_", " ");

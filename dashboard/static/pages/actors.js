@@ -1,7 +1,7 @@
 // Every actor, by pages as the dashboard sorts and filters them; and one of them with all that is known.
 import {get} from "../api.js";
 import {fill, h, patch, say} from "../dom.js";
-import {ago, bytes, clock, count, figure} from "../format.js";
+import {ago, bytes, clock, count, figure, raw, words} from "../format.js";
 import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
 import {address, remember} from "../router.js";
 
@@ -141,7 +141,7 @@ function detail({actor, homes, facts: told, episodes}) {
       h("section.card", h("h2", "What it sent"), ways),
       h("section.card", h("h2", "What its server knows"), plainFacts(told))),
     h("h2", "Newest episodes"),
-    episodes.length ? table("Newest episodes", EPISODES, episodes) : empty("It has not ended an episode yet."),
+    episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes)) : empty("It has not ended an episode yet."),
     h("h2", "Its account at each server"),
     homes.length ? table("Accounts", accountColumns(homes), homes) : empty("No server has an account of it."),
   ];
@@ -154,13 +154,16 @@ const EPISODES = [
 ];
 
 function accountColumns(homes) {
-  return Object.keys(homes[0]).map((name) => ({title: name.replaceAll("_", " "), value: (row) => plain(row[name])}));
+  return Object.keys(homes[0]).map((name) => ({title: words(name), value: (row) => plain(name, row[name])}));
 }
 
-const plainFacts = (found) => facts(Object.entries(found ?? {}).map(([name, value]) => [name.replaceAll("_", " "), plain(value)]));
+/** What is not shown beside it already. */
+function plainFacts(found) {
+  const rest = Object.entries(found ?? {}).filter(([name]) => !["client", "label", "host", "table"].includes(name));
+  return facts(rest.map(([name, value]) => [words(name), plain(name, value)]));
+}
 
-function plain(value) {
-  if (typeof value === "number") return Number.isInteger(value) ? count(value) : figure(value);
-  if (value === null || value === undefined) return "–";
-  return typeof value === "object" ? h("code", JSON.stringify(value)) : String(value);
+function plain(name, value) {
+  if (value === null || typeof value !== "object") return raw(name, value);
+  return Object.entries(value).map(([each, inner]) => `${words(each)} ${raw(each, inner)}`).join(", ") || "none";
 }

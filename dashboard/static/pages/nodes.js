@@ -1,7 +1,7 @@
 // Every node: does it answer, how long, what does it hold; and all that one of them said. Learners beside them.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
-import {ago, bytes, count, duration, figure, share, words} from "../format.js";
+import {ago, bytes, count, duration, figure, raw, share, words} from "../format.js";
 import {empty, every, problem, table} from "../parts.js";
 import {address} from "../router.js";
 
@@ -39,8 +39,6 @@ const LEARNERS = [
   {title: "Scalars", value: (row) => Object.entries(row.scalars).map(([name, value]) => `${name} ${figure(value)}`).join(", "), wrap: true},
 ];
 
-const LARGE = /bytes|credit|chunk|limit|inline|steps|samples|lines|caches/;
-
 export function openNodes({root, parameters, stream, signal}) {
   let shown = null;
   let close = () => {};
@@ -77,7 +75,7 @@ function openNode(root, url, stream, signal) {
       const node = (await get("nodes", {}, signal)).find((each) => each.url === url);
       if (!node) return fill(place, empty(`There is no node at ${url} any more.`));
       const {status, ...row} = node;
-      patch(place, table(row.name || url, COLUMNS, [row]), h("h2", "All that it said"), tree(status));
+      patch(place, table(row.name || url, COLUMNS, [row]), h("h2", "All that it said"), h("section.card", tree(status)));
     } catch (error) {
       if (error.name !== "AbortError") fill(place, problem(error));
     }
@@ -86,14 +84,12 @@ function openNode(root, url, stream, signal) {
 }
 
 /** Nested values, open at the top: for people who look for one figure. */
-export function tree(value, depth = 0) {
-  if (value === null || typeof value !== "object") return h("span.mono", String(value ?? "–"));
+export function tree(value, name = "") {
+  if (value === null || typeof value !== "object") return h("span.mono", raw(name, value));
   const entries = Object.entries(value);
   if (!entries.length) return h("span.quiet", Array.isArray(value) ? "none" : "nothing");
   if (Array.isArray(value) && value.every((each) => each === null || typeof each !== "object")) {
     return h("span.mono", value.join(", "));
   }
-  const rows = entries.map(([name, inner]) => [h("dt", words(name)), h("dd", LARGE.test(name) && typeof inner === "number" ?
-    h("span.mono", count(inner)) : tree(inner, depth + 1))]);
-  return h("dl.tree", rows);
+  return h("dl.tree", entries.map(([each, inner]) => [h("dt", words(each)), h("dd", tree(inner, each))]));
 }

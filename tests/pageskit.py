@@ -1,0 +1,76 @@
+"""What the tests of the dashboard's pages share: a browser, a window that must not complain, and who looks at a cluster."""
+
+import contextlib
+import http.client
+import re
+import shutil
+import urllib.parse
+
+import pytest
+
+serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+Settings = pytest.importorskip("memoire.dashboard.settings").Settings
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+PATIENCE = 20_000
+"""Milliseconds for which a test waits for what a page should show."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+def watch(*urls, **options):
+    """A dashboard of these nodes."""
+    return serving.Dashboard(Settings(**{"nodes": urls, "listen": "127.0.0.1:0", "poll_every": 0.1} | options))
+
+
+@contextlib.contextmanager
+def window(browser, url, *, size=DESKTOP, allowed=(), **options):
+    """A page that must not complain, nor ask anybody else."""
+    wrong, ours = [], urllib.parse.urlsplit(url).netloc
+    with contextlib.closing(browser.new_context(viewport=size, **options)) as context:
+        page = context.new_page()
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}") or dialog.dismiss())
+        page.on("request", lambda asked: wrong.append(asked.url) if not is_ours(asked.url, ours) else None)
+        page.set_default_timeout(PATIENCE)
+        yield page
+    assert [each for each in wrong if not any(part in each for part in allowed)] == []
+
+
+def is_ours(url, ours):
+    return url.startswith(("blob:", "data:")) or urllib.parse.urlsplit(url).netloc == ours
+
+
+def open_page(page, url, name):
+    """Show a page and wait until it is live."""
+    page.goto(f"{url}/#/{name}")
+    page.wait_for_selector("#live[data-state=live]")
+
+
+def tiles(page):
+    """The totals that the overview shows, as numbers, by what stands above them."""
+    found = page.locator(".tile").evaluate_all(
+        "all => all.map(each => [...each.querySelectorAll('.label, .value')].map(part => part.textContent))"
+    )
+    return {label: int(re.sub(r"\D", "", value)) for label, value in found}
+
+
+def ask(url, path, headers=None, method="GET", body=None):
+    """(status, headers, body) of one request."""
+    with contextlib.closing(http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=20.0)) as connection:
+        connection.request(method, f"/{path}", body=body, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
