@@ -11,9 +11,9 @@ BIN := .venv/bin
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-pages    the dashboard's pages in Chromium"
 	@echo "make test-chart    the Helm chart, rendered by helm"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
+	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb and TorchRL, which are installed into build/peers (with torch: gigabytes)"
@@ -55,7 +56,7 @@ test-checked: setup-checked
 test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
-# MEMOIRE_HELM names a helm that is not on PATH.
+# MEMOIRE_HELM names helms that are not on PATH, with : between.
 test-chart: setup-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
@@ -85,6 +86,12 @@ lint-spelling:
 
 lint-imports:
 	$(BIN)/pytest tests/test_imports.py
+
+lint-chart:
+	$(BIN)/python tools/chart.py --check
+
+chart: setup-dev
+	$(BIN)/python tools/chart.py
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,96 @@
+{{/*
+Names and labels. Everything of a release begins with `memoire.fullname`; 42 characters leave room for the longest suffix
+and for the hash that a StatefulSet adds in a label.
+*/}}
+
+{{- define "memoire.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 42 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "memoire.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 42 | trimSuffix "-" -}}
+{{- else if contains (include "memoire.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "memoire.name" .) | trunc 42 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What selects a component's Pods: never a version, for selectors cannot be changed. Takes (dict "root" $ "component" "server"). */}}
+{{- define "memoire.selector" -}}
+app.kubernetes.io/name: {{ include "memoire.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The selector and what describes it, for metadata of objects that may change at an upgrade. */}}
+{{- define "memoire.labels" -}}
+{{ include "memoire.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: memoire
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "memoire.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "memoire.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* A reference to an image. Takes (dict "root" $ "image" <image of a component, or the chart's>). */}}
+{{- define "memoire.image" -}}
+{{- $global := default dict .root.Values.global -}}
+{{- $registry := default (default "" .image.registry) $global.imageRegistry -}}
+{{- if not .image.repository }}{{ include "memoire.validate" .root }}{{ end -}}
+{{- $name := .image.repository -}}
+{{- if $registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $registry) $name }}{{ end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $name .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (default .root.Chart.AppVersion .image.tag | toString) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Bytes of a quantity such as 512Mi, 2G or 1000000, as a whole number. */}}
+{{- define "memoire.bytes" -}}
+{{- $text := toString . -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- if not (and (hasKey $units $unit) (regexMatch "^[0-9]+(\\.[0-9]+)?[A-Za-z]*$" $text)) -}}
+{{- fail (printf "%q is no size: give bytes as 1000000, 512Mi, 2G or 1.5Gi" $text) -}}
+{{- end -}}
+{{- mulf (float64 (trimSuffix $unit $text)) (get $units $unit) | ceil | int64 -}}
+{{- end }}
+
+{{/* Where the pages of the components' Pods are, and where actors, learners and readers connect. */}}
+{{- define "memoire.endpoint" -}}
+{{- printf "tcp://%s.%s.svc:5560" (include "memoire.fullname" .) .Release.Namespace -}}
+{{- end }}
+
+{{/* The name of the StatefulSet whose Pods are the servers: the learner's, where that embeds one. */}}
+{{- define "memoire.servers.name" -}}
+{{- printf "%s-%s" (include "memoire.fullname" .) (ternary "learner" "server" .Values.learner.embedsServer) -}}
+{{- end }}
+
+{{/* Addresses of all servers, one a line: what proxies dial. */}}
+{{- define "memoire.servers" -}}
+{{- $name := include "memoire.servers.name" . -}}
+{{- $count := ternary .Values.learner.replicas .Values.server.replicas .Values.learner.embedsServer -}}
+{{- if or .Values.server.enabled .Values.learner.embedsServer -}}
+{{- range until (int $count) }}
+{{ printf "tcp://%s-%d.%s.%s.svc:5560" $name . $name $.Release.Namespace }}
+{{- end }}
+{{- end }}
+{{- range .Values.proxy.servers }}
+{{ . }}
+{{- end }}
+{{- end }}

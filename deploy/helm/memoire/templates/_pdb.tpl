@@ -1,0 +1,15 @@
+{{/* How many Pods of a component may be away at a time. Never made for a single Pod: no node could be drained then. */}}
+{{- define "memoire.pdb" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "memoire.fullname" .root }}-{{ .component }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "memoire.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: {{ .values.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "memoire.selector" . | nindent 6 }}
+{{- end }}

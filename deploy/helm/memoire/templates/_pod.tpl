@@ -1,0 +1,224 @@
+{{/*
+What Pods and containers have in common. Pieces are made as YAML and put together as maps, so that what a user says of a
+Pod can win over what the chart says.
+*/}}
+
+{{/* The template of a Pod. Takes (dict "root" $ "component" "server" "values" <its values> "spec" <containers, volumes, ...>
+"group" <whether volumes need fsGroup> "client" <whether it connects as a client> "annotations" <dict> "port" <name of the port that is scraped>). */}}
+{{- define "memoire.pod" -}}
+{{- $root := .root -}}
+{{- $values := .values -}}
+metadata:
+  labels:
+    {{- include "memoire.selector" . | nindent 4 }}
+    {{- if .client }}
+    memoire.io/client: "true"
+    {{- end }}
+    {{- with merge (dict) $values.podLabels $root.Values.commonLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- $annotations := merge (dict) $values.podAnnotations (default dict .annotations) }}
+  {{- if and $root.Values.monitoring.annotations .port }}
+  {{- $annotations = merge $annotations (dict "prometheus.io/scrape" "true" "prometheus.io/path" "/metrics" "prometheus.io/port" (toString .port)) }}
+  {{- end }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- mergeOverwrite (fromYaml (include "memoire.podSpec" .)) .spec $values.podSpecExtra | toYaml | nindent 2 }}
+{{- end }}
+
+{{- define "memoire.podSpec" -}}
+{{- $root := .root -}}
+{{- $values := .values -}}
+serviceAccountName: {{ include "memoire.serviceAccountName" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
+{{- with include "memoire.pullSecrets" $root | fromYamlArray }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $context := deepCopy $root.Values.podSecurityContext }}
+{{- if and .group $root.Values.fsGroup }}
+{{- $context = mergeOverwrite $context (dict "fsGroup" (int64 $root.Values.fsGroup) "fsGroupChangePolicy" "OnRootMismatch") }}
+{{- end }}
+{{- with mergeOverwrite $context $values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $values.topologySpread }}
+topologySpreadConstraints:
+  {{- range $key, $constraint := $values.topologySpread }}
+  -
+    {{- merge (dict "topologyKey" $key) $constraint (dict "labelSelector" (dict "matchLabels" (include "memoire.selector" $ | fromYaml))) | toYaml | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "memoire.pullSecrets" -}}
+{{- $names := .Values.image.pullSecrets -}}
+{{- range (default dict .Values.global).imagePullSecrets -}}
+{{- $names = append $names (kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") .) -}}
+{{- end -}}
+{{- $result := list -}}
+{{- range uniq $names }}{{ $result = append $result (dict "name" .) }}{{ end -}}
+{{- toYaml $result -}}
+{{- end }}
+
+{{/* Environment variables, each name once, the last of a name: Kubernetes refuses names that come twice. Takes a list. */}}
+{{- define "memoire.env" -}}
+{{- $names := list -}}
+{{- $last := dict -}}
+{{- range . -}}
+{{- $names = append $names .name -}}
+{{- $last = set $last .name . -}}
+{{- end -}}
+{{- $result := list -}}
+{{- range uniq $names }}{{ $result = append $result (get $last .) }}{{ end -}}
+{{- toYaml $result -}}
+{{- end }}
+
+{{/* The security context of a container. Takes (dict "root" $ "values" <its values> "base" <dict>). */}}
+{{- define "memoire.containerSecurity" -}}
+{{- mergeOverwrite (deepCopy .root.Values.containerSecurityContext) (default dict .base) .values.containerSecurityContext | toYaml -}}
+{{- end }}
+
+{{/* A container with one of memoire's roles. Takes (dict "root" $ "role" "server" "values" <the component's> "ports" <list>
+"mounts" <list> "resources" <dict>). What it does is in the settings file. */}}
+{{- define "memoire.container" -}}
+{{- $root := .root -}}
+{{- $isRelay := eq .role "relay" -}}
+name: {{ .role }}
+image: {{ include "memoire.image" (dict "root" $root "image" $root.Values.image) }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+{{- if $root.Values.diagnosticMode }}
+command: [sleep, infinity]
+{{- else }}
+args: [{{ .role }}]
+{{- end }}
+{{- $env := list (dict "name" "MEMOIRE_SETTINGS" "value" "/etc/memoire/settings/memoire.json") }}
+{{- if eq .role "server" }}
+{{- $env = append $env (dict "name" "MEMOIRE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) }}
+{{- end }}
+env:
+  {{- include "memoire.env" (concat $env (ternary (list) .values.extraEnv $isRelay)) | nindent 2 }}
+ports:
+  {{- toYaml .ports | nindent 2 }}
+{{- with .resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "memoire.containerSecurity" (dict "root" $root "values" (ternary (dict "containerSecurityContext" dict) .values $isRelay)) | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: settings, mountPath: /etc/memoire/settings, readOnly: true}
+  {{- with .mounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- include "memoire.secretMounts" (dict "root" $root "keys" (ne .role "dashboard")) | nindent 2 }}
+  {{- if not $isRelay }}
+  {{- with .values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- end }}
+{{- if not $root.Values.diagnosticMode }}
+{{- include "memoire.probes" . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* Probes on a node's pages: alive means that its threads take their turns; ready, that it may get new clients. */}}
+{{- define "memoire.probes" -}}
+startupProbe:
+  httpGet: {path: /livez, port: probes}
+  periodSeconds: 1
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {path: /livez, port: probes}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: probes}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end }}
+
+{{/* Keys and tokens as files. A Secret that is missing keeps the Pod waiting, and its events say which. Takes (dict "root" $
+"keys" <whether it has keys>). */}}
+{{- define "memoire.secretMounts" -}}
+{{- if and .keys .root.Values.security.keys }}
+- {name: keys, mountPath: /etc/memoire/keys, readOnly: true}
+{{- end }}
+{{- if .root.Values.security.tokens }}
+- {name: tokens, mountPath: /etc/memoire/tokens, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* Volumes of a Pod: what every one has, keys of a role, and the user's. Takes (dict "root" $ "keys" <role>
+"values" <its> "volumes" <list> "settings" <whether the settings file is there>). */}}
+{{- define "memoire.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- if .settings }}
+- {name: settings, configMap: {name: {{ include "memoire.fullname" .root }}}}
+{{- end }}
+{{- with .volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- if and .keys .root.Values.security.keys }}
+- name: keys
+  secret: {secretName: {{ .root.Values.security.keys }}-{{ .keys }}, defaultMode: 0440}
+{{- end }}
+{{- if .root.Values.security.tokens }}
+- name: tokens
+  secret: {secretName: {{ .root.Values.security.tokens }}, defaultMode: 0440}
+{{- end }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Ports on which a node takes clients, and those of its pages. */}}
+{{- define "memoire.ports" -}}
+- {name: requests, containerPort: 5560}
+- {name: caches, containerPort: 5561}
+- {name: notices, containerPort: 5562}
+{{- end }}
+
+{{- define "memoire.pagePorts" -}}
+- {name: http, containerPort: 8080}
+- {name: probes, containerPort: 8081}
+{{- end }}
+
+{{/* Memory for so many bytes of held data beside what a process needs itself. Takes (list <bytes> <base>); in Mi. */}}
+{{- define "memoire.memory" -}}
+{{- $held := int64 (include "memoire.bytes" (index . 0)) -}}
+{{- printf "%dMi" (add (div (add $held 1048575) 1048576) (index . 1)) -}}
+{{- end }}
+
+{{/* What a server needs that holds so many bytes: as much as it holds and what Python takes; at most, what may be on the
+way (256 MiB) and models (1 GiB) beside it. */}}
+{{- define "memoire.serverResources" -}}
+requests: {cpu: 250m, memory: {{ include "memoire.memory" (list . 384) }}}
+limits: {memory: {{ include "memoire.memory" (list . 1664) }}}
+{{- end }}

@@ -1,0 +1,59 @@
+{{/*
+A container with a program of the user's: a learner or an actor. It is told where to connect and where its keys are by
+its environment. Takes (dict "root" $ "name" "actor" "values" <its values> "endpoint" <address> "env" <list>
+"mounts" <list> "server" <whether it takes clients itself>).
+*/}}
+{{- define "memoire.program" -}}
+{{- $root := .root -}}
+{{- $values := .values -}}
+name: {{ .name }}
+image: {{ include "memoire.image" (dict "root" $root "image" $values.image) }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+{{- with $values.command }}
+command:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.args }}
+args:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $env := list (dict "name" "MEMOIRE_ENDPOINT" "value" .endpoint) }}
+{{- if $root.Values.security.keys }}
+{{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
+{{- end }}
+{{- if or $values.pages .server }}
+{{- $env = concat $env (list (dict "name" "MEMOIRE_HTTP" "value" "*:8080") (dict "name" "MEMOIRE_PROBES" "value" "*:8081")) }}
+{{- if $root.Values.security.tokens }}
+{{- $env = append $env (dict "name" "MEMOIRE_HTTP_TOKEN_FILE" "value" "/etc/memoire/tokens/nodes") }}
+{{- end }}
+{{- end }}
+env:
+  {{- include "memoire.env" (concat $env (default list .env) $values.extraEnv) | nindent 2 }}
+{{- $ports := concat (ternary (include "memoire.ports" . | fromYamlArray) list (default false .server)) (ternary (include "memoire.pagePorts" . | fromYamlArray) list (or $values.pages (default false .server))) }}
+{{- with $ports }}
+ports:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "memoire.containerSecurity" (dict "root" $root "values" $values "base" (dict "readOnlyRootFilesystem" false)) | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  {{- with .mounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- include "memoire.secretMounts" (dict "root" $root "keys" true) | nindent 2 }}
+  {{- with $values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $probes := dict }}
+{{- if or $values.pages .server }}
+{{- $probes = include "memoire.probes" . | fromYaml }}
+{{- end }}
+{{- with mergeOverwrite $probes $values.probes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,123 @@
+"""Write what follows from something else in the chart's folder: values, their JSON schema and README, rules and boards.
+
+    python tools/chart.py [--check]
+
+`values.schema.yaml` says each value once, with type, default and meaning; the version is the package's; rules and
+boards are those of deploy/monitoring. --check writes nothing, and fails where something is not as it would be written.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "deploy" / "helm" / "memoire"
+MONITORING = ROOT / "deploy" / "monitoring"
+SAID = "tools/chart.py writes this file from values.schema.yaml: change it there, and run `make chart`."
+WIDTH = 118
+
+
+def schema():
+    """The schema as it was written, with what YAML's anchors repeat filled in: behind what is a component's own."""
+    read = yaml.safe_load((CHART / "values.schema.yaml").read_text(encoding="utf-8"))
+    anchors = read.pop("x-anchors")
+    shared = {**anchors["program"], **anchors["pod"]}
+    for section in read["properties"].values():
+        own = section.get("properties", {})
+        for name in [name for name in shared if name in own]:
+            own[name] = own.pop(name)
+    return read
+
+
+def is_section(value):
+    """Whether a value of this schema is made of values that are named here."""
+    return "properties" in value
+
+
+def json_schema():
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+def wrapped(text, indent):
+    """A comment of as many lines as it takes."""
+    lines, room = [""], WIDTH - indent - 2
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return "".join(f"{' ' * indent}# {line}\n" for line in lines)
+
+
+def values():
+    """values.yaml: every default, under what it means."""
+    return f"# {SAID}\n" + "".join(_values(schema(), 0))
+
+
+def _values(section, indent):
+    for name, value in section["properties"].items():
+        if not is_section(value) and "default" not in value:
+            continue
+        yield "\n" if indent == 0 else ""
+        yield wrapped(value.get("description", ""), indent) if value.get("description") else ""
+        if is_section(value):
+            yield f"{' ' * indent}{name}:\n"
+            yield from _values(value, indent + 2)
+        else:
+            yield f"{' ' * indent}{name}: {json.dumps(value['default'])}\n"
+
+
+def readme():
+    """README.md: what stands by hand before the table, and the table."""
+    path = CHART / "README.md"
+    head = path.read_text(encoding="utf-8").partition("\n## Values\n")[0] if path.exists() else "# memoire\n"
+    rows = "".join(f"| `{name}` | {cell(value)} | {text} |\n" for name, value, text in _rows(schema(), ""))
+    return f"{head}\n## Values\n\n<!-- {SAID} -->\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
+
+
+def cell(value):
+    return f"`{json.dumps(value)}`".replace("|", "\\|") if value != "" else '`""`'
+
+
+def _rows(section, prefix):
+    for name, value in section["properties"].items():
+        if is_section(value):
+            yield from _rows(value, f"{prefix}{name}.")
+        elif "default" in value:
+            yield f"{prefix}{name}", value["default"], value.get("description", "").replace("|", "\\|")
+
+
+def version():
+    return re.search(r'^VERSION = "(.*)"', (ROOT / "memoire" / "version.py").read_text(encoding="utf-8"), re.M)[1]
+
+
+def chart_yaml():
+    text = (CHART / "Chart.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"^version: .*$", f"version: {version()}", text, flags=re.M)
+    return re.sub(r"^appVersion: .*$", f'appVersion: "{version()}"', text, flags=re.M)
+
+
+def files():
+    """Each file that follows from something else, and its text."""
+    yield CHART / "values.schema.json", json_schema()
+    yield CHART / "values.yaml", values()
+    yield CHART / "README.md", readme()
+    yield CHART / "Chart.yaml", chart_yaml()
+    for source in (MONITORING / "memoire.rules.yaml", *sorted(MONITORING.glob("*.json"))):
+        yield CHART / "files" / source.name, source.read_text(encoding="utf-8")
+
+
+def main(arguments):
+    stale = [(path, text) for path, text in files() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path, text in stale:
+        print(f"{path.relative_to(ROOT)} is {'not as it should be: run `make chart`' if arguments else 'written'}")
+        if not arguments:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return 1 if arguments and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
