@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memoire
@@ -41,9 +41,13 @@ EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
-    given = parser().parse_args(arguments)
-    command: Command = given.command
+    from memoire.cluster import settings, tether
+
+    top, commands = _parsers()
     try:
+        words = sys.argv[1:] if arguments is None else arguments
+        given = settings.parse(top, commands, words, {} if tether.LINE in os.environ else os.environ)
+        command: Command = given.command
         return command(given)
     except MemoireError as error:
         print(f"memoire: {error}", file=sys.stderr)
@@ -59,6 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
+    return _parsers()[0]
+
+
+def _parsers() -> "tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]":
+    """The whole command line, and each command's part of it."""
+    from memoire.cluster import settings
+
     top = argparse.ArgumentParser(prog="memoire", description="A distributed prioritized replay memory.")
     top.add_argument("--version", action="version", version=f"memoire {memoire.__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -75,7 +86,9 @@ def parser() -> argparse.ArgumentParser:
     _add_drain(commands)
     _add_snapshot(commands)
     _add_key_tool(commands)
-    return top
+    for name in settings.COMMANDS:
+        settings.add_to(commands.choices[name])
+    return top, commands.choices
 
 
 def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -372,9 +385,15 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Make a round trip to a server, proxy or relay, one step after the other, and say what to do about "
         "the first one that fails. Exit status: 0 all is well; 1 the address is none; 3 the name does not resolve; "
         "4 nothing listens; 5 what listens is not memoire's request address; 6 it speaks another version of the "
-        "protocol; 7 it does not answer; 8 it answers but gives no schema; 9 it refuses.",
+        "protocol; 7 it does not answer; 8 it answers but gives no schema; 9 it refuses; 10 a cache did not come back "
+        "(--roundtrip).",
     )
     doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
+    doctor.add_argument(
+        "--roundtrip",
+        action="store_true",
+        help="push a small cache, too, into a table that no learner reads, and draw it back",
+    )
     doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
     _add_keys(doctor)
     doctor.set_defaults(command=_doctor)
@@ -497,7 +516,8 @@ def _add_schema(to: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--tables",
         metavar="FILE",
-        help='JSON file with several named memories: {"online": {"schema": "online.json", "multi_step": 3}, ...}',
+        help="JSON file with several named memories, or the JSON itself: "
+        '{"online": {"schema": "online.json", "multi_step": 3}, ...}',
     )
     to.add_argument(
         "--set",
@@ -682,7 +702,7 @@ def _run(given: argparse.Namespace) -> int:
 def _doctor(given: argparse.Namespace) -> int:
     from memoire.cluster.doctor import examine
 
-    return examine(given.endpoint, timeout=given.timeout, keys=given.keys)
+    return examine(given.endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
 
 
 def _totals(given: argparse.Namespace) -> int:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from .checks import mapping, whole
 from .errors import ParameterError, ProtocolError, WrongType
 from .parameters import Parameters
-from .pool import AnyPool
+from .pool import AnyPool, Pool
 from .rate import Limiter, check_size
 from .sampling import Sampler, fields_of
 from .schema import Schema
@@ -26,6 +28,11 @@ Storage = Literal["caches", "episodes"]
 
 STORAGES = ("caches", "episodes")
 MOST_TABLES = 256
+ROUNDTRIP = "memoire:roundtrip"
+"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
+there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
+_ROUNDTRIP_BYTES = 1 << 20
+_ROUNDTRIP_CACHES = 16
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -140,14 +147,17 @@ class Tables:
         make_pool: Makes the pool of a table, by its name and settings.
 
     Raises:
-        ParameterError: there is none, too many, or a name that is none.
+        ParameterError: there is none, too many, or a name that is none, or taken.
     """
 
     def __init__(self, settings: Mapping[str, Table], make_pool: Callable[[str, Table], AnyPool]) -> None:
+        if ROUNDTRIP in settings:
+            raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
+        self._roundtrip = _roundtrip()
         if not 1 <= len(settings) <= MOST_TABLES:
             raise ParameterError("tables", len(settings), f"1 to {MOST_TABLES} tables")
         self._tables: dict[str, OpenTable] = {}
-        self._numbers: dict[int, OpenTable] = {}
+        self._numbers: dict[int, OpenTable] = {self._roundtrip.number: self._roundtrip}
         for name, each in settings.items():
             opened = OpenTable(name, checked(name, each), make_pool(name, each))
             if opened.number in self._numbers:
@@ -183,6 +193,8 @@ class Tables:
         """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
         if name == "":
             return self.first
+        if name == ROUNDTRIP:
+            return self._roundtrip
         if name not in self._tables:
             raise ProtocolError("table", f"this server has no table {name!r}, but {self._list()}")
         return self._tables[name]
@@ -215,6 +227,14 @@ class Tables:
 
     def _list(self) -> str:
         return ", ".join(map(repr, self._tables))
+
+
+def _roundtrip() -> OpenTable:
+    settings = Table(
+        {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), capacity=_ROUNDTRIP_CACHES
+    )
+    pool = Pool(settings.schema, settings.parameters, byte_limit=_ROUNDTRIP_BYTES, cache_limit=settings.capacity)
+    return OpenTable(ROUNDTRIP, settings, pool)
 
 
 def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:

@@ -35,6 +35,7 @@ FOREIGN = {
     "sockets.py": {"ValueError"},  # becomes EndpointError where it was raised
     "cluster/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cluster/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
+    "cluster/roundtrip.py": {"Stuck"},  # likewise
     "cluster/node.py": {"Asked"},  # inside of the pages, which answer with it
     "cluster/pages.py": {"Asked", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip

@@ -3,7 +3,7 @@
     name ─▶ connection ─▶ ZeroMQ's greeting and socket type ─▶ HELLO ─▶ schema ─▶ UPDATE, clocks
 
 Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It is counted
-as a client that has left; it changes nothing else.
+as a client that has left; it changes nothing else. With a round trip (`roundtrip`) a cache is pushed and drawn back.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from memoire import links, sockets, wire
-from memoire.errors import EndpointError, MemoireError, ProtocolError
+from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Schema
@@ -27,7 +27,7 @@ from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
-OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED = 6, 7, 8, 9
+OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
 """Exit statuses of `memoire doctor` (2 is a wrong command line)."""
 FEW_FILES = 1024
 SKEW: Final = 2.0
@@ -49,11 +49,19 @@ class Sick(Exception):
         self.status, self.found, self.advice = status, found, advice
 
 
-def examine(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print) -> int:
+def examine(
+    endpoint: str,
+    *,
+    timeout: float = 5.0,
+    roundtrip: bool = False,
+    keys: Given = None,
+    say: Callable[[str], object] = print,
+) -> int:
     """Take every step to `endpoint`, saying what each one found; the exit status.
 
     Args:
         timeout: Seconds for each step.
+        roundtrip: Whether to push a cache, too, and draw it back.
         say: Takes each line of the findings.
     """
     for line in versions():
@@ -64,6 +72,8 @@ def examine(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Cal
         for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
             say(f"     {use}: {port}")
             _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds)
+        if roundtrip:
+            _travel(endpoint, timeout, say)
     except Sick as sick:
         say(f"FAIL {sick.found}")
         say(f"     {sick.advice}")
@@ -309,6 +319,21 @@ def _greet(asker: _Asker, say: Callable[[str], object]) -> wire.Welcome:
     header = message.header
     asker.facts = {"run": header.run, "home": header.home, "fingerprint": header.fingerprint, "table": welcome.table}
     return welcome
+
+
+def _travel(endpoint: str, timeout: float, say: Callable[[str], object]) -> None:
+    """Have a cache go there and back."""
+    from .roundtrip import Stuck, travel
+
+    try:
+        travel(endpoint, timeout=timeout, say=say)
+    except Stuck as stuck:
+        raise Sick(STUCK, stuck.found, stuck.advice) from stuck
+    except Refused as refused:
+        advice = "Is a server behind it older than this release?" if refused.code == "table" else "Its log says more."
+        raise Sick(REFUSED, str(refused), advice) from refused
+    except MemoireError as error:
+        raise Sick(STUCK, f"a cache did not come back: {error}", "Look at the servers behind this address.") from error
 
 
 def _compare_clocks(answer: wire.Body, here: float, say: Callable[[str], object]) -> None:

@@ -79,7 +79,7 @@ def start(
             "memoire",
             "server",
             *("--endpoint", endpoint, *open_to_all),
-            *(("--schema", schema.to_json()) if schema else ("--tables", os.path.abspath(str(tables)))),
+            *(("--schema", schema.to_json()) if schema else ("--tables", _found_anywhere(str(tables)))),
             *("--name", f"server-{number}"),
             *with_keys(keys, "server"),
             *(() if run is None else ("--run", run)),
@@ -141,6 +141,11 @@ def check_counts(servers: int, proxies: int) -> None:
         raise ParameterError("--servers", servers, "at least 1")
     if proxies < 0 or (proxies == 0 and servers > 1):
         raise ParameterError("--proxies", proxies, "at least 1 where there are several servers, at least 0 otherwise")
+
+
+def _found_anywhere(tables: str) -> str:
+    """The path of a file with tables as from any folder; or the JSON that it is in place of one."""
+    return tables if tables.lstrip().startswith("{") else os.path.abspath(tables)
 
 
 def up(

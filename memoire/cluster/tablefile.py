@@ -1,4 +1,4 @@
-"""The tables of a server, read from a JSON file: what `memoire server --tables FILE` is given.
+"""The tables of a server, read from JSON: what `memoire server --tables` is given, the name of a file or its content.
 
     {
       "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
@@ -26,20 +26,22 @@ SETTINGS = ("multi_step", "discount", "frame_stack", "storage", "capacity", "byt
 
 
 def read_tables(path: str) -> dict[str, Table]:
-    """The tables in this file, in its order.
+    """The tables in this file, or in `path` itself where that is JSON, in their order.
 
     Raises:
         ParameterError: it cannot be read, or says something that is no table; names which.
     """
+    is_content = path.lstrip().startswith("{")
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
     except json.JSONDecodeError as error:
         raise ParameterError("--tables", path, f"a JSON file: {error}") from error
     if not isinstance(given, dict) or not given:
         raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
-    return {name: _table(f"--tables {path}: {name}", settings, Path(path).parent) for name, settings in given.items()}
+    where, folder = ("--tables", Path()) if is_content else (f"--tables {path}", Path(path).parent)
+    return {name: _table(f"{where}: {name}", settings, folder) for name, settings in given.items()}
 
 
 def _table(where: str, settings: Any, folder: Path) -> Table:

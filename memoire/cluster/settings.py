@@ -1,0 +1,271 @@
+"""What a node is told beside its command line: one file for a whole cluster, and the environment.
+
+    memoire.toml                     MEMOIRE_NAME=server-0     memoire server --settings memoire.toml --run r
+      http = "*:8080"                    │                         │
+      [server]                           │                         │
+      state-dir = "/state"               │                         │
+         └───── weakest                  └───── stronger           └───── strongest
+
+The flags of a command are its settings: a section of the file has their names without the dashes, the environment has
+them as MEMOIRE_STATE_DIR. So there is one list of settings, one text that explains each, and one check. Keys above the
+first section are for every command that has such a flag. What may be repeated on the command line adds up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memoire.errors import ParameterError
+
+COMMANDS = ("server", "proxy", "relay", "dashboard")
+"""Those that read a file of settings and the environment."""
+FILE = "settings"
+PREFIX = "MEMOIRE_"
+ALTERNATIVES = (("schema", "env", "tables"), ("servers", "servers_file"))
+"""Settings of which the strongest source says one, and so none of the others."""
+_APART = frozenset({"help", FILE, "show_settings"})
+_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A setting that was said: its value as the command takes it, where, and how strong that is."""
+
+    value: Any
+    where: str
+    strength: int
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    """Give a command the flag for its file."""
+    command.add_argument(
+        "--settings",
+        metavar="FILE",
+        help="a TOML or JSON file with these flags, without dashes, in a section for each command (default: what "
+        "$MEMOIRE_SETTINGS names). $MEMOIRE_NAME, and so on, says more than the file, the command line more than both",
+    )
+    command.add_argument(
+        "--show-settings", action="store_true", help="print what holds, and where each comes from, and end"
+    )
+
+
+def parse(
+    top: argparse.ArgumentParser,
+    commands: Mapping[str, argparse.ArgumentParser],
+    words: Sequence[str],
+    environment: Mapping[str, str],
+) -> argparse.Namespace:
+    """The whole command line, filled up with what file and environment say where it is one of `COMMANDS`.
+
+    Args:
+        top: Of the command line.
+        commands: Its commands by name. They are changed: good for one command line only.
+        words: After "memoire".
+
+    Raises:
+        ParameterError: the file cannot be read, or something says what is no setting, or no value of one.
+        SystemExit: the command line is wrong, or asked for help.
+    """
+    name = next(iter(words), "")
+    if name not in COMMANDS:
+        return top.parse_args(words)
+    command = commands[name]
+    path = _path(words, environment)
+    content = {} if path is None else read(path)
+    if path is not None:
+        check(path, content, commands)
+    said = dict(_strongest(command, _all(command, name, path, content, environment)))
+    defaults = {action.dest: action.default for action in command._actions}
+    for action in _settings(command):
+        if action.dest in said:
+            _fill(command, action, said[action.dest].value)
+    given = top.parse_args(words)
+    for group in ALTERNATIVES:
+        weaker = [each for each in group if each in said]
+        if weaker and any(getattr(given, each, None) not in (None, []) for each in group if each not in said):
+            for each in weaker:  # the command line says another one
+                setattr(given, each, defaults[each])
+                del said[each]
+    if given.show_settings:
+        given.command = _shown(command, said, defaults)
+    return given
+
+
+def read(path: str) -> dict[str, Any]:
+    """What a file of settings says. Raises ParameterError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
+    except (OSError, ValueError) as error:  # both parsers say line and column
+        raise ParameterError("--settings", path, f"a TOML file (*.toml) or JSON file of settings: {error}") from error
+    if not isinstance(content, dict):
+        raise ParameterError("--settings", path, f"an object with a section for each of {', '.join(COMMANDS)}")
+    return content
+
+
+def check(path: str, content: Mapping[str, Any], commands: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Refuse what no command would read: a name that is mistyped is said by every node. Raises ParameterError."""
+    known = {name: {_key(action) for action in _settings(commands[name])} for name in COMMANDS}
+    for key, value in content.items():
+        if key not in COMMANDS:
+            if not any(_spelled(key) in keys for keys in known.values()):
+                raise ParameterError(f"{path}: {key}", key, f"a section ({', '.join(COMMANDS)}) or a flag of one")
+            continue
+        if not isinstance(value, dict):
+            raise ParameterError(f"{path}: {key}", value, f"a section: an object with flags of memoire {key}")
+        for flag in value:
+            if _spelled(flag) not in known[key]:
+                raise ParameterError(f"{path}: {key}.{flag}", flag, f"one of {', '.join(sorted(known[key]))}")
+
+
+def _path(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--settings")
+    try:
+        given = early.parse_known_args(list(words))[0].settings
+    except argparse.ArgumentError:  # said when all is parsed
+        return None
+    return given or environment.get(PREFIX + "SETTINGS") or None
+
+
+def _settings(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in command._actions if action.dest not in _APART]
+
+
+def _key(action: argparse.Action) -> str:
+    return _spelled(action.dest)
+
+
+def _spelled(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def _all(
+    command: argparse.ArgumentParser,
+    name: str,
+    path: str | None,
+    content: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> Iterator[tuple[argparse.Action, Said]]:
+    """Everything that file and environment say about a command, the weakest first."""
+    common = {key: value for key, value in content.items() if key not in COMMANDS}
+    own = content.get(name, {})
+    for strength, (place, values) in enumerate(((f"{path}: ", common), (f"{path}: {name}.", own))):
+        for key, value in values.items():
+            action = next((each for each in _settings(command) if _key(each) == _spelled(key)), None)
+            if action is not None and value is not None:
+                yield action, Said(_taken(action, value, place + key), place + key, strength)
+    for action in _settings(command):
+        variable = PREFIX + action.dest.upper()
+        text = environment.get(variable)
+        if text:
+            yield action, Said(_taken(action, _split(action, text, f"${variable}"), f"${variable}"), f"${variable}", 2)
+
+
+def _strongest(
+    command: argparse.ArgumentParser, said: Iterator[tuple[argparse.Action, Said]]
+) -> Iterator[tuple[str, Said]]:
+    """What holds of all that was said."""
+    found: dict[str, Said] = {}
+    for action, each in said:
+        before = found.get(action.dest)
+        if before is not None and isinstance(action, argparse._AppendAction):
+            each = Said(before.value + each.value, f"{before.where}, {each.where}", each.strength)
+        found[action.dest] = each
+    for group in ALTERNATIVES:
+        rivals = {name: found[name] for name in group if name in found}
+        most = max((each.strength for each in rivals.values()), default=0)
+        best = [each for each in rivals.values() if each.strength == most]
+        if len(best) > 1:
+            raise ParameterError(best[1].where, best[1].value, f"absent beside {best[0].where}: it is one of both")
+        for name, each in rivals.items():
+            if each.strength < most:
+                del found[name]
+    yield from found.items()
+
+
+def _fill(command: argparse.ArgumentParser, action: argparse.Action, value: Any) -> None:
+    """Have the command take this where its line says nothing."""
+    action.default, action.required = value, False
+    if action.nargs == "+" and not action.option_strings:
+        action.nargs = "*"
+    for group in command._mutually_exclusive_groups:
+        if action in group._group_actions:
+            group.required = False
+
+
+def _split(action: argparse.Action, text: str, where: str) -> Any:
+    """What an environment variable says, as a file would say it."""
+    if action.nargs == 0:
+        if text.lower() not in _TRUTH:
+            raise ParameterError(where, text, "true or false")
+        return _TRUTH[text.lower()]
+    if not _is_list(action):
+        return text
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ParameterError(where, text, f"words with blanks between them: {error}") from error
+
+
+def _is_list(action: argparse.Action) -> bool:
+    return isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+")
+
+
+def _taken(action: argparse.Action, value: Any, where: str) -> Any:
+    """A value as the command's own parser would have it. Raises ParameterError."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ParameterError(where, value, "true or false")
+        return value
+    if not _is_list(action):
+        return _one(action, value, where)
+    if isinstance(value, Mapping) and isinstance(action, argparse._AppendAction):  # names with values
+        value = [f"{name}={json.dumps(each)}" for name, each in value.items()]
+    if not isinstance(value, list):
+        raise ParameterError(where, value, "a list")
+    return [_one(action, each, where) for each in value]
+
+
+def _one(action: argparse.Action, value: Any, where: str) -> Any:
+    if isinstance(value, Mapping) and action.type is None:
+        return json.dumps(value)  # a schema, where the flag takes one as it is
+    if isinstance(value, bool | Mapping | list):
+        raise ParameterError(where, value, "a number" if action.type in (int, float) else "text")
+    if isinstance(value, float) and value.is_integer() and action.type is int:
+        value = int(value)  # as some writers of JSON have whole numbers
+    try:
+        read: Callable[[str], Any] = action.type if callable(action.type) else str
+        taken = read(str(value))
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        kind = {int: "a whole number", float: "a number"}.get(action.type, str(error))  # type: ignore[call-overload]
+        raise ParameterError(where, value, kind) from error
+    if action.choices is not None and taken not in action.choices:
+        raise ParameterError(where, value, f"one of {', '.join(map(str, action.choices))}")
+    return taken
+
+
+def _shown(
+    command: argparse.ArgumentParser, said: Mapping[str, Said], defaults: Mapping[str, Any]
+) -> Callable[[argparse.Namespace], int]:
+    """What prints the settings that hold, each with its source."""
+
+    def show(given: argparse.Namespace) -> int:
+        for action in _settings(command):
+            value = getattr(given, action.dest)
+            source = said.get(action.dest)
+            if source is not None and value == source.value:
+                where = source.where
+            else:
+                where = "default" if value in (defaults[action.dest], []) else "command line"
+            print(f"{_key(action)} = {json.dumps(value)}  # {where}")
+        return 0
+
+    return show

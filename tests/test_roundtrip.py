@@ -1,0 +1,97 @@
+"""`memoire doctor --roundtrip`: a cache goes there and back, beside what learners read, and what is counted is said."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.cluster import doctor
+from memoire.errors import ParameterError
+from memoire.pool import Pool
+from memoire.table import ROUNDTRIP, Table, Tables
+from netkit import Cluster
+
+SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def examine(endpoint, timeout=20.0):
+    said = []
+    status = doctor.examine(endpoint, timeout=timeout, roundtrip=True, say=said.append)
+    return status, "\n".join(said)
+
+
+def test_a_cache_comes_back_through_a_proxy_and_meets_no_learner(cluster):
+    servers = [cluster.server(schema=SCHEMA) for _ in range(2)]
+    proxy = cluster.proxy(servers)
+    status, said = examine(proxy.endpoint)
+    assert status == doctor.WELL, said
+    assert "a cache of 16 entries is at its home" in said
+    assert "samples of it came back as they were" in said
+    assert all(server.stats().held_caches == 0 and server.tables == ("default",) for server in servers)
+    totals = [server.stats().totals for server in servers]
+    assert sum(each.accepted_caches for each in totals) == 1
+    assert sum(each.steps + each.episodes for each in totals) == 0
+    assert sum(server.stats().samples for server in servers) == 0
+
+
+def test_several_go_there_and_back_at_once(cluster):
+    server, statuses = cluster.server(schema=SCHEMA), []
+    threads = [threading.Thread(target=lambda: statuses.append(examine(server.endpoint)[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert statuses == [doctor.WELL] * 4
+
+
+def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
+    server = cluster.server(schema=SCHEMA)
+    monkeypatch.setattr(Pool, "check", refuse)
+    status, said = examine(server.endpoint, timeout=2.0)
+    assert status == doctor.STUCK
+    assert "FAIL a cache did not arrive: column" in said
+
+
+def refuse(*_, **__):
+    raise memoire.errors.ProtocolError("column", "not today")
+
+
+def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):
+    server = cluster.server(schema=SCHEMA)
+    monkeypatch.setattr("memoire.cluster.roundtrip._draw", lambda *_: [(0, 17)])
+    status, said = examine(server.endpoint)
+    assert status == doctor.STUCK
+    assert "what was drawn is not what was pushed" in said
+    monkeypatch.setattr("memoire.cluster.roundtrip._draw", lambda *_: [])
+    status, said = examine(server.endpoint)
+    assert "it was not drawn within 20 s" in said
+
+
+def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):
+    server = cluster.server(schema=SCHEMA)
+    monkeypatch.setattr("memoire.cluster.roundtrip.ROUNDTRIP", "no such table")
+    status, said = examine(server.endpoint)
+    assert status == doctor.REFUSED
+    assert "has no table 'no such table'" in said
+    assert "older than this release" in said
+
+
+def test_no_table_of_a_server_s_own_may_have_its_name():
+    with pytest.raises(ParameterError, match="another name: every server has this one"):
+        Tables({ROUNDTRIP: Table(SCHEMA)}, lambda name, table: Pool(table.schema))
+
+
+def test_the_table_is_found_by_name_and_number_but_listed_nowhere():
+    tables = Tables({"own": Table(SCHEMA)}, lambda name, table: Pool(table.schema))
+    hidden = tables.named(ROUNDTRIP)
+    assert tables.numbered(hidden.number) is hidden
+    assert tables.name_of(hidden.number) == ROUNDTRIP
+    assert (list(tables), tables.names, len(tables), ROUNDTRIP in tables) == ([tables.first], ("own",), 1, False)

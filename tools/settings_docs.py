@@ -1,0 +1,42 @@
+"""Write the tables of docs/settings.md, which are what the command line says of itself: run it when that changes."""
+
+import argparse
+import pathlib
+
+from memoire import cli
+from memoire.cluster import settings
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+BEGIN = "<!-- From here on written by tools/settings_docs.py. -->\n"
+
+
+def kind(action):
+    if action.nargs == 0:
+        return "true or false"
+    if isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"):
+        return "list"
+    if action.choices:
+        return ", ".join(action.choices)
+    return {int: "whole number", float: "number"}.get(action.type, "text")
+
+
+def row(command, action):
+    key = settings._key(action)
+    text = command._get_formatter()._expand_help(action).replace("|", "\\|")
+    unit = f" ({action.metavar})" if action.metavar in ("BYTES", "SECONDS", "HOST:PORT") else ""
+    return f"| `{key}` | `{settings.PREFIX}{action.dest.upper()}` | {kind(action)}{unit} | {text} |"
+
+
+def tables():
+    commands = cli._parsers()[1]
+    for name in settings.COMMANDS:
+        yield f"\n## memoire {name}\n\n| key | variable | value | what it is |\n| --- | --- | --- | --- |\n"
+        yield from (row(commands[name], action) + "\n" for action in settings._settings(commands[name]))
+
+
+def page(text):
+    return text.partition(BEGIN)[0] + BEGIN + "".join(tables())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
