@@ -21,7 +21,8 @@ NOT_ABOUT_ARRAYS = frozenset(
     accounts arguments backpressure calls cliffwalk contract_docs dashboard dashboard_pages dashboard_parts deadlines
     demonstrations descriptors docs durable errors
     guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models models_cluster moves
-    names node notices oversized parameters profile release schema search security setup soak sockets store store_damage
+    names node notices oversized parameters profile release roundtrip schema search security settings setup soak
+    sockets store store_damage
     store_disk store_kills store_model store_server subscriptions tablefile thin_client transport
     """.split()  # noqa: SIM905
 )
