@@ -20,7 +20,7 @@ help:
 	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
 	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
-	@echo "make test-pages    the dashboard's pages in Chromium"
+	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
 	@echo "make test-chart    the Helm chart, rendered by helm"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
@@ -52,7 +52,7 @@ test-plain: setup-dev
 test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_WORKERS) -m "not processes" $(PYTEST_ARGS)
 
-# Without Chromium these are skipped, or fail where CI=true: Debian's package chromium has it.
+# Without Chromium and Prometheus these are skipped, or fail where CI=true: Debian's packages chromium and prometheus.
 test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
