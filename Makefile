@@ -3,8 +3,10 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 SOAK ?=
-# Many tests wait for a socket or a process: two workers each for one test at a time are quicker even on two cores.
-PYTEST_WORKERS ?= -n 2 --dist worksteal
+# Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
+PYTEST_WORKERS ?= -n 4 --dist worksteal
+# Compiled files are kept, also where CI forbids it: hundreds of child processes would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 
 # The checked build lies in build/checked/lib and is found before the editable install; safe path keeps the plain build,

@@ -30,7 +30,7 @@ from memoire.server import Server
 from netkit import Cluster, FaultyWay, in_thread, record, until
 
 TIMEOUT = 0.2
-LATE = 0.8
+LATE = 4.0
 """Seconds that a busy machine, and a look at the address for the error's advice, may add to a deadline."""
 LONG = 60.0
 FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
@@ -374,7 +374,7 @@ def test_a_connection_to_nobody_is_an_error_within_its_timeout(place, make):
 
 def test_a_close_waits_no_longer_than_it_may_for_another_close(alone):
     assert alone.client.log("unsent", 0.0) is False
-    first_close, _ = in_thread(alone.client.close, 1.5)
+    first_close, _ = in_thread(alone.client.close, LATE + 1.0)
     until(lambda: alone.client.closed)
     began = time.monotonic()
     assert alone.client.close(0.1) is False
@@ -413,7 +413,7 @@ def test_pushing_never_waits_longer_than_it_may(state):
             began = time.monotonic()
             client.push_cache(0.002)
             took.append(time.monotonic() - began - 0.002)
-        assert sorted(took)[len(took) // 2] < 0.05 and max(took) < LATE
+        assert sorted(took)[len(took) // 2] < 0.2 and max(took) < LATE
         stats = client.stats()
         assert stats.pushed_caches + stats.skipped_caches == 500
         assert stats.in_flight_bytes <= stats.credit or stats.in_flight_caches == 1

@@ -9,6 +9,7 @@ import pytest
 
 import memoire
 import memoire.minari
+from netkit import until
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -63,6 +64,7 @@ def test_and_through_a_table_of_a_server(script, data):
             batch = server.table("demo").get_batch(64, timeout=10.0)
             assert len(batch.reward) == 64
             memory = server._tables["demo"].pool.memory
+            until(lambda: memory.num_episodes == 4)
             about = script.about(script.make_env())
             are_the_same(data, memoire.minari.write(memory, "memoire/through/table-v0", **about))
 

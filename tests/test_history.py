@@ -246,18 +246,18 @@ def test_a_history_is_read_in_the_order_of_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -> None:
-    outcome = trial.run(trial.Settings(seed=1, seconds=14, kills=6, stops=2, terms=1, runs=2), tmp_path)
+    outcome = trial.run(trial.Settings(seed=1, seconds=10, kills=5, stops=1, terms=1, runs=2), tmp_path)
     print(outcome)
     assert not outcome.violations, outcome
-    assert sum(outcome.figures["killed"].values()) == 6
+    assert sum(outcome.figures["killed"].values()) == 5
     assert outcome.figures["delivered"] >= 12
     assert outcome.figures["caches_accepted"] > 0 < outcome.figures["samples_drawn"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("name", ["increments", "unnumbered_lines", "early_replies"])
-def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
-    plant = PLANTS[name]
-    outcome = trial.run(trial.Settings(plant=name, **plant.settings), tmp_path)
+def test_a_planted_fault_is_found(tmp_path: Path) -> None:
+    """One of ten: tests/soak/planted_faults.py plants them all."""
+    plant = PLANTS["early_replies"]
+    outcome = trial.run(trial.Settings(plant="early_replies", **plant.settings), tmp_path)
     assert any(violation.startswith(plant.found_by) for violation in outcome.violations), outcome

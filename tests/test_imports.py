@@ -1,6 +1,7 @@
 """The folder list is the architecture: imports point one way, few modules open sockets, and nothing is ever pickled."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +54,13 @@ def module_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, wherever in the file."""
+    return list(read_imports(path))
+
+
+def read_imports(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".pyx":  # not Python, but its plain import lines are
         text = "\n".join(line if line.startswith(("import ", "from ")) else "" for line in text.splitlines())

@@ -34,7 +34,7 @@ SCHEMA = Schema(
 )
 SETTINGS = ("cache_size=16", "priority_exponent=0.0")
 READY = 30.0
-TERM_GRACE = 10.0
+TERM_GRACE = 20.0
 """Seconds in which a node that got SIGTERM has to be gone, with status 0."""
 END_GRACE = 60.0
 """Seconds in which actors have to deliver and leave, once all is healed and the run is over."""
@@ -270,6 +270,7 @@ class Trial:
 
     def _end(self, names: list[str]) -> None:
         """SIGTERM, and wait; whoever takes too long is written down, and killed."""
+        self._await_up([self.running[name] for name in names])
         began = time.monotonic()
         for name in names:
             self.running[name].is_stopping = True
@@ -284,6 +285,12 @@ class Trial:
             self.running[name].process.kill()
             self.running[name].process.wait()
             self._ended(name, time.monotonic() - began)
+
+    def _await_up(self, children: list[Child]) -> None:
+        """Those that still start up: until they are ready, SIGTERM is any other process's death to them."""
+        deadline = time.monotonic() + READY
+        while any(child.facts is None and child.status is None for child in children) and time.monotonic() < deadline:
+            self._pump(time.monotonic() + 0.05)
 
     def _ended(self, name: str, took: float) -> None:
         child = self.running[name]
