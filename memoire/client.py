@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import random
 import secrets
@@ -615,7 +614,7 @@ class Client(Node):
             self._episodes += 1
             self._ended_number += 1
             ended = wire.Ended(number=self._ended_number, time=self._clock(), length=length, returned=total)
-            if math.isfinite(total):
+            if abs(total) <= wire.MOST_RETURN:  # and no NaN
                 self._dropped_returns += len(self._ended) == MOST_ENDED
                 self._ended.append(ended)
             else:

@@ -228,7 +228,7 @@ class Desk:
             self.models.put(model)
         for table in self.tables:
             given, saved = table.settings.parameters.to_wire(), past.settings().get(table.key)
-            chosen = _Chosen(given, given, 1) if saved is None else msgspec.json.decode(saved, type=_Chosen)
+            chosen = _Chosen(given, given, 1) if saved is None else _chosen(table.key, saved)
             if chosen.given == given:
                 table.take_parameters(Parameters.from_wire(chosen.now), chosen.version)
             else:
@@ -894,6 +894,14 @@ def _stands(table: OpenTable, reader: bytes, body: wire.Sums | wire.Draw) -> wir
     if body.band is not None:
         table.limiter.told(body.band)
     return table.limiter.standing()
+
+
+def _chosen(key: str, saved: str) -> _Chosen:
+    """What a former life was given. Raises ParameterError."""
+    try:
+        return msgspec.json.decode(saved, type=_Chosen)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error
 
 
 def _check_name(run: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from .errors import ProtocolError
-from .wire import Ended, Update
+from .wire import MOST_RETURN, Ended, Update
 
 MOST_CLIENTS = 1 << 16
 """Clients that one ledger keeps; a stranger who makes up names cannot fill the memory."""
@@ -350,8 +350,9 @@ def _check(update: Update) -> None:
         if not math.isfinite(value):
             raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
     for ended in update.ended:
-        if not math.isfinite(ended.returned):
-            raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; it must be finite")
+        if not abs(ended.returned) <= MOST_RETURN:  # NaN is not, either
+            expected = f"it must be finite, and at most {MOST_RETURN:g}"
+            raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; {expected}")
 
 
 class Window:

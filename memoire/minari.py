@@ -59,7 +59,12 @@ def fill(memory: Memory, data: Any, lane: int = 0) -> int:
 
 
 def _add(memory: Memory, episode: Any, lane: int, where: str) -> None:
-    length = len(episode.rewards)
+    length, terminations = (
+        _count(episode.rewards, "rewards", where),
+        _array(episode.terminations, "terminations", where),
+    )
+    if length == 0 or terminations.shape != (length,) or terminations.dtype.kind not in "biu":
+        raise DataError(where, f"has {length} rewards and terminations of {terminations.dtype}{terminations.shape}")
     known = memory.schema
     columns: dict[str, Any] = {}
     final: dict[str, Any] = {}
@@ -68,16 +73,31 @@ def _add(memory: Memory, episode: Any, lane: int, where: str) -> None:
             continue
         value = _of(episode, root, where)
         for leaf, array in zip(known.leaves(root), known.flatten(root, value), strict=True):
-            rows = array if known[leaf].is_ragged else np.asarray(array)
+            rows = array if known[leaf].is_ragged else _array(array, leaf, where)
             is_state = known[leaf].role == "state"
-            if length == 0 or len(rows) < length + is_state:
-                raise DataError(where, f"has {len(rows)} values of {leaf!r} and {length} rewards")
+            if (count := _count(rows, leaf, where)) < length + is_state:
+                raise DataError(where, f"has {count} values of {leaf!r} and {length} rewards")
             columns[leaf] = rows[:length]
             if is_state:
                 final[leaf] = rows[length]
     memory.open(lane)
     memory.extend(lane, [columns[name] for name in known.entry_names])
-    memory.close(lane, final_state=final, terminated=bool(episode.terminations[-1]))
+    memory.close(lane, final_state=final, terminated=bool(terminations[-1]))
+
+
+def _array(value: Any, name: str, where: str) -> Any:
+    """The value as an array. A file may hold anything. Raises DataError."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(where, f"has {name!r} that are no array: {error}") from error
+
+
+def _count(value: Any, name: str, where: str) -> int:
+    """How many values these are. Raises DataError."""
+    if not (isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)):
+        raise DataError(where, f"has no row of {name!r}, but {value!r:.80}")
+    return len(value)
 
 
 def _of(episode: Any, root: str, where: str) -> Any:
@@ -85,7 +105,7 @@ def _of(episode: Any, root: str, where: str) -> Any:
     known = {"obs": "observations", "action": "actions", "reward": "rewards"}
     if root in known:
         return getattr(episode, known[root])
-    infos = episode.infos or {}
+    infos = episode.infos if isinstance(episode.infos, Mapping) else {}
     if root not in infos:
         raise DataError(where, f"has no info {root!r}, but {', '.join(map(repr, infos)) or 'none'}")
     return infos[root]

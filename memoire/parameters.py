@@ -260,7 +260,10 @@ def _real(name: str, value: object, *, high: float = math.inf) -> float:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ParameterError(name, value, expected)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ParameterError(name, f"a whole number of {int(value).bit_length()} bits", expected) from None
     if not math.isfinite(number) or not 0.0 <= number <= high:
         raise ParameterError(name, value, expected)
     return number

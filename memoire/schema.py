@@ -27,6 +27,8 @@ _ENTRY_BYTES = 64 * MiB
 _MOST_COLUMNS = 1024
 _MOST_NAME = 200
 _MOST_DIMENSIONS = 8
+_MOST_DEPTH = 64
+_MOST_AXIS = _ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,8 @@ def _text(dtype: np.dtype[Any], shape: tuple[Any, ...]) -> str:
 
 def _shape(shape: Any) -> tuple[Any, ...]:
     axes = (shape,) if isinstance(shape, int | np.integer) else shape
+    if isinstance(axes, tuple | list) and any(isinstance(axis, int) and abs(axis) > _MOST_AXIS for axis in axes):
+        raise SchemaError(f"a shape has an axis of more than {_MOST_AXIS}. Store the value smaller, or elsewhere.")
     if not _is_shape(axes):
         raise SchemaError(
             f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image. The first "
@@ -496,6 +500,10 @@ def _columns_of_graph(name: str, space: Any, role: str, keep_float64: bool) -> d
 
 
 def _check_column(name: str, column: Column) -> None:
+    if name.count(".") >= _MOST_DEPTH:
+        raise SchemaError(
+            f"column {name[:_MOST_NAME]!r}... lies {name.count('.')} levels deep, more than {_MOST_DEPTH}. Nest less."
+        )
     if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
         raise SchemaError(
             f"column {name!r} has dtype {column.dtype}, but only booleans, integers and floats of up to 8 bytes can be "

@@ -28,7 +28,7 @@ from . import _core, cache, dataset, snapshotfile, wire
 from .accounts import Rows
 from .checks import whole
 from .dataset import KeptEpisode
-from .errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
+from .errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SchemaError, SnapshotMismatch
 from .limits import Limits
 from .parameters import Parameters
 from .pool import KeptCache, KeptClient
@@ -436,7 +436,11 @@ class _Restoring:
     def _take_accounts(self, body: snapshotfile.Accounts, payload: Any) -> None:
         if payload is None:
             return
-        rows = wire.unpack_accounts(payload)
+        try:
+            rows = wire.unpack_accounts(payload)
+        except ValueError:
+            self._refused["value"] += 1
+            return
         mine = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
         if any(mine):
             self._inherit(body.run, body.finished, rows[mine])
@@ -470,16 +474,20 @@ def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
             "models": told.models,
             "complete": end is not None and end.complete,
             "damage": str(damage) if damage else ("" if check or end is not None else "its end is damaged or cut off"),
-            "tables": [_table_facts(table, count) for table, count in zip(told.tables, counts, strict=True)],
+            "tables": [_table_facts(path, table, count) for table, count in zip(told.tables, counts, strict=True)],
         }
 
 
-def _table_facts(table: TableAbout, counts: snapshotfile.Counts | None) -> dict[str, Any]:
+def _table_facts(path: str | Path, table: TableAbout, counts: snapshotfile.Counts | None) -> dict[str, Any]:
     names = snapshotfile.Counts.__struct_fields__
+    try:
+        schema = json.loads(Schema.from_json(table.schema).to_json())
+    except SchemaError as error:
+        raise DataError(str(path), f"holds table {table.name!r} of no schema: {error}") from error
     return {
         "name": table.name,
         "storage": table.storage,
-        "schema": json.loads(table.schema),
+        "schema": schema,
         "parameters": table.parameters,
         **({name: getattr(counts, name) for name in names} if counts is not None else {}),
     }

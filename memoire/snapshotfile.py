@@ -19,9 +19,10 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, BinaryIO, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from . import _core
 from .errors import DataError
@@ -38,6 +39,15 @@ _MOST_BODY: Final = 16 * MiB
 _FLUSH_EVERY: Final = 64 * MiB
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# A file may be anybody's: what could spoil a server's sums or numbers is refused where it is read.
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Word: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none beyond 64 bits
+Moment: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
+Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
+Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
 
 
 class Kind(enum.IntEnum):
@@ -65,7 +75,7 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: str
     """As JSON."""
     parameters: dict[str, Any]
-    parameters_version: int = 0
+    parameters_version: Count = 0
 
 
 class About(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,10 +85,10 @@ class About(Body, frozen=True, kw_only=True, omit_defaults=True):
     server: str
     run: str
     finished: bool = False
-    taken: float = 0.0
+    taken: Weight = 0.0
     """Seconds since 1970."""
     software: str = ""
-    models: dict[str, int] = {}
+    models: dict[Topic, Count] = {}
     """Newest version of each topic."""
     tables: list[TableAbout]
     """A record's table is a place in this list."""
@@ -88,12 +98,12 @@ class Client(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A client whose caches follow, with its newest sums."""
 
     kind: ClassVar = Kind.CLIENT
-    id: bytes
-    sequence: int = 0
-    total_weight: float = 0.0
-    positives: float = 0.0
-    minimum: float = 0.0
-    between: float = 0.0
+    id: Identity
+    sequence: Word = 0
+    total_weight: Weight = 0.0
+    positives: Annotated[float, Meta(ge=0.0, le=2.0**53)] = 0.0
+    minimum: Weight = 0.0
+    between: Weight = 0.0
     """Samples that were drawn between two of its caches."""
 
 
@@ -101,10 +111,10 @@ class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A cache of the client before; the payload is as it came."""
 
     kind: ClassVar = Kind.CACHE
-    samples: int
-    used: int = 0
+    samples: Count
+    used: Count = 0
     """Samples of it that were drawn already."""
-    age: float = 0.0
+    age: Weight = 0.0
     """Seconds since it came to the server."""
 
 
@@ -112,13 +122,13 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     """An episode; the payload is its arrays, one after the other (see `snapshot`)."""
 
     kind: ClassVar = Kind.EPISODE
-    owner: bytes
-    number: int
+    owner: Identity
+    number: Number
     """Of its first entry under that owner: the two name it."""
-    length: int
-    closed: float = 0.0
+    length: Count
+    closed: Moment = 0.0
     """When its last entry was made, in seconds since 1970: what brings episodes of several files into one order."""
-    multiplier: float = 1.0
+    multiplier: Weight = 1.0
     terminated: bool | None = None
     has_final: bool = False
     has_bootstrap: bool = False
@@ -346,7 +356,7 @@ class SnapshotFile:
             return f"the record at byte {place} is damaged, and with it where the next one begins"
         try:
             made = _DECODE[number](body)
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             return f"the record at byte {place} cannot be read: {error}"
         payload = self._file.read(payload_size)
         is_whole = len(payload) == payload_size and _core.checksum(payload) == payload_sum

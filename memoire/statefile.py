@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -30,7 +32,7 @@ from .errors import StateCorrupt, StateError, StateForeign, StateUnusable
 from .journal import Group, RunFacts
 from .ledger import Account
 from .logbook import Entry, escape
-from .wire import ACCOUNT, Line
+from .wire import ACCOUNT, MOST_RETURNS, Line
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
@@ -54,6 +56,7 @@ CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER
 """
 _LINE: Final = "id, client, number, received, label, said, text, sum"
 _SEAL: Final = struct.Struct(">QQQQQ")
+_COUNT: Final = struct.Struct(">Q")
 _SUMS: Final = (1 << 64) - 1
 _HEADER: Final = b"SQLite format 3\x00"
 
@@ -65,6 +68,10 @@ RESTORE: Final = (
 )
 
 _T = TypeVar("_T")
+_COUNTS: Final = tuple(
+    each.name for each in fields(Account) if each.type == "int" and each.name not in ("since", "sequence")
+)
+_LOG_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,80}\.[0-9]{8,12}\.log")
 
 
 def add_up(kind: int, key: bytes, body: bytes) -> int:
@@ -226,9 +233,11 @@ class StateFile:
             self.runs[facts.name], self.facts_of[facts.name] = struct.unpack(">I", key)[0], facts
         elif kind == SEGMENT:
             segment = msgspec.msgpack.decode(body, type=Segment)
+            if not _LOG_NAME.fullmatch(segment.name):  # whoever wrote it would have another file written, or removed
+                raise self.corrupt(f"a file of log lines cannot be called {segment.name[:80]!r}")
             self.segments[segment.number] = segment
         elif kind == META and key.startswith(b"count"):
-            self.counts[struct.unpack(">I", key[5:])[0]] = struct.unpack(">Q", body)[0]
+            self.counts[struct.unpack(">I", key[5:])[0]] = count_of(body)
 
     def corrupt(self, damage: str) -> StateCorrupt:
         """The error that says so."""
@@ -500,9 +509,9 @@ def pack_group(group: Group, runs: dict[str, int]) -> list[tuple[int, bytes, byt
         newest[number, entry.client] = entry.line.number
         counts[number] = entry.index
     for (number, client), through in newest.items():
-        facts.append((SENDER, run_key(number, client), struct.pack(">Q", through)))
+        facts.append((SENDER, run_key(number, client), _COUNT.pack(through)))
     for number, count in counts.items():
-        facts.append((META, b"count" + run_key(number), struct.pack(">Q", count)))
+        facts.append((META, b"count" + run_key(number), _COUNT.pack(count)))
     for name, packed in group.inherited:
         for start in range(0, len(packed), ACCOUNT.itemsize):
             row = packed[start : start + ACCOUNT.itemsize]
@@ -511,9 +520,41 @@ def pack_group(group: Group, runs: dict[str, int]) -> list[tuple[int, bytes, byt
     return facts
 
 
+def count_of(body: bytes) -> int:
+    """A number of lines, as a row has it. Raises ValueError, struct.error."""
+    (count,) = _COUNT.unpack(body)
+    if count >> 53:
+        raise ValueError(f"{count} lines")
+    return int(count)
+
+
 def unpack_account(body: bytes) -> Account:
-    """The account as it was saved."""
-    return msgspec.msgpack.decode(body, type=Account)
+    """The account as it was saved.
+
+    Raises:
+        ValueError: it cannot have been: see `as_saved`.
+    """
+    account = msgspec.msgpack.decode(body, type=Account)
+    counts = [*(getattr(account, name) for name in _COUNTS), *account.rejected.values()]
+    moments = account.first_seen, account.last_seen, account.last_cache, account.returns_sum
+    if (
+        not all(0 <= count < 1 << 53 for count in counts)
+        or not (0 <= account.since < 1 << 63 and account.label < 1 << 32 and len(account.client) == 16)
+        or not all(abs(moment) <= MOST_RETURNS for moment in moments)
+    ):
+        raise ValueError("an account that nobody can have")
+    return account
+
+
+@contextmanager
+def as_saved(path: Path) -> Iterator[None]:
+    """Within it, what cannot have been saved by memoire is damage: StateCorrupt."""
+    try:
+        yield
+    except Exception as error:
+        if is_damage(error) or isinstance(error, RecursionError):
+            raise StateCorrupt(str(path), f"a row says what none can: {error}", f"{RESTORE}.") from error
+        raise
 
 
 def _last_of_each(facts: Iterable[tuple[int, bytes, bytes | None]]) -> list[tuple[int, bytes, bytes | None]]:
@@ -648,7 +689,7 @@ def is_damage(error: BaseException) -> bool:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 255
         return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
-    wrong = TypeError | ValueError | struct.error | msgspec.MsgspecError
+    wrong = TypeError | ValueError | OverflowError | struct.error | msgspec.MsgspecError
     return isinstance(error, wrong) and not isinstance(error, StateError)
 
 

@@ -61,8 +61,11 @@ from .statefile import (
     Reader,
     StateFile,
     StoredModel,
+    as_saved,
+    count_of,
     run_key,
 )
+from .wire import unpack_accounts
 from .worker import wall_clock
 
 _log = logging.getLogger(__name__)
@@ -159,8 +162,9 @@ class Store:
             witnessed = self._open_witness()
             self._file = StateFile(self._path, witnessed, at=self._at)
             try:
-                self.name = self._check_name(name, default_name)
-                self._begin(witnessed)
+                with as_saved(self._path):
+                    self.name = self._check_name(name, default_name)
+                    self._begin(witnessed)
             except BaseException:
                 self._file.close()
                 raise
@@ -270,15 +274,18 @@ class Store:
 
     def settings(self) -> dict[str, str]:
         """Texts that were saved, by name."""
-        return {key.decode(): body.decode() for key, body in self._facts(SETTING)}
+        with as_saved(self._path):
+            return {key.decode(): body.decode() for key, body in self._facts(SETTING)}
 
     def accounts(self, run: str) -> list[Account]:
         """Every account of a run, whole."""
-        return [statefile.unpack_account(body) for _, body in self._of_run(ACCOUNTED, run)]
+        with as_saved(self._path):
+            return [statefile.unpack_account(body) for _, body in self._of_run(ACCOUNTED, run)]
 
     def lines_through(self, run: str) -> dict[bytes, int]:
         """Number of the newest line that each client of a run has here."""
-        return {key[4:]: int.from_bytes(body, "big") for key, body in self._of_run(SENDER, run)}
+        with as_saved(self._path):
+            return {key[4:]: count_of(body) for key, body in self._of_run(SENDER, run)}
 
     def line_count(self, run: str) -> int:
         """Lines of a run that were ever taken: the index of the newest one."""
@@ -287,7 +294,8 @@ class Store:
 
     def inherited(self, run: str) -> bytes:
         """Rows of `wire.ACCOUNT` that were brought by other servers, packed, ascending by client and home."""
-        return b"".join(body for _, body in self._of_run(INHERITED, run))
+        with as_saved(self._path):
+            return unpack_accounts(b"".join(body for _, body in self._of_run(INHERITED, run))).tobytes()
 
     def models(self, run: str) -> list[Model]:
         """The newest model of each topic of a run, in the order of topics.

@@ -62,6 +62,10 @@ CODES: Final = {
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
 
 
+MOST_RETURN: Final = 1e280
+"""Most that one episode may have returned, either way: sums over all episodes of all clients stay finite."""
+MOST_RETURNS: Final = 1e300
+"""The same of all episodes of one client."""
 NO_LIMIT = 2**53 - 1
 """Entries that a client may record where nothing holds it back."""
 
@@ -618,7 +622,7 @@ def unpack_counts(packed: bytes) -> NDArray[np.void]:
 
 
 def unpack_accounts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `ACCOUNT`, read-only: counts below 2**53, times and sums finite. Raises ValueError."""
+    """Rows of `ACCOUNT`, read-only: counts below 2**53, times finite, sums within `MOST_RETURNS`. Raises ValueError."""
     rows = _unpack(packed, ACCOUNT)
     for name in _ACCOUNT_COUNTS:
         if (rows[name] >= 2**53).any():
@@ -626,6 +630,8 @@ def unpack_accounts(packed: bytes) -> NDArray[np.void]:
     for name in ("returns_sum", "first_seen", "last_seen"):
         if not np.isfinite(rows[name]).all():
             raise ValueError(f"{name} of a client is not finite")
+    if (np.abs(rows["returns_sum"]) > MOST_RETURNS).any():
+        raise ValueError(f"returns_sum of a client is beyond {MOST_RETURNS:g}")
     if (rows["flags"] > 1).any():
         raise ValueError("flags of a client that this version does not have")
     return rows

@@ -19,7 +19,7 @@ ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 NOT_ABOUT_ARRAYS = frozenset(
     """
     accounts arguments backpressure calls cliffwalk contract_docs dashboard dashboard_pages dashboard_parts deadlines
-    demonstrations descriptors docs durable errors
+    demonstrations descriptors docs durable errors fuzz
     guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models models_cluster moves
     names node notices oversized parameters profile release roundtrip schema search security settings setup soak
     sockets store store_damage

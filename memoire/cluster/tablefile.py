@@ -36,7 +36,7 @@ def read_tables(path: str) -> dict[str, Table]:
         given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets as deep
         raise ParameterError("--tables", path, f"a JSON file: {error}") from error
     if not isinstance(given, dict) or not given:
         raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')

@@ -1,0 +1,13 @@
+"""Hostile input for everything that reads bytes from outside: one file for each reader, and one engine.
+
+A target is a module with
+
+    seeds() -> list[bytes]     inputs that are taken, to begin from
+    one(data) -> str           read these bytes and say what became of them ("taken", or why they were refused);
+                               whatever else comes out of it, an exception above all, is a finding
+    REACHED                    what a short run must have come to: a harness that is refused at the door shows nothing
+
+`make test` tries a few thousand inputs of each with a fixed seed, and everything in `corpus/` (what once was a finding,
+and what guided runs found new). `make soak SOAK=fuzz` tries a million, also on a build under AddressSanitizer and
+UBSan; with atheris installed `fuzz_guided` is led by what the code does.
+"""

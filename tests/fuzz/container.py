@@ -1,0 +1,138 @@
+"""Containers: `cache.check` refuses them, or whatever is done with held samples goes well with what it took.
+
+1 byte   which kind of container is asked for; the rest is the payload
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+import make_vectors
+from memoire import cache, wire
+from memoire.batch import Gathered
+from memoire.cache import Kind
+from memoire.episodes import EpisodePool
+from memoire.errors import EmptyMemory, NotEnoughSamples, ProtocolError
+from memoire.limits import Limits
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool, Pooled, finish, plan
+
+REACHED = {"cache", "drawn", "episode", "feedback", "container", "value", "index", "parameters", "schema"}
+LIMITS = Limits(message_bytes=1 << 20)
+VECTORS = Path(__file__).parent.parent / "vectors"
+WINDOWS, SEQUENCES = Parameters(frame_stack=2, multi_step=2), Parameters(sequence_length=3)
+RAGGED = Parameters(multi_step=2)
+KINDS = (
+    ("cache", make_vectors.SCHEMA, WINDOWS, Kind.CACHE),
+    ("drawn", make_vectors.SCHEMA, WINDOWS, Kind.DRAWN),
+    ("episode", make_vectors.SCHEMA, Parameters(), Kind.EPISODE),
+    ("feedback", make_vectors.SCHEMA, Parameters(), Kind.FEEDBACK),
+    ("sequences", make_vectors.SCHEMA, SEQUENCES, Kind.CACHE),
+    ("drawn_sequences", make_vectors.SCHEMA, SEQUENCES, Kind.DRAWN),
+    ("ragged", make_vectors.RAGGED, RAGGED, Kind.CACHE),
+    ("ragged_drawn", make_vectors.RAGGED, RAGGED, Kind.DRAWN),
+    ("ragged_episode", make_vectors.RAGGED, Parameters(), Kind.EPISODE),
+    ("ragged_sequences", make_vectors.RAGGED, SEQUENCES, Kind.CACHE),
+)
+"""Golden container, and under which schema and parameters it is one."""
+ME, READER = b"m" * 16, b"r" * 16
+
+
+IN_PLACE = 0.8  # nearly every other length is wrong
+
+
+def seeds() -> list[bytes]:
+    """The golden containers, and caches with packed frames."""
+    made = [bytes([i]) + (VECTORS / f"{kind[0]}.payload").read_bytes() for i, kind in enumerate(KINDS)]
+    for compression in cache.codecs():
+        memory = Memory(make_vectors.SCHEMA, 64, WINDOWS.replace(cache_size=24, compression=compression), seed=0)
+        memory.open()
+        for step in range(40):
+            memory.add(0, (np.full(2, step // 20, np.uint8), np.int32(step), np.float32(1.0)))
+        memory.close()
+        made.append(b"\0" + cache.build(memory, now=1.0).tobytes())
+    return made
+
+
+def one(data: bytes) -> str:
+    """Hold it, draw all of it, send it on, read it back."""
+    if not data:
+        return "nothing"
+    _, schema, parameters, kind = KINDS[data[0] % len(KINDS)]
+    payload = data[1:]
+    uses = {Kind.CACHE: _use_cache, Kind.DRAWN: _use_drawn, Kind.EPISODE: _use_episode, Kind.FEEDBACK: _use_feedback}
+    try:
+        cache.table(payload)
+    except ProtocolError:
+        pass  # it looks at sizes only: what it lets pass may still be refused below
+    try:
+        uses[kind](payload, schema, parameters)
+    except ProtocolError as error:
+        assert error.code in wire.CODES and len(str(error)) < 1000
+        return error.code
+    return kind.name.lower()
+
+
+def _use_cache(payload, schema, parameters):
+    pool = Pool(schema, parameters, seed=0, byte_limit=1 << 21)
+    held = cache.check(payload, pool.layout, LIMITS)
+    samples = held.samples
+    pool.add(ME, 1, held)
+    rows = pool.reserve(READER, samples)
+    assert len(wire.unpack_sums(rows.tobytes())) == 1
+    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts["client"], counts["count"] = rows["client"], samples // 2
+    drawn = pool.draw_counts(READER, counts)
+    made = plan([rows], 1, 0.5)
+    if drawn is not None:  # what goes to a reader is what a reader takes
+        layout = cache.layout_of(schema, parameters, Kind.DRAWN)
+        if made is not None:
+            _look_at(finish(made, [cache.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
+    pool.reserve(READER, 0)
+    _look_at(pool.get(samples - samples // 2), samples - samples // 2)
+    try:
+        pool.get(1)
+    except NotEnoughSamples:
+        pass
+    else:
+        raise AssertionError("a sample was drawn twice")
+
+
+def _look_at(pooled: Pooled, samples: int) -> None:
+    gathered: Gathered = pooled.gathered
+    for side in (gathered.prev, gathered.next):
+        for array in side.values():
+            assert len(array) == samples
+            array.tobytes()
+    assert np.isfinite(gathered.weight).all() and (gathered.steps >= 1).all()
+    assert np.isfinite(pooled.importance).all() and (pooled.importance >= 0.0).all()
+
+
+def _use_drawn(payload, schema, parameters):
+    layout = cache.layout_of(schema, parameters, Kind.DRAWN)
+    held = cache.check(payload, layout, LIMITS)
+    owners = held.part(cache.Part.OWNERS)
+    rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), wire.CLIENT_SUMS)
+    rows["client"] = np.unique(np.frombuffer(owners, "<u8").reshape(-1, 2), axis=0)
+    rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
+    made = plan([rows], 2, 0.5)
+    assert made is not None
+    _look_at(finish(made, [held], layout, parameters, 7, 0.4), held.samples)
+
+
+def _use_episode(payload, schema, parameters):
+    pool = EpisodePool(schema, parameters, capacity=64, byte_limit=1 << 18, seed=0)
+    body = wire.Episode(has_final=True, terminated=True)
+    checked = pool.check(body, payload, limits=LIMITS)
+    pool.add(ME, 1, checked)
+    try:
+        pooled = pool.get(8)
+    except (NotEnoughSamples, EmptyMemory):
+        return  # nothing in it weighs anything
+    _look_at(pooled, 8)
+
+
+def _use_feedback(payload, schema, parameters):
+    for owner, (numbers, errors) in cache.read_feedback(payload, schema, LIMITS).items():
+        assert len(owner) == 16 and len(numbers) == len(errors) and np.isfinite(errors).all()

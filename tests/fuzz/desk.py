@@ -1,0 +1,215 @@
+"""What a server answers: any row of messages that parse is answered or refused, and leaves its books in order.
+
+The bytes are decisions (see `choices`): up to twelve messages of a few clients, each with whatever its fields may hold.
+"""
+
+import hashlib
+import math
+import random
+
+import numpy as np
+
+import make_vectors
+from fuzz.choices import Choices
+from memoire import cache, wire
+from memoire.accounts import merge
+from memoire.desk import Desk
+from memoire.episodes import EpisodePool
+from memoire.errors import NotEnoughSamples, ProtocolError
+from memoire.limits import Limits
+from memoire.logbook import format_line
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.table import Table, Tables
+
+REACHED = {"both"}
+LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
+SCHEMA = make_vectors.SCHEMA
+WINDOWS = Parameters(frame_stack=2, multi_step=2)
+MODEL = b"a model of some bytes, in one piece or in two"
+NAMES = tuple(Parameters().to_wire())
+ROLES = ("actor", "actor", "reader", "publisher", "king")
+CLIENTS = (b"a" * 16, b"b" * 16, b"c" * 16)
+REQUESTS = (
+    wire.Hello, wire.Update, wire.Update, wire.Fetch, wire.Publish, wire.Sums, wire.Draw, wire.Feedback, wire.Control,
+    wire.Ledger, wire.Inherit, wire.Cache, wire.Episode, wire.Cache, wire.TakeSnapshot, wire.Welcome,
+)  # fmt: skip
+
+
+def seeds() -> list[bytes]:
+    """Rows of decisions: what they lead to is as good as anything."""
+    rng = random.Random(0)
+    return [rng.randbytes(1000) for _ in range(32)]
+
+
+def _cache() -> bytes:
+    memory = Memory(SCHEMA, 50, WINDOWS.replace(cache_size=16), seed=0)
+    memory.open()
+    for step in range(20):
+        memory.add(0, (np.full(2, step, np.uint8), np.int32(0), np.float32(1)))
+    memory.close(terminated=True)
+    return cache.build(memory, now=0.0).tobytes()
+
+
+def _episode() -> bytes:
+    columns = {"obs": np.zeros((5, 2), np.uint8), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
+
+    def fill(name, target):
+        target[:] = columns[name].reshape(-1).view(np.uint8)
+
+    ones = np.ones(5, np.float32)
+    return cache.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
+
+
+def _feedback() -> bytes:
+    ids = np.zeros(4, cache.ID)
+    ids["client"][:2] = np.frombuffer(CLIENTS[0], "<u8")
+    ids["client"][2:] = np.frombuffer(CLIENTS[1], "<u8")
+    return cache.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
+
+
+CACHE, EPISODE, FEEDBACK = _cache(), _episode(), _feedback()
+
+
+def _hostile_cache(choices: Choices) -> bytes:
+    """A cache whose sums, in its head, are anything that is taken."""
+    made = bytearray(CACHE)
+    np.frombuffer(made, "<f8", 1, 8)[:] = choices.pick((1.7e308, 5e-300, 20.0, 1e16))
+    np.frombuffer(made, "<u8", 1, 16)[:] = choices.integer(1, 2**53 - 1)
+    np.frombuffer(made, "<f8", 1, 24)[:] = choices.pick((5e-324, 1e-300, 1.0))
+    return bytes(made)
+
+
+def _payload(kind: type[wire.Body], choices: Choices) -> bytes | None:
+    if kind is wire.Cache:
+        return CACHE if choices.below(2) else _hostile_cache(choices)
+    if kind is wire.Episode:
+        return EPISODE
+    if kind is wire.Feedback:
+        return FEEDBACK
+    if kind is wire.Publish:
+        return choices.pick((MODEL, MODEL[:30], MODEL[30:]))
+    return None
+
+
+def _body(kind: type[wire.Body], choices: Choices) -> wire.Body:
+    """A body with anything in it; packed rows are whole ones."""
+    if kind in (wire.Sums, wire.Draw):
+        of = choices.integer(1, 2**32 - 1)
+        fixed = {"of": of, "part": choices.integer(0, of - 1)}
+        if kind is wire.Draw:
+            counts = np.zeros(choices.below(4), wire.CLIENT_COUNTS)
+            for i in range(len(counts)):
+                counts[i]["client"] = np.frombuffer(CLIENTS[i], "<u8")
+                counts[i]["count"] = choices.below(30) or choices.integer(0, 2**32 - 1)
+            fixed["counts"] = counts.tobytes()
+        return choices.struct(kind, **fixed)
+    if kind in (wire.Inherit, wire.Accounts):
+        rows = np.zeros(choices.below(4), wire.ACCOUNT)
+        for row in rows:
+            row["client"] = np.frombuffer(choices.pick(CLIENTS), "<u8")
+            for name in ("home", "episodes", "steps", "pushed_caches", "received_bytes"):
+                row[name] = choices.integer(0, 2**53 - 1)
+            row["returns_sum"] = choices.pick((0.0, 1.7e308, -1.7e308))
+        return choices.struct(kind, accounts=rows.tobytes())
+    if kind is wire.Hello:
+        return choices.struct(kind, table=choices.pick(("", "default", "whole", "none")), role=choices.pick(ROLES))
+    if kind is wire.Publish:
+        size = choices.pick((len(MODEL), len(MODEL), 0, 2**53 - 1))
+        topic, digest = choices.pick(("policy", "p" * 255, "\n")), hashlib.sha256(MODEL).digest()
+        return choices.struct(kind, topic=topic, size=size, sha256=digest, offset=choices.pick((0, 0, 30, 2**53 - 1)))
+    if kind is wire.Control:
+        return choices.struct(
+            kind, parameters={choices.pick(NAMES): _setting(choices) for _ in range(choices.below(3))}
+        )
+    return choices.struct(kind)
+
+
+def _setting(choices: Choices) -> object:
+    """A value that a parameter may have, or not."""
+    integer = choices.integer(0, 2**63 - 1)
+    return choices.pick((choices.real(), integer, bool(choices.below(2)), choices.text(), None, [0.5], ["obs"], []))
+
+
+def _desk(parameters: Parameters) -> Desk:
+    settings = {
+        "default": Table(SCHEMA, parameters=parameters),
+        "whole": Table(SCHEMA, storage="episodes", capacity=64, byte_limit=1 << 16),
+    }
+
+    def pool(name: str, table: Table) -> Pool | EpisodePool:
+        if table.storage == "episodes":
+            return EpisodePool(SCHEMA, table.parameters, capacity=64, byte_limit=1 << 16, seed=0)
+        return Pool(SCHEMA, table.parameters, seed=0, byte_limit=1 << 20)
+
+    return Desk(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9)
+
+
+def _tell(desk: Desk, choices: Choices) -> str:
+    """One message, through the wire's own frames; whether it was refused."""
+    kind = choices.pick(REQUESTS)
+    table = "whole" if kind is wire.Episode or not choices.below(4) else "default"
+    facts = {
+        "client": choices.pick(CLIENTS) if choices.below(8) else wire.NO_CLIENT,
+        "sequence": choices.integer(0, 2**64 - 1),
+        "run": choices.pick((0, 0, desk.run, desk.run, wire.name_hash("other"))),
+        "table": wire.table_number(table),
+        "fingerprint": SCHEMA.fingerprint if choices.below(8) else 0,
+    }
+    try:
+        body, payload = _body(kind, choices), _payload(kind, choices)
+        message = wire.parse(wire.encode(body, payload=payload, **facts), LIMITS)
+    except ProtocolError:
+        return "refused"
+    except ValueError:  # no message of this kind
+        return "refused"
+    if isinstance(message.body, wire.Cache | wire.Episode):
+        try:
+            desk.arrived(message.header, message.body, message.payload)
+        except ProtocolError as error:
+            desk.refuse(error)
+            return "refused"
+        return "answered"
+    reply = desk.answer(message)
+    wire.parse(wire.reply(message.header, reply.body, payload=reply.payload, **reply.changed))
+    return "refused" if isinstance(reply.body, wire.Refused) else "answered"
+
+
+def _check(desk: Desk) -> None:
+    """What anybody may ask of a server at any time."""
+    for facts in desk.runs.facts():
+        run = desk.runs.named(facts.name)
+        assert run is not None
+        run.ledger.check_invariants()
+        totals = run.ledger.totals()
+        assert math.isfinite(totals.returns_sum)
+        rows = desk.rows(run)
+        wire.unpack_accounts(rows.tobytes())
+        merge(rows, rows)
+        for entry in run.logbook.recent():
+            assert len(format_line(entry.received, entry.line.label, entry.line.text).splitlines()) == 1
+    desk.models.check_invariants()
+    desk.learners.now(1e9)
+    assert set(desk.refused) <= {*wire.CODES, "other"}
+    for table in desk.tables:
+        table.pool.stats()
+        table.pool.entries()
+        try:
+            pooled = table.pool.get(4)
+        except NotEnoughSamples:
+            continue
+        assert np.isfinite(pooled.importance).all() and np.isfinite(pooled.gathered.weight).all()
+        assert 0.0 <= pooled.left_out <= 1.0
+
+
+def one(data: bytes) -> str:
+    """Up to twelve messages, and the books after them."""
+    choices = Choices(data)
+    desk = _desk(choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3))))
+    told = set()
+    for _ in range(12):
+        if choices:
+            told.add(_tell(desk, choices))
+    _check(desk)
+    return "both" if len(told) == 2 else next(iter(told), "nothing")

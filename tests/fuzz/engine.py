@@ -1,0 +1,222 @@
+"""Damages inputs at random and hands them to a target; everything follows from a seed, so that each finding comes again.
+
+python -m fuzz.engine wire_message --rounds 100000 --seed 7       from the folder tests, or with it in PYTHONPATH
+python -m fuzz.engine wire_message --input FILE                   one input again
+"""
+
+import argparse
+import base64
+import importlib
+import json
+import random
+import struct
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TARGETS = tuple(
+    sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("engine", "choices"))
+)
+CORPUS = Path(__file__).parent / "corpus"
+MOST_BYTES = 1 << 16
+"""Longest input that mutation makes."""
+
+_INTEGERS = (
+    0,
+    1,
+    2,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    1 << 53,
+    2**63 - 1,
+    2**64 - 1,
+)
+_FLOATS = (0.0, -0.0, 1.0, -1.0, 1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
+_WORDS = (
+    *(struct.pack("<Q", number)[:width] for number in _INTEGERS for width in (1, 2, 4, 8) if number >> 8 * width == 0),
+    *(struct.pack(form, number) for number in _FLOATS for form in ("<d", ">d")),
+    *(struct.pack("<f", number) for number in _FLOATS if number != 1e308),
+)
+
+
+_JSON: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2**31, 2**53, 2**63, 2**64, 10**400, 0.5, 1e308, 5e-324, float("nan"), float("inf"), "", "a",
+    "obs", "\ud800", "\u0000", "state", "<f4", [], {}, [None], [0], [[]], ["obs"], [0.5, 0.5], {"": None},
+)  # fmt: skip
+
+
+class Finding(AssertionError):
+    """An input that a target did not bear, and how to try it again."""
+
+
+def _flip(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _set(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    data[rng.randrange(len(data))] = rng.randrange(256)
+
+
+def _overwrite(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    word = rng.choice(words)
+    at = rng.randrange(len(data))
+    if rng.random() < 0.5:
+        at -= at % len(word)
+    data[at : at + len(word)] = word
+
+
+def _insert(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    at = rng.randrange(len(data) + 1)
+    data[at:at] = rng.choice(words)
+
+
+def _cut(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    at = rng.randrange(len(data))
+    del data[at : at + rng.choice((1, 2, 4, 8, 64, len(data)))]
+
+
+def _repeat(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    at, size = rng.randrange(len(data)), rng.choice((1, 4, 8, 32, 100))
+    data[at:at] = data[at : at + size] * rng.choice((1, 1, 2, 30))
+
+
+def _splice(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    other = rng.choice(pool)
+    begin = rng.randrange(len(other) + 1)
+    at = rng.randrange(len(data))
+    data[at : at + rng.randrange(64)] = other[begin : begin + rng.choice((4, 16, 64, 1024))]
+
+
+def _swap(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
+    size = rng.choice((1, 4, 8, 32))
+    one, other = rng.randrange(len(data)), rng.randrange(len(data))
+    if abs(one - other) >= size and max(one, other) + size <= len(data):
+        data[one : one + size], data[other : other + size] = data[other : other + size], data[one : one + size]
+
+
+_IN_PLACE = (_flip, _flip, _set, _set, _overwrite, _overwrite, _overwrite, _swap)
+_WAYS = (*_IN_PLACE, _insert, _cut, _repeat, _splice, _splice)
+
+
+def mutate(
+    data: bytes, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes] = _WORDS, in_place: float = 0.2
+) -> bytes:
+    """An input that differs from `data` in one to a few places; never longer than `MOST_BYTES`.
+
+    Args:
+        pool: Other inputs, of which pieces are put in.
+        words: What is put over bytes or between them.
+        in_place: How often the length stays as it is.
+    """
+    made = bytearray(data)
+    ways = _IN_PLACE if rng.random() < in_place else _WAYS
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5, 8))):
+        if not made:
+            made += rng.randbytes(rng.randrange(1, 64))
+        rng.choice(ways)(made, rng, pool, words)
+    return bytes((made[: len(data)] if ways is _IN_PLACE and data else made)[:MOST_BYTES])
+
+
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
+    """JSON of which one value or key is another one: still JSON, unlike most of what `mutate` makes of it."""
+    try:
+        made = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    places: list[tuple[Any, Any]] = []
+    waiting: list[Any] = [made]
+    while waiting:
+        found = waiting.pop()
+        keys: Any = found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
+        places += [(found, key) for key in keys]
+        waiting += [found[key] for key in keys]
+    if not places:
+        return data
+    for _ in range(rng.choice((1, 1, 2))):
+        within, key = rng.choice(places)
+        value = rng.choice((*_JSON, rng.choice(places)[0]))
+        if isinstance(within, dict) and rng.random() < 0.2:
+            within[rng.choice(("", "\x00", "a.b", "obs", "é" * 300))] = value
+        elif key in within if isinstance(within, dict) else key < len(within):
+            within[key] = value
+    try:
+        return json.dumps(made).encode()
+    except (ValueError, RecursionError):  # it holds itself
+        return data
+
+
+def load(name: str) -> ModuleType:
+    """The target of this name."""
+    return importlib.import_module(f"fuzz.{name}")
+
+
+def corpus(name: str) -> list[bytes]:
+    """Inputs of a target that are kept."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+
+
+def attempt(name: str, one: Callable[[bytes], str], data: bytes) -> str:
+    """What became of the input. Raises Finding."""
+    try:
+        return one(data)
+    except Exception as error:
+        text = base64.b64encode(zlib.compress(data)).decode()
+        raise Finding(
+            f"{name}: {error!r} from {len(data)} bytes; again: fuzz.engine.again({name!r}, {text!r})"
+        ) from error
+
+
+def again(name: str, text: str) -> str:
+    """Try the input of a finding once more; raises what it raised."""
+    verdict: str = load(name).one(zlib.decompress(base64.b64decode(text)))
+    return verdict
+
+
+def inputs(target: ModuleType, name: str, rounds: int, seed: int | str) -> Iterator[bytes]:
+    """Seeds and corpus of a target as they are, then `rounds` mutations of them."""
+    pool = [*target.seeds(), *corpus(name)]
+    yield from pool
+    words = (*_WORDS, *getattr(target, "WORDS", ()) * 3)
+    rng = random.Random(f"{name} {seed}")
+    is_json, in_place = getattr(target, "IS_JSON", False), getattr(target, "IN_PLACE", 0.2)
+    for _ in range(rounds):
+        if is_json and rng.random() < 0.7:
+            yield mutate_json(rng.choice(pool), rng)
+        else:
+            yield mutate(rng.choice(pool), rng, pool, words, in_place)
+
+
+def hunt(name: str, rounds: int, seed: int | str = 0) -> Counter[str]:
+    """Try so many inputs; returns how often each verdict came. Raises Finding at the first one."""
+    target = load(name)
+    return Counter(attempt(name, target.one, data) for data in inputs(target, name, rounds, seed))
+
+
+def main() -> int:
+    """One target from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--rounds", type=int, default=100_000)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--input", type=Path, help="try only the bytes of this file")
+    given = parser.parse_args()
+    if given.input:
+        print(attempt(given.target, load(given.target).one, given.input.read_bytes()))  # noqa: T201
+        return 0
+    for verdict, count in hunt(given.target, given.rounds, given.seed).most_common():
+        print(f"{count:9} {verdict}")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A snapshot of a server: an error that says what is wrong with the file, or tables that go on working.
+
+1 byte   1: every checksum is set right before the file is read; 2: of the episodes' table, else of the caches'
+"""
+
+import json
+import math
+import struct
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import make_vectors
+from memoire import _core, snapshot, snapshotfile, wire
+from memoire.accounts import merge
+from memoire.dataset import Episode, KeptEpisode
+from memoire.episodes import EpisodePool
+from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.table import OpenTable, Table
+
+REACHED = {"restored", "DataError", "SnapshotMismatch"}
+IN_PLACE = 0.5
+SCHEMA = make_vectors.SCHEMA
+WINDOWS = Parameters(frame_stack=2, multi_step=2)
+VECTORS = Path(__file__).parent.parent / "vectors"
+LIMITS = Limits(message_bytes=1 << 20)
+_FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-")
+PATH = Path(_FOLDER.name) / "memory.snapshot"
+_HEAD, _SUM = struct.calcsize("<8sI16s"), 8
+_RECORD = struct.Struct("<IIQQQ")
+
+
+def _table(storage: str) -> OpenTable:
+    if storage == "episodes":
+        settings = Table(SCHEMA, storage="episodes", capacity=64, byte_limit=1 << 16)
+        return OpenTable("whole", settings, EpisodePool(SCHEMA, capacity=64, byte_limit=1 << 16, seed=0))
+    settings = Table(SCHEMA, parameters=WINDOWS)
+    return OpenTable("default", settings, Pool(SCHEMA, WINDOWS, seed=0, byte_limit=1 << 20))
+
+
+def _file(*records: snapshotfile.Record, storage: str = "caches", **about: object) -> bytes:
+    """A file of these records."""
+    told = snapshot.about([_table(storage)], server="home", run="run", models={"policy": 3})
+    snapshotfile.write(PATH, msgspec.structs.replace(told, **about), records)
+    return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
+
+
+def _client(**changed: object) -> snapshotfile.Record:
+    facts = {"id": b"c" * 16, "sequence": 3, "total_weight": 5.0, "positives": 3.0, "minimum": 0.5, "between": 2.0}
+    return snapshotfile.Record(snapshotfile.Client(**facts | changed))
+
+
+def _episode(**changed: object) -> snapshotfile.Record:
+    facts = {
+        "init_w": np.ones(5, np.float32), "priority": np.ones(5), "learned": np.zeros(5, np.bool_), "born": np.ones(5),
+        "model_version": np.zeros(5, np.int64),
+    }  # fmt: skip
+    columns = {"obs": np.zeros((5, 2), np.uint8), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
+    final = {"obs": np.zeros(2, np.uint8)}
+    made = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
+    record = snapshot.pack(KeptEpisode(b"o" * 16, 7, made), 0, SCHEMA)
+    return record._replace(body=msgspec.structs.replace(record.body, **changed))
+
+
+def seeds() -> list[bytes]:
+    """Files of caches, episodes and accounts, and some whose records say what cannot be."""
+    payload = (VECTORS / "cache.payload").read_bytes()
+    rows = np.zeros(2, wire.ACCOUNT)
+    rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
+    cache = snapshotfile.Record(snapshotfile.Cache(samples=3, used=1, age=2.0), 0, payload)
+    accounts = snapshotfile.Record(snapshotfile.Accounts(run="run"), 0, rows.tobytes())
+    deep = json.dumps({"columns": []}).encode()
+    return [
+        _file(accounts, _client(), cache, cache),
+        _file(_episode(), _episode(number=12), storage="episodes"),
+        _file(_episode(number=2**64 - 1), storage="episodes"),
+        _file(_episode(number=-(2**63), multiplier=1e308, closed=math.nan), storage="episodes"),
+        _file(_client(total_weight=math.nan, positives=1e300, minimum=-1.0, between=math.inf, sequence=2**64 - 1), cache),
+        _file(_client(positives=1e300, between=math.nan, sequence=-1), cache),
+        _file(_client(id=b""), cache),
+        _file(models={"policy": 2**64 - 1, "\0": -5}),
+        _file(taken=math.nan), _file(taken=-math.inf),
+        _file(snapshotfile.Record(snapshotfile.Accounts(run="\0" * 300), 0, rows.tobytes())),
+        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
+        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
+        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
+    ]  # fmt: skip
+
+
+def _deep() -> dict[str, object]:
+    made: dict[str, object] = {}
+    for _ in range(900):
+        made = {"a": made}
+    return made
+
+
+def repair(data: bytes) -> bytes:
+    """The same file with every checksum right, as far as its lengths lead."""
+    made = bytearray(data)
+    if len(made) < _HEAD + _SUM:
+        return data
+    struct.pack_into("<Q", made, _HEAD, _core.checksum(made[:_HEAD]))
+    at = _HEAD + _SUM
+    while at + _RECORD.size + _SUM <= len(made):
+        number, table, size, payload_size, _ = _RECORD.unpack_from(made, at)
+        body = at + _RECORD.size + _SUM
+        if body + size + payload_size > len(made):
+            break
+        end = body + size + payload_size
+        facts = _RECORD.pack(number, table, size, payload_size, _core.checksum(made[body + size : end]))
+        made[at : at + _RECORD.size] = facts
+        struct.pack_into("<Q", made, at + _RECORD.size, _core.checksum(made[body : body + size], _core.checksum(facts)))
+        last, at = at, end
+        if number == snapshotfile.Kind.END and len(made) - end >= 16:
+            struct.pack_into("<Q", made, end, last)
+            struct.pack_into("<Q", made, end + 8, _core.checksum(made[end : end + 8]))
+            break
+    return bytes(made)
+
+
+def one(data: bytes) -> str:
+    """Say what is in it, and restore it into a new server's tables."""
+    flags = data[0] if data else 0
+    PATH.write_bytes(repair(data[1:]) if flags & 1 else data[1:])
+    table = _table("episodes" if flags & 2 else "caches")
+    inherited = []
+    try:
+        snapshot.facts(PATH, check=True)
+        snapshot.heads([PATH])
+        done = snapshot.restore(
+            [PATH], [table], skip_damaged=True, limits=LIMITS, now=100.0,
+            inherit=lambda run, finished, rows: inherited.append(merge(rows)),
+        )  # fmt: skip
+    except (DataError, SnapshotMismatch, SchemaError, ParameterError) as error:
+        str(error)
+        return type(error).__name__
+    str(done)
+    try:
+        pooled = table.pool.get(1)
+    except NotEnoughSamples:
+        pass
+    else:
+        assert np.isfinite(pooled.importance).all()
+    table.pool.reserve(b"r" * 16, 5).tobytes()
+    list(table.pool.walk())
+    return "restored" if done.caches or done.episodes or done.accounts else "empty"

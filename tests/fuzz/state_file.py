@@ -1,0 +1,98 @@
+"""A state folder of which somebody has rewritten a row, checksums and all: StateError, or a server that goes on.
+
+1 byte   which row of the database; the rest is what stands in it
+"""
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from memoire import statefile
+from memoire.desk import Desk
+from memoire.errors import ParameterError, StateError
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from memoire.pool import Pool
+from memoire.store import Store
+from memoire.table import Table, Tables
+from mutations import quiet
+from netkit import SCHEMA
+from statekit import contents, filled
+
+REACHED = {"opened", "refused"}
+IN_PLACE = 0.5
+WORDS = (b"../../../../tmp/x", b"\xc0", b"\xdf" + b"\x7f" * 4)
+_PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
+_FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-", dir=_PLACE)
+TEMPLATE, FOLDER = Path(_FOLDER.name) / "template", Path(_FOLDER.name) / "state"
+_rows: list[tuple[int, bytes, bytes]] = []
+
+
+def _template() -> list[tuple[int, bytes, bytes]]:
+    """Kind, key and body of every row of a folder with something of everything; made once."""
+    if not _rows:
+        keeper = filled(TEMPLATE)
+        keeper.save(settings={"parameters": '{"given":{},"now":{},"version":3}', "run": "ant/7", "restored": "00ff"})
+        keeper.close()
+        connection = sqlite3.connect(TEMPLATE / "state.db")
+        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (statefile.SEAL,)).fetchall()
+        connection.close()
+        _rows.extend(found)
+    return _rows
+
+
+def seeds() -> list[bytes]:
+    """Every row as it is."""
+    return [bytes([i]) + body for i, (_, _, body) in enumerate(_template())]
+
+
+def _rewrite(place: int, body: bytes) -> None:
+    kind, key, _ = _template()[place]
+    rows = [(*row[:2], body) if row[:2] == (kind, key) else row for row in _template()]
+    connection = sqlite3.connect(FOLDER / "state.db", isolation_level=None)
+    try:
+        connection.execute(
+            "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?",
+            (body, statefile.add_up(kind, key, body), kind, key),
+        )
+        (seal,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (statefile.SEAL,)).fetchone()
+        generation, facts, _, lines, lines_sum = statefile._SEAL.unpack(seal)
+        total = sum(statefile.add_up(*row) for row in rows) & statefile._SUMS
+        statefile._write_seal(connection, statefile.Seal(generation, facts, total, lines, lines_sum))
+    finally:
+        connection.close()
+
+
+@quiet()
+def one(data: bytes) -> str:
+    """Open it, read all of it, and go on with it as a server does."""
+    if not data:
+        return "nothing"
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    _template()
+    shutil.copytree(TEMPLATE, FOLDER)
+    before = set(Path(_FOLDER.name).iterdir())
+    _rewrite(data[0] % len(_template()), data[1:])
+    try:
+        with Store(FOLDER, None, limits=Limits(log_bytes=100)) as store:
+            for facts in store.runs():
+                contents(store, facts.name)
+            _go_on(store)
+    except StateError as error:
+        assert str(FOLDER) in str(error)
+        return "refused"
+    except ParameterError:
+        return "other parameters"
+    assert set(Path(_FOLDER.name).iterdir()) == before
+    return "opened"
+
+
+def _go_on(store: Store) -> None:
+    tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(SCHEMA, Parameters(), seed=0))
+    desk = Desk(tables=tables, run=None, name=store.name, limits=Limits(), past=store, clock=lambda: 1e9)
+    for facts in desk.runs.facts():
+        run = desk.runs.named(facts.name)
+        assert run is not None
+        desk.rows(run)
+        run.ledger.totals()
