@@ -26,6 +26,8 @@ ROUNDS = {
     "container": 1500,
     "schema_text": 500,
     "table_file": 400,
+    "settings_file": 60,
+    "key_file": 800,
     "log_line": 1500,
     "http_request": 800,
     "model_transfer": 250,

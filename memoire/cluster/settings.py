@@ -103,7 +103,7 @@ def read(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
-    except (OSError, ValueError) as error:  # both parsers say line and column
+    except (OSError, ValueError, RecursionError) as error:  # both parsers say line and column
         raise ParameterError("--settings", path, f"a TOML file (*.toml) or JSON file of settings: {error}") from error
     if not isinstance(content, dict):
         raise ParameterError("--settings", path, f"an object with a section for each of {', '.join(COMMANDS)}")
@@ -228,15 +228,25 @@ def _taken(action: argparse.Action, value: Any, where: str) -> Any:
     if not _is_list(action):
         return _one(action, value, where)
     if isinstance(value, Mapping) and isinstance(action, argparse._AppendAction):  # names with values
-        value = [f"{name}={json.dumps(each)}" for name, each in value.items()]
+        value = [f"{name}={_json(each, where)}" for name, each in value.items()]
     if not isinstance(value, list):
         raise ParameterError(where, value, "a list")
     return [_one(action, each, where) for each in value]
 
 
+def _json(value: Any, where: str) -> str:
+    """The value as a flag says it. Raises ParameterError: TOML has dates, and JSON does not."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParameterError(
+            where, type(value).__name__, f"text, numbers, lists and objects of them: {error}"
+        ) from error
+
+
 def _one(action: argparse.Action, value: Any, where: str) -> Any:
     if isinstance(value, Mapping) and action.type is None:
-        return json.dumps(value)  # a schema, where the flag takes one as it is
+        return _json(value, where)  # a schema, where the flag takes one as it is
     if isinstance(value, bool | Mapping | list):
         raise ParameterError(where, value, "a number" if action.type in (int, float) else "text")
     if isinstance(value, float) and value.is_integer() and action.type is int:

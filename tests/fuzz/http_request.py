@@ -32,9 +32,10 @@ def seeds() -> list[bytes]:
 
 def one(data: bytes) -> str:
     """Ask pages with a token and without."""
-    closed = _status(_closed.answer(data))
-    status = _status(_open.answer(data))
-    assert closed == status or closed == "401"
+    peer = f"10.0.{len(data) % 256}.{sum(data) % 256}"
+    closed = _status(_closed.answer(data, _closed._doors[0], peer))
+    status = _status(_open.answer(data, _open._doors[0], peer))
+    assert closed in (status, "401", "429") and (closed != "200" or b"/logs" not in data[:20])
     return status
 
 
