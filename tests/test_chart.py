@@ -26,6 +26,7 @@ from chartkit import (
     text,
 )
 from memoire import cli
+from memoire.cluster.settings import COMMANDS
 
 pytestmark = pytest.mark.chart
 
@@ -138,29 +139,18 @@ def test_services_monitors_and_budgets_select_pods_that_there_are(values):
 
 
 @every_case
-def test_the_settings_file_says_only_what_the_commands_know(values):
+def test_every_role_reads_its_settings(values, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
     objects = render(values=values)
-    settings = json.loads(
-        of([each for each in objects if "servers.txt" in each.get("data", {})], "ConfigMap")["data"]["memoire.json"]
-    )
-    commands = next(action for action in cli.parser()._actions if action.choices and "server" in action.choices).choices
-    for role, section in settings.items():
-        if role in ("keys", "insecure"):
-            continue
-        flags = {
-            flag.removeprefix("--")
-            for action in commands[role]._actions
-            for flag in action.option_strings or [action.dest]
-        }
-        assert section.keys() <= flags, role
-    # Whoever has a role has a section.
-    roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & {
-        "server",
-        "proxy",
-        "relay",
-        "dashboard",
-    }
-    assert roles == settings.keys() - {"keys", "insecure"}
+    (written,) = [each["data"]["memoire.json"] for each in objects if "memoire.json" in each.get("data", {})]
+    path = tmp_path / "memoire.json"
+    path.write_text(written, encoding="utf-8")
+    roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(COMMANDS)
+    for role in roles:
+        assert cli.main([role, "--settings", str(path), "--show-settings"]) == 0, role
+        shown = capsys.readouterr().out
+        assert 'probes = "*:8081"' in shown, role
+    assert roles == json.loads(written).keys() & set(COMMANDS)  # no section is for nobody
 
 
 # ------------------------------------------------------------------------------------------------------------- upgrades
