@@ -11,7 +11,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
-CASES = sorted((CHART / "ci").glob("*-values.yaml"))
+CASES = [*sorted((CHART / "ci").glob("*-values.yaml")), *sorted((ROOT / "deploy" / "examples").glob("*.yaml"))]
+"""Values with which it is rendered: every kind of cluster, and what the examples say."""
 INSECURE = ("security.insecure=true", "server.env=CartPole-v1")
 KUBERNETES = "1.34.0"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import memoire
 from chartkit import (
     CASES,
     CHART,
@@ -26,7 +27,9 @@ from chartkit import (
     text,
 )
 from memoire import cli
-from memoire.cluster.settings import COMMANDS
+from memoire.cluster import settings
+from memoire.cluster.roles import read_parameters, schema_of
+from memoire.cluster.tablefile import read_tables
 
 pytestmark = pytest.mark.chart
 
@@ -139,18 +142,21 @@ def test_services_monitors_and_budgets_select_pods_that_there_are(values):
 
 
 @every_case
-def test_every_role_reads_its_settings(values, tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
+def test_every_role_reads_its_settings(values, tmp_path):
     objects = render(values=values)
     (written,) = [each["data"]["memoire.json"] for each in objects if "memoire.json" in each.get("data", {})]
     path = tmp_path / "memoire.json"
     path.write_text(written, encoding="utf-8")
-    roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(COMMANDS)
+    roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(settings.COMMANDS)
     for role in roles:
-        assert cli.main([role, "--settings", str(path), "--show-settings"]) == 0, role
-        shown = capsys.readouterr().out
-        assert 'probes = "*:8081"' in shown, role
-    assert roles == json.loads(written).keys() & set(COMMANDS)  # no section is for nobody
+        given = settings.parse(*cli._parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
+        assert given.probes == "*:8081", role
+        if role == "server":  # what it stores is understood, too
+            if given.tables:
+                read_tables(given.tables)
+            else:
+                memoire.Table(schema_of(given.schema, given.env), parameters=read_parameters(given.set))
+    assert roles == json.loads(written).keys() & set(settings.COMMANDS)  # no section is for nobody
 
 
 # ------------------------------------------------------------------------------------------------------------- upgrades
@@ -348,6 +354,24 @@ def test_a_learner_may_be_the_server():
     assert learner["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
 
 
+def test_the_page_s_learner_is_a_server_under_the_variables_that_it_is_given(monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    objects = render(values=EMBEDDED)
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    here = {"MEMOIRE_LISTEN": "tcp://127.0.0.1:0", "MEMOIRE_HTTP": "127.0.0.1:0", "MEMOIRE_PROBES": "127.0.0.1:0",
+            "MEMOIRE_NAME": "memoire-learner-0", "MEMOIRE_STATE_DIR": str(tmp_path / "state"),
+            "MEMOIRE_HTTP_TOKEN_FILE": str(tmp_path / "token")}  # fmt: skip
+    assert here.keys() | {"MEMOIRE_ENDPOINT", "MEMOIRE_KEYS"} == {one["name"] for one in learner["env"]}
+    (tmp_path / "token").write_text("0123456789abcdef\n", encoding="ascii")
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    served = []
+    monkeypatch.setattr(memoire.Server, "batches", lambda server, _size: served.append(server.name) or [])
+    exec(code, {"schema": schema_of(None, "CartPole-v1")})
+    assert served == ["memoire-learner-0"] and (tmp_path / "state" / "state.db").exists()
+
+
 def test_a_relay_begins_before_the_actor_and_ends_after_it():
     spec = of(render(values=EMBEDDED), "Job")["spec"]["template"]["spec"]
     (relay,), (actor,) = spec["initContainers"], spec["containers"]
@@ -448,12 +472,13 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
         *(("learner", "proxy", port) for port in (5560, 5561, 5562)),
         *(("test", "proxy", port) for port in (5560, 5561, 5562)),
         *(("proxy", server, port) for port in (5560, 5561, 5562)),
+        *((server, server, port) for port in (5560, 5561, 5562) if server == "server"),  # to drain one from another
         *(("dashboard", to, 8080) for to in (server, "proxy", "learner", "actor")),
     }
     for source in labels:
         for target in labels:
             for port in (5560, 5561, 5562, 8080, 8081, 8265, 22):
-                if source != target and (target, port) != ("dashboard", 8265):
+                if (target, port) != ("dashboard", 8265):
                     open_ = connects(objects, labels[source], labels[target], port)
                     assert open_ == ((source, target, port) in needed), (source, target, port)
         assert connects(objects, labels[source], None, 53), source  # DNS

@@ -120,6 +120,9 @@ args: [{{ .role }}]
 {{- if eq .role "server" }}
 {{- $env = append $env (dict "name" "MEMOIRE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) }}
 {{- end }}
+{{- if and (ne .role "dashboard") $root.Values.security.keys }}
+{{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
+{{- end }}
 env:
   {{- include "memoire.env" (concat $env (ternary (list) .values.extraEnv $isRelay)) | nindent 2 }}
 ports:

@@ -5,7 +5,6 @@ the commands; `settings` of a component wins over what the chart says.
 
 {{- define "memoire.settings" -}}
 {{- $all := dict -}}
-{{- if .Values.security.keys }}{{ $_ := set $all "keys" "/etc/memoire/keys" }}{{ end -}}
 {{- if .Values.security.insecure }}{{ $_ := set $all "insecure" true }}{{ end -}}
 {{- if .Values.server.enabled }}{{ $_ := set $all "server" (include "memoire.settings.server" . | fromYaml) }}{{ end -}}
 {{- $_ := set $all "proxy" (include "memoire.settings.proxy" . | fromYaml) -}}
