@@ -4,7 +4,7 @@ from .batch import Batch
 from .buffer import Buffer
 from .classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from .client import Client, connect
-from .errors import MemoireError
+from .errors import InsecureWarning, MemoireError
 from .memory import Memory
 from .mixed import MixedBatch
 from .parameters import Parameters
@@ -29,6 +29,7 @@ __all__ = [
     "Column",
     "Conn",
     "Greedy",
+    "InsecureWarning",
     "Linear",
     "Memory",
     "MemoireError",

@@ -11,12 +11,13 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import memoire
 from memoire import exposure
-from memoire.errors import MemoireError, ParameterError
+from memoire.errors import InsecureWarning, MemoireError, ParameterError
 
 if TYPE_CHECKING:
     from memoire.cluster.tokens import Tokens
@@ -574,6 +575,8 @@ def _add_probes(to: argparse.ArgumentParser, main: str) -> None:
 def _doors(given: argparse.Namespace) -> dict[str, Any]:
     """Where a node's pages are, and what they ask for; an address that is open to everybody is refused."""
     _check_endpoint(given, "--endpoint", given.endpoint)
+    if given.insecure:
+        warnings.simplefilter("ignore", InsecureWarning)  # what is open is said when it is known
     http, token = (None if given.http == "off" else str(given.http)), _tokens(given.http_token_file)
     if http is not None and ":" in http and token is None and not given.insecure:
         exposure.refuse("--http", http, guard="a token (--http-token-file; --probes has a port of its own)")

@@ -58,11 +58,19 @@ def refuse(option: str, address: str, *, guard: str) -> None:
         raise ParameterError(option, address, expected)
 
 
-def warn(what: str, addresses: Iterable[str], *, guard: str, stacklevel: int = 3) -> None:
-    """Say with an `InsecureWarning` which of these addresses everybody can reach; nothing where there is none."""
+def warn(
+    what: str, addresses: Iterable[str], *, guard: str, may: str = "push, draw and publish", stacklevel: int = 3
+) -> None:
+    """Say with an `InsecureWarning` which of these addresses everybody can reach; nothing where there is none.
+
+    Args:
+        what: Who listens there.
+        guard: What would ask those who come who they are.
+        may: What they may do.
+    """
     if found := reachable(addresses):
         text = (
-            f"{what} listens at {', '.join(found)} for everybody who can reach it: whoever comes may push, draw and "
-            f"publish. Give it {guard}, or an address of this machine only (127.0.0.1)."
+            f"{what} listens at {', '.join(found)} for everybody who can reach it: whoever comes may {may}. "
+            f"Give it {guard}, or an address of this machine only (127.0.0.1)."
         )
         warnings.warn(text, InsecureWarning, stacklevel=stacklevel)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from . import descriptors, links, sockets, wire
+from . import descriptors, exposure, links, sockets, wire
 from .calls import Answer
 from .channel import Channel
 from .checks import seconds
@@ -402,6 +402,10 @@ class Proxy(Node):
                 publish=sockets.bind(self._pub, pub_front or beside[1]),
                 request=sockets.bind(self._router, front),
             )
+            if self._keys is None:
+                bound = self._endpoints
+                addresses = [bound.request, bound.push, bound.publish]
+                exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)")
             self._backs += [_Back(self, endpoint) for endpoint in servers]
         except BaseException:
             self._worker.stop(0.0)

@@ -29,7 +29,7 @@ from typing import Any, overload
 import numpy as np
 import zmq
 
-from . import checks, descriptors, links, sockets, wire
+from . import checks, descriptors, exposure, links, sockets, wire
 from .accounts import ServerAccounts, totals_of
 from .archive import Archive, Snapshot
 from .batch import Batch
@@ -332,8 +332,11 @@ class Server(Node):
         self._pullers: list[Worker] = []
         self._pub: Socket | None = None
         self._bound: list[str] = []
+        self._warned: int | None = None  # of these addresses, how many it was said of whether they are open
         try:
             self._open(endpoint, push_endpoint, pub_endpoint)
+            self._warned = 0
+            self._warn_open()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -441,7 +444,8 @@ class Server(Node):
 
             # Handed over, not shared: the worker's thread is the only one to use it from here on.
             self._requests.post(take)
-            return bound
+        self._warn_open()
+        return bound
 
     def add_pull_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Take caches at one more address, on a thread of its own; returns the address as it is bound.
@@ -463,17 +467,24 @@ class Server(Node):
                 raise
             self._pullers.append(worker)
             worker.start()
-            return bound
+        self._warn_open()
+        return bound
 
     def _attach(self, made: Socket, endpoint: str) -> str:
         self._bound.append(sockets.bind(made, endpoint))
         return self._bound[-1]
 
+    def _warn_open(self, *plain: str) -> None:
+        """Warn of addresses that were bound since the last call, and of `plain` ones, where everybody may come in."""
+        if self._keys is None and self._warned is not None:
+            news, self._warned = self._bound[self._warned :], len(self._bound)
+            exposure.warn(f"server {self.name!r}", [*news, *plain], guard="keys (keys=)", stacklevel=4)
+
     def run_request_proxy(self, front: str, back: str) -> None:
         """Share the requests of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
-        sockets.bind(frontend, front)
+        self._warn_open(sockets.bind(frontend, front), back)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
         self._forward(frontend, backend, back, both_ways=True)
 
@@ -481,7 +492,7 @@ class Server(Node):
         """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-        sockets.bind(frontend, front)
+        self._warn_open(sockets.bind(frontend, front), back)
         self._forward(frontend, sockets.data_sender(self._context), back, both_ways=False)
 
     def _forward(self, frontend: Socket, backend: Socket, back: str, *, both_ways: bool) -> None:

@@ -22,7 +22,7 @@ import memoire
 import netkit
 from memoire import cli, wire
 from memoire.cluster import doctor, local, roles
-from memoire.errors import ParameterError, SchemaError
+from memoire.errors import InsecureWarning, ParameterError, SchemaError
 
 pytestmark = pytest.mark.processes
 
@@ -242,7 +242,7 @@ def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_p
 
 
 def test_a_server_reached_through_a_wildcard_address_is_well() -> None:
-    with memoire.Server("tcp://*:0", SCHEMA) as server:
+    with pytest.warns(InsecureWarning), memoire.Server("tcp://*:0", SCHEMA) as server:
         port = server.endpoint.rpartition(":")[2]
         status, said = examine(f"tcp://localhost:{port}", 5.0)
     assert status == 0, said

@@ -23,7 +23,7 @@ import pytest
 import memoire
 from memoire.cluster.node import NodePages
 from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, InsecureWarning
 from netkit import SCHEMA, Cluster, record, until
 
 serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
@@ -423,7 +423,10 @@ def test_the_dashboards_metrics_are_its_catalogue(small):
 def test_what_is_open_to_everybody_is_said_of_each_node_and_of_the_dashboard(small):
     _, _, quiet = small
     assert get(quiet, "/api/overview")["open"] == []
-    with memoire.Server("tcp://*:0", SCHEMA, name="wide") as server, NodePages("*:0", server) as pages:
+    with pytest.warns(InsecureWarning):
+        server = memoire.Server("tcp://*:0", SCHEMA, name="wide")
+        pages = NodePages("*:0", server)
+    with server, pages:
         here = f"http://localhost:{pages.address.rpartition(':')[2]}"
         with watch(here, listen="*:0", insecure=True) as board:
             until(lambda: board.aggregator.newest.nodes[0].open)

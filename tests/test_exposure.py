@@ -1,12 +1,19 @@
 """Which addresses other machines reach, and that everything that listens there for everybody says so or is refused."""
 
+import socket
+import threading
 import warnings
 
+import numpy as np
 import pytest
 
+import memoire
+import netkit
 from memoire import exposure
 from memoire.cli import main, parser
+from memoire.cluster.node import NodePages
 from memoire.errors import InsecureWarning, ParameterError
+from netkit import until
 
 HERE = [
     "tcp://127.0.0.1:5560", "tcp://127.3.2.1:0", "tcp://localhost:5560", "tcp://LOCALHOST:1", "tcp://[::1]:5560",
@@ -39,6 +46,59 @@ def test_a_warning_names_the_addresses_and_what_to_do():
         exposure.warn("this server", HERE, guard="keys")
     with pytest.warns(InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2 for everybody .* keys"):
         exposure.warn("this server", ["tcp://*:1", *HERE, "tcp://*:2"], guard="keys")
+
+
+def test_a_server_that_is_open_warns_of_each_address_once():
+    with pytest.warns(InsecureWarning) as said, memoire.Server("tcp://*:0", netkit.SCHEMA, name="wide") as server:
+        assert server.add_pull_worker("tcp://*:0") in str(said[1].message)
+        server.add_request_worker("tcp://127.0.0.1:0")
+        bound = ", ".join([server.pub_endpoint, server.push_endpoint, server.endpoint])
+        assert f"server 'wide' listens at {bound} for everybody" in str(said[0].message) and len(said) == 2
+        assert "keys (keys=)" in str(said[0].message) and said[0].filename == __file__
+
+
+def test_a_proxy_that_is_open_warns():
+    with pytest.warns(InsecureWarning, match="proxy 'front' listens at tcp"):
+        memoire.Proxy("tcp://*:0", ["tcp://127.0.0.1:9"], name="front").close()
+
+
+def test_a_classic_server_that_is_open_warns_and_works():
+    one, none = np.zeros(1, np.float32), np.float32(0)
+    with pytest.warns(InsecureWarning, match="for everybody"):
+        server = memoire.ReplayMemoryServer(one, one, one, none, one, one, one, 64, "tcp://*:0", 4)
+    with pytest.warns(InsecureWarning, match="for everybody"):
+        loop = threading.Thread(target=server.rep_worker_main, args=("tcp://*:0", "Bind"))
+        loop.start()
+        until(lambda: len(server.server._bound) == 2)
+    server.close()
+    loop.join(20.0)
+
+
+def is_taken(port):
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_who_makes_the_warning_an_error_gets_no_open_server():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InsecureWarning)
+        with pytest.raises(InsecureWarning):
+            memoire.Server(f"tcp://*:{port}", netkit.SCHEMA, push_endpoint="tcp://*:0", pub_endpoint="tcp://*:0")
+        with pytest.raises(InsecureWarning, match="may read how it stands"):
+            NodePages("*:0")
+    until(lambda: not is_taken(port))  # its address is free again
+
+
+def test_what_only_this_machine_reaches_is_said_nothing_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with memoire.Server("tcp://127.0.0.1:0", netkit.SCHEMA) as server, NodePages("127.0.0.1:0", server):
+            memoire.Proxy("inproc://front-that-is-here", [server.endpoint]).close()
 
 
 SCHEMA = '{"columns": {}}'

@@ -27,7 +27,7 @@ from memoire.cluster import node
 from memoire.cluster import pages as about
 from memoire.cluster.node import NodePages
 from memoire.cluster.tokens import MOST_WRONG, Tokens
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, InsecureWarning
 from memoire.server import ServerStats
 from netkit import SCHEMA, record, until
 
@@ -266,7 +266,9 @@ def test_probes_and_metrics_have_a_port_of_their_own_where_one_is_given(server):
     [("127.0.0.1:0", None, False), ("*:0", OLD, False), ("*:0", None, True)],
 )
 def test_status_and_metrics_say_what_is_open_to_everybody(server, address, token, is_open):
-    with NodePages(address, server, token=token, probes="*:0") as pages:
+    with pytest.warns(InsecureWarning) if is_open else contextlib.nullcontext():
+        pages = NodePages(address, server, token=token, probes="*:0")
+    with pages:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         said = ask(pages, headers=headers)[2]["security"]
         assert said["open"] == ([f"http://{pages.address}"] if is_open else []) and said["keys"] is False
@@ -275,7 +277,9 @@ def test_status_and_metrics_say_what_is_open_to_everybody(server, address, token
 
 
 def test_an_open_server_says_so():
-    with memoire.Server("tcp://*:0", SCHEMA, name="home") as server, NodePages("127.0.0.1:0", server) as pages:
+    with pytest.warns(InsecureWarning):
+        server = memoire.Server("tcp://*:0", SCHEMA, name="home")
+    with server, NodePages("127.0.0.1:0", server) as pages:
         said = ask(pages)[2]["security"]
         assert said["open"] == [server.endpoint, server.push_endpoint, server.pub_endpoint]
         assert "\nmemoire_open_endpoints 3.0\n" in fetch(pages, "/metrics")[1].decode()
@@ -446,7 +450,7 @@ def test_a_loopback_address_answers_only_to_loopback_names(pages):
 
 
 def test_an_open_address_answers_to_every_name(server):
-    with NodePages("*:0", server) as pages:
+    with pytest.warns(InsecureWarning), NodePages("*:0", server) as pages:
         assert ask(pages, "/livez", host="memoire-server-0.cluster.local:8080")[0] == 200
         assert pages.url.startswith("http://[::1]:" if socket.has_dualstack_ipv6() else "http://127.0.0.1:")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire import wire
-from memoire.errors import Closed, EndpointError, ForkedError, MemoireTimeout, ParameterError
+from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.proxy import Lane, Proxy, rendezvous
 from netkit import QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
@@ -147,7 +147,8 @@ def test_a_server_that_returns_with_other_ports_gets_caches_again(cluster):
 
 def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
-    proxy = cluster.proxy(servers, front="tcp://*:0", name="front")
+    with pytest.warns(InsecureWarning):
+        proxy = cluster.proxy(servers, front="tcp://*:0", name="front")
     relay = cluster.proxy([proxy.endpoint.replace("*", "127.0.0.1")], front=f"ipc://{tmp_path}/r")
     settled(proxy, relay, servers=2)
     for node in (proxy, relay):

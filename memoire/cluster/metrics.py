@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -385,13 +385,14 @@ REASONS = ("http_guessing", "http_name", "http_token")
 
 
 class Look(NamedTuple):
-    """A node at the moment of a scrape: stats are None before it is there; security is what /status has."""
+    """A node at the moment of a scrape: stats are None before it is there."""
 
     role: str
     stats: Any
     stuck: list[str]
     reasons: list[str]
-    security: Mapping[str, Any]
+    open: Sequence[str]
+    refused: Mapping[str, int]
 
 
 class NodeCollector(Collector):
@@ -402,12 +403,12 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the values of this moment."""
-        role, stats, stuck, reasons, security = self._look()
+        role, stats, stuck, reasons, found_open, refused = self._look()
         yield build_info(role)
         yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
         yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
-        yield open_endpoints(len(security["open"]))
-        yield refused_peers(security["refused"])
+        yield open_endpoints(len(found_open))
+        yield refused_peers(refused)
         for entry in CATALOGUE.get(role, ()) if stats is not None else ():
             yield entry.family(stats)
 

@@ -40,8 +40,8 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
-from memoire.errors import EndpointError, ParameterError
-from memoire.exposure import is_loopback
+from memoire.errors import EndpointError, InsecureWarning, ParameterError
+from memoire.exposure import is_loopback, warn
 
 from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, Request, as_error
 from .tokens import Guesses, Tokens
@@ -106,6 +106,11 @@ class NodePages:
         self.address = None if self._main is None else self._main.address
         if not self._doors:
             return
+        try:
+            warn("the HTTP server of this node", self.open, guard="a token (token=)", may="read how it stands")
+        except InsecureWarning:  # which somebody has made an error
+            self.forget()
+            raise
         _opened.add(self)
         self._begun = threading.Event()
         self._asked: queue.SimpleQueue[tuple[_Connection, bytes] | None] = queue.SimpleQueue()

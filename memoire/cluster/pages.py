@@ -12,8 +12,7 @@ import os
 import resource
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -115,10 +114,11 @@ def status(node: Node | None, request: Request) -> Page:
         "ready": not reasons,
         "reasons": reasons,
         "process": process_facts(),
-        "security": security(node, request),
     }
+    stats = None if node is None else node.stats()
+    facts["security"] = security(node, stats, request.open, request.refused)._asdict()
     if node is not None:
-        facts["stats"] = node.stats()
+        facts["stats"] = stats
     if isinstance(node, Server | Proxy):
         facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
     if isinstance(node, Server) and request.query.get("clients") != "no":
@@ -126,14 +126,26 @@ def status(node: Node | None, request: Request) -> Page:
     return as_json(facts)
 
 
-def security(node: Node | None, request: Request) -> dict[str, Any]:
-    """Whether the node takes only peers with keys, where everybody may come in, and how many were sent away and why."""
-    has_keys = getattr(node, "keys", None) is not None
-    endpoints: list[str] = []
-    if isinstance(node, Server | Proxy) and not has_keys:
-        endpoints = [node.endpoint, node.push_endpoint, node.pub_endpoint]
-    refused = Counter(request.refused)
-    return {"keys": has_keys, "open": [*reachable(endpoints), *request.open], "refused": dict(refused)}
+class Security(NamedTuple):
+    """Who may come to a node, and who was sent away."""
+
+    keys: bool
+    """Whether only peers with a key are let in."""
+    open: list[str]
+    """Addresses that other machines reach, and that ask nobody for a key or token."""
+    refused: dict[str, int]
+    """Connections and requests that were refused for who they came from, by reason."""
+
+
+def security(
+    node: Node | None, stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] | None = None
+) -> Security:
+    """Of a node and its pages: `pages` are those of their addresses that are open, `refused` counts requests."""
+    told = getattr(stats, "security", None)
+    if told is not None:
+        return Security(told.keys, [*told.open, *pages], {**told.refused, **(refused or {})})
+    endpoints = [node.endpoint, node.push_endpoint, node.pub_endpoint] if isinstance(node, Server | Proxy) else []
+    return Security(False, [*reachable(endpoints), *pages], dict(refused or {}))
 
 
 def metrics(node: Node | None, request: Request) -> Page:
@@ -142,17 +154,13 @@ def metrics(node: Node | None, request: Request) -> Page:
         from .metrics import Exposition, Look, NodeCollector
     except ModuleNotFoundError as error:
         raise Asked(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
-    exposition = Exposition(
-        NodeCollector(
-            lambda: Look(
-                role_of(node),
-                None if node is None else node.stats(),
-                _stuck(node),
-                reasons_of(node),
-                security(node, request),
-            )
-        )
-    )
+
+    def look() -> Look:
+        stats = None if node is None else node.stats()
+        known = security(node, stats, request.open, request.refused)
+        return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused)
+
+    exposition = Exposition(NodeCollector(look))
     body, kind = exposition.text(request.headers.get("accept", ""))
     return Page(200, body, kind=kind)
 

@@ -25,6 +25,7 @@ from memoire.table import Storage, Table
 from . import snapshots
 from .envs import env_schema
 from .node import NodePages
+from .pages import security
 from .tablefile import parameters_from
 from .tether import Tether
 from .tokens import Tokens
@@ -131,8 +132,7 @@ def serve(
     ):
         if restore:
             snapshots.restore(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
-        pages.show(server)
-        _announce(tether, "server", server.endpoint, pages)
+        _announce(tether, "server", server, pages)
         while tether.wait(REPORT_EVERY):
             if server.failure is not None:
                 raise server.failure
@@ -202,7 +202,7 @@ def relay(
         pages.show(proxy)
         if tether.is_launched:
             _meet(proxy, tether)
-        _announce(tether, role, proxy.endpoint, pages)
+        _announce(tether, role, proxy, pages)
         while tether.wait(REPORT_EVERY):
             if listed is not None:
                 listed.follow(proxy)
@@ -220,15 +220,18 @@ def _meet(proxy: Proxy, tether: Tether) -> None:
             return
 
 
-def _announce(tether: Tether, role: str, endpoint: str, pages: NodePages) -> None:
-    tether.ready(endpoint=endpoint, http=pages.url)
+def _announce(tether: Tether, role: str, node: Server | Proxy, pages: NodePages) -> None:
+    pages.show(node)
+    tether.ready(endpoint=node.endpoint, http=pages.url)
     if not tether.is_launched:
-        print(f"memoire {role}: {endpoint}", flush=True)
+        print(f"memoire {role}: {node.endpoint}", flush=True)
         if pages.url is not None:
             print(f"memoire {role}: how it stands: {pages.url}/status", flush=True)
         if pages.probes_url is not None:
             print(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+    if found := security(node, node.stats(), pages.open).open:
+        print(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", file=sys.stderr, flush=True)
 
 
 def _server_report(server: Server) -> dict[str, Any]:
