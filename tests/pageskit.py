@@ -13,7 +13,13 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP stranger.example 127.0.0.1",
+)
 NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PATIENCE = 20_000

@@ -18,7 +18,7 @@ from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watc
 pages = pytest.importorskip("memoire.dashboard.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 __all__ = ["browser"]
 
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -222,14 +222,14 @@ def test_a_page_says_that_the_dashboard_is_gone_and_recovers(browser, node):
 
 
 def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
-    with dashboard(node, listen="*:0", insecure=True) as wide, window(browser, wide) as page:
+    with dashboard(node, listen="*:0", insecure=True) as wide, window(browser, wide.url) as page:
         for name in ("overview", "nodes", "logs"):
-            open_page(page, wide, name)
+            open_page(page, wide.url, name)
             page.get_by_text(
                 "Open to everybody who reaches it: dashboard http://*:0. Keys and tokens close it."
             ).wait_for()
-    with window(browser, board) as page:
-        open_page(page, board, "nodes")
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "nodes")
         page.get_by_text("this machine").wait_for()
         assert not page.locator("#open").is_visible()
 

@@ -1,0 +1,56 @@
+"""The API against its own description: whatever is asked, also nonsense, it answers what it says it answers."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from memoire.cluster.node import NodePages
+from netkit import Cluster, record, until
+from pageskit import watch
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+EXAMPLES = 30
+
+
+@pytest.fixture(scope="module")
+def described():
+    """What the API says of itself, while it answers for a server that has something to show."""
+    cluster = Cluster()
+    server = cluster.server(name="home", run="r-1")
+    client = cluster.client(server)
+    record(client, episodes=2)
+    client.log("a line")
+    client.scalars({"epsilon": 0.5})
+    assert client.push_cache(20.0)
+    client.update(20.0)
+    until(lambda: server.total_caches == 1)
+    server.get_batch(8, timeout=20.0)
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages.url) as board:
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 40)
+        yield schemathesis.openapi.from_url(f"{board.url}/api/openapi.json")
+    cluster.close()
+
+
+ENDLESS = "/api/stream"
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_every_answer_is_as_it_is_described(described, mode):
+    tried = []
+    for found in described.get_all_operations():
+        operation = found.ok()
+        if operation.path == ENDLESS:
+            continue
+        if mode.is_negative and not list(operation.iter_parameters()) and not operation.body:
+            continue  # nothing that could be wrong
+
+        @given(case=operation.as_strategy(generation_mode=mode))
+        @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        def ask(case):
+            case.call_and_validate(timeout=20.0)
+
+        ask()
+        tried.append(operation.path)
+    assert len(tried) >= 12
