@@ -173,15 +173,20 @@ class Api:
 
     def sample(self, server: Text = "", table: Text = "") -> Response:
         """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
-        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures.
+        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures. null where
+        nothing is held at this moment, or a sample is larger than 4 MiB.
         """
         row = self._table(table)
+        if server not in ("", *row.facts):
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r} now that has this table")
         held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
-        if not any(held.values()):
-            text = f"table {row.name!r} holds no sample now" + f" at {server!r}" * bool(server)
-            raise HTTPException(http.HTTPStatus.NOT_FOUND, text)
-        chosen = random.choices(list(held), list(held.values()))[0]
-        found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name})}")
+        chosen = random.choices(list(held), [1 + samples for samples in held.values()])[0]
+        try:
+            found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name})}")
+        except NodeError as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            return _json(None)
         return _json({"server": chosen, **found})
 
     def distribution(self, table: Text = "") -> Response:
@@ -430,7 +435,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/nodes", api.nodes, list[NodeRow]),
         ("/api/learners", api.learners, list[LearnerRow]),
         ("/api/settings", api.settings, dict[str, Any]),
-        ("/api/sample", api.sample, Specimen),
+        ("/api/sample", api.sample, Specimen | None),
         ("/api/distribution", api.distribution, Distribution),
         ("/api/actors", api.actors, ActorPage),
         ("/api/actors/{client}", api.actor, ActorDetail),

@@ -10,7 +10,8 @@ const LINES = 6; // colours in the style sheet
 const TABLE_ROWS = 60;
 
 /**
- * A chart: {element, set(x, lines), close()}; lines are [{name, values, low?, high?}], values with null for none.
+ * A chart: {element, set(x, lines), close()}; lines are [{name, values, low?, high?}], values with null for none. Between low and high,
+ * the least and the greatest value of each bucket, lies a band: spikes are seen however coarse the curve is.
  * Options: title, unit, format(value), isTime, sync (charts of one name share their cross-hair), zoom(from, to), top (the axis goes
  * from 0 to this at least).
  */
@@ -28,16 +29,16 @@ export function makeChart({title, unit = "", format = figure, isTime = true, syn
   const draw = () => {
     const {x, lines} = data;
     const isEmpty = !lines.some(({values}) => values.some((value) => value !== null));
-    const names = lines.map(({name}) => name).join("\n");
+    const names = lines.map((line) => `${line.name} ${hasBand(line)}`).join("\n");
     if (isEmpty || !window.uPlot) {
       drop();
       fill(plot, isEmpty ? h("p.empty", "No figures in this range yet.") : plainly(lines));
     } else if (drawn?.names === names) {
-      drawn.chart.setData([x, ...lines.map(({values}) => values)]);
+      drawn.chart.setData([x, ...columnsOf(lines)]);
     } else {
       drop();
       fill(plot);
-      drawn = {names, chart: new window.uPlot(optionsOf(kind, plot, lines), [x, ...lines.map(({values}) => values)], plot)};
+      drawn = {names, chart: new window.uPlot(optionsOf(kind, plot, lines), [x, ...columnsOf(lines)], plot)};
     }
     if (more.open) drawTable();
   };
@@ -66,6 +67,9 @@ export function makeChart({title, unit = "", format = figure, isTime = true, syn
   };
 }
 
+/** The line of a figure in an answer of api/curves, with its band. */
+export const lineOf = ({mean, least, greatest}, figureName, name) => ({name, values: mean[figureName], low: least[figureName], high: greatest[figureName]});
+
 function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
   const [ink, grid] = [colour("--quiet"), colour("--grid")];
   const axis = {stroke: ink, grid: {stroke: grid, width: 1}, ticks: {stroke: grid, width: 1}, font: "12px system-ui"};
@@ -76,20 +80,52 @@ function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
     scales: {x: {time: isTime}, ...(top ? {y: {range: (_, low, high) => [0, Math.max(top, high)]}} : {})},
     padding: [10, 16, 0, 0],
     cursor: {sync: sync ? {key: sync} : undefined, drag: {x: true, y: false, setScale: !zoom}, points: {size: 6}},
-    legend: {live: true, markers: {width: 0, fill: (_, at) => at && colour(`--line-${((at - 1) % LINES) + 1}`)}},
-    series: [{label: isTime ? "time" : "steps", value: (_, value) => shownX(value)}, ...lines.map((line, at) => ({
-      label: line.name,
-      stroke: colour(`--line-${(at % LINES) + 1}`),
-      width: 1.6,
-      dash: at >= LINES ? [5, 4] : undefined,
-      spanGaps: true,
-      points: {show: false},
-      value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
-    }))],
+    legend: {live: true, markers: {width: 0, fill: (chart, at) => at && chart.series[at].tint}},
+    series: [{label: isTime ? "time" : "steps", value: (_, value) => shownX(value)}, ...lines.flatMap((line, at) => seriesOf(line, at, format))],
+    bands: bandsOf(lines),
     axes: [{...axis, size: 34, ...(isTime ? hours : {values: (_, ticks) => ticks.map(figure)})},
       {...axis, size: 70, values: (_, ticks) => ticks.map(format)}],
-    hooks: {ready: [tellNewest], setData: [tellNewest], setCursor: [tellNewest], setSelect: zoom ? [(chart) => selected(chart, zoom)] : []},
+    hooks: {
+      ready: [tellNewest], setData: [tellNewest], setCursor: [tellNewest], setSeries: [followed],
+      setSelect: zoom ? [(chart) => selected(chart, zoom)] : [],
+    },
   };
+}
+
+const shade = (at) => colour(`--line-${(at % LINES) + 1}`);
+
+/** Whether a line has a band that is anywhere more than the line. */
+function hasBand({values, low, high}) {
+  return Boolean(low && high && values.some((value, at) => value !== null && low[at] < high[at]));
+}
+
+/** The line itself, then the ends of its band. */
+const columnsOf = (lines) => lines.flatMap((line) => (hasBand(line) ? [line.values, line.high, line.low] : [line.values]));
+
+function seriesOf(line, at, format) {
+  const plain = {spanGaps: true, points: {show: false}, value: (_, value) => (value === null || value === undefined ? "–" : format(value))};
+  const main = {...plain, label: line.name, stroke: shade(at), tint: shade(at), width: 1.6, dash: at >= LINES ? [5, 4] : undefined};
+  const end = (name) => ({...plain, label: `${line.name}, ${name}`, class: "band-end", width: 0, of: line.name});
+  return hasBand(line) ? [main, end("greatest"), end("least")] : [main];
+}
+
+function bandsOf(lines) {
+  const bands = [];
+  let place = 1;
+  lines.forEach((line, at) => {
+    if (hasBand(line)) bands.push({series: [place + 1, place + 2], fill: shade(at).replace(/^rgb\((.*)\)$/, "rgba($1, 0.16)")});
+    place += hasBand(line) ? 3 : 1;
+  });
+  return bands;
+}
+
+/** A band is shown where its line is. */
+function followed(chart, at, {show}) {
+  const name = chart.series[at]?.label;
+  if (show === undefined || !at) return;
+  chart.series.forEach((each, place) => {
+    if (each.of === name && each.show !== show) chart.setSeries(place, {show});
+  });
 }
 
 /** While nobody points at a chart, its legend says the newest figures. */

@@ -41,7 +41,7 @@ export function duration(seconds) {
   if (!isNumber(seconds)) return NONE;
   if (seconds < 1) return `${exact.format(Math.round(seconds * 10_000) / 10)} ms`;
   if (seconds < 90) return `${seconds < 10 ? seconds.toFixed(1) : whole.format(seconds)} s`;
-  if (seconds < 5400) return `${whole.format(seconds / 60)} min`;
+  if (seconds < 5400) return `${seconds < 600 ? exact.format(Math.round(seconds / 6) / 10) : whole.format(seconds / 60)} min`;
   if (seconds < 172_800) return `${(seconds / 3600).toFixed(1)} h`;
   return `${(seconds / 86_400).toFixed(1)} days`;
 }

@@ -1,27 +1,47 @@
 // Every actor, by pages as the dashboard sorts and filters them; and one of them with all that is known.
 import {get} from "../api.js";
+import {makeChart} from "../charts.js";
 import {fill, h, patch, say} from "../dom.js";
 import {ago, bytes, clock, count, figure, raw, words} from "../format.js";
+import {histogram} from "../histogram.js";
 import {cell, choice, empty, every, facts, problem, searchField, table} from "../parts.js";
 import {address, remember} from "../router.js";
 
 const LIMIT = 100;
+const MOST_EPISODES = 1000; // in the curves of one actor
+const NEWEST = 20; // of them in words
 const now = () => Date.now() / 1000;
 const COLUMNS = [
   {name: "label", title: "Actor", value: (row) => actorLink(row.client, row.label)},
+  {name: "client", title: "Id", value: (row) => h("span.mono", row.client), isExtra: true},
   {name: "state", title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
   {name: "host", title: "Host", value: (row) => row.host},
   {name: "home", title: "Server", value: (row) => row.home},
   {name: "table", title: "Table", value: (row) => row.table},
+  {name: "first_seen", title: "First seen", value: (row) => clock(row.first_seen), number: true, isExtra: true},
   {name: "last_seen", title: "Last seen", value: (row) => ago(row.last_seen, now()), number: true},
-  {name: "episodes", title: "Episodes", value: (row) => count(row.episodes), number: true},
-  {name: "steps", title: "Steps", value: (row) => count(row.steps), number: true},
-  {name: "steps_per_second", title: "Steps/s", value: (row) => figure(row.steps_per_second), number: true},
-  {name: "return_mean", title: "Mean return", value: (row) => figure(row.return_mean), number: true},
-  {name: "accepted_caches", title: "Caches", value: (row) => count(row.accepted_caches), number: true},
-  {name: "skipped_caches", title: "Skipped", value: (row) => count(row.skipped_caches), number: true},
-  {name: "received_bytes", title: "Bytes sent", value: (row) => bytes(row.received_bytes), number: true},
-];
+  {name: "episodes", title: "Episodes", format: count},
+  {name: "steps", title: "Steps", format: count},
+  {name: "steps_per_second", title: "Steps/s", format: figure},
+  {name: "return_mean", title: "Mean return", format: figure},
+  {name: "pushed_caches", title: "Pushed", format: count, isExtra: true},
+  {name: "accepted_caches", title: "Caches", format: count},
+  {name: "rejected_caches", title: "Rejected", format: count, isExtra: true},
+  {name: "lost_caches", title: "Lost", format: count, isExtra: true},
+  {name: "skipped_caches", title: "Skipped", format: count},
+  {name: "generated_bytes", title: "Bytes generated", format: bytes, isExtra: true},
+  {name: "received_bytes", title: "Bytes sent", format: bytes},
+  {name: "dropped_lines", title: "Lines dropped", format: count, isExtra: true},
+].map((column) => (column.format ? {value: (row) => column.format(row[column.name]), number: true, ...column} : column));
+const USUAL = COLUMNS.filter(({isExtra}) => !isExtra).map(({name}) => name);
+const SPREAD = "steps_per_second"; // by what they are spread, where they are sorted by what is no figure
+
+/** Columns named in an address ("label.steps"), in their order; the usual ones where none is. */
+function shownColumns(named) {
+  const wanted = named ? named.split(".") : USUAL;
+  const found = COLUMNS.filter(({name}) => wanted.includes(name));
+  return found.length ? found : COLUMNS.filter(({name}) => USUAL.includes(name));
+}
 
 const actorLink = (client, text) => h("a.mono", {href: address("actors", {id: client})}, text || client.slice(0, 8));
 
@@ -40,8 +60,9 @@ export function openActors({root, parameters, stream, signal}) {
 }
 
 function openAll(root, parameters, stream, signal) {
-  const state = {sort: "label", order: "up", state: "", text: "", offset: "0", ...Object.fromEntries(parameters)};
+  const state = {sort: "label", order: "up", state: "", text: "", offset: "0", columns: "", ...Object.fromEntries(parameters)};
   const message = h("span.quiet", {role: "status"});
+  const spread = h("div");
   const head = h("tr");
   const body = h("tbody");
   const before = h("button", {type: "button", click: () => change({offset: Math.max(0, state.offset - LIMIT)})}, "← Before");
@@ -51,8 +72,8 @@ function openAll(root, parameters, stream, signal) {
     searchField("Id, label or host", state.text, (text) => change({text, offset: "0"})),
     choice("State", [["", "every state"], ["active", "active"], ["silent", "silent"], ["gone", "gone"]], state.state,
       (chosen) => change({state: chosen, offset: "0"})),
-    message, pager);
-  fill(root, bar, h("div.scroll.tall", {tabindex: "0", role: "region", "aria-label": "Actors"},
+    columnMenu(state.columns, (columns) => change({columns})), message, pager);
+  fill(root, spread, bar, h("div.scroll.tall", {tabindex: "0", role: "region", "aria-label": "Actors"},
     h("table", h("caption.hidden-text", "Actors"), h("thead", head), body)));
 
   const change = (changes) => {
@@ -62,10 +83,14 @@ function openAll(root, parameters, stream, signal) {
   };
   const sort = (name) => change({sort: name, order: state.sort === name && state.order === "down" ? "up" : "down", offset: "0"});
   const refresh = every(3, signal, stream, async () => {
-    drawHead(head, state, sort);
+    const columns = shownColumns(state.columns);
+    drawHead(head, columns, state, sort);
+    const {columns: _, ...asked} = state;
     try {
-      const page = await get("actors", {...state, limit: LIMIT}, signal);
-      drawRows(body, page, state);
+      const by = COLUMNS.find(({name, format}) => name === state.sort && format) ?? COLUMNS.find(({name}) => name === SPREAD);
+      const [page, found] = await Promise.all([get("actors", {...asked, limit: LIMIT}, signal), get("spread", {figure: by.name}, signal)]);
+      drawSpread(spread, found, by);
+      drawRows(body, columns, page, state);
       const first = Number(state.offset);
       say(message, page.matching ? `${first + 1}–${first + page.rows.length} of ${count(page.matching)}` +
         (page.matching < page.total ? ` (of ${count(page.total)} actors)` : " actors") : "");
@@ -73,47 +98,82 @@ function openAll(root, parameters, stream, signal) {
       before.disabled = first === 0;
       after.disabled = first + page.rows.length >= page.matching;
     } catch (error) {
-      if (error.name !== "AbortError") fill(body, h("tr", h("td", {colspan: COLUMNS.length}, problem(error))));
+      if (error.name !== "AbortError") fill(body, h("tr", h("td", {colspan: columns.length}, problem(error))));
     }
   });
 }
 
-function drawHead(head, state, sort) {
+/** Which columns there are; `change` gets what the address says of them. */
+function columnMenu(named, change) {
+  const shown = new Set(shownColumns(named).map(({name}) => name));
+  const toggle = (name, isShown) => {
+    if (isShown) shown.add(name);
+    else shown.delete(name);
+    const names = COLUMNS.map((column) => column.name).filter((each) => shown.has(each));
+    change(names.join() === USUAL.join() ? "" : names.join("."));
+  };
+  return h("details.menu", h("summary", "Columns"), h("div.card", COLUMNS.map(({name, title}) => {
+    const box = h("input", {type: "checkbox", checked: shown.has(name), change: () => toggle(name, box.checked)});
+    return h("label", box, title);
+  })));
+}
+
+/** How the actors are spread by a figure: one that is unlike the rest is seen. */
+function drawSpread(place, {actors, median, mean, histogram: found}, {title, format}) {
+  if (actors < 3) return fill(place);
+  patch(place, h("section.card.spread", h("h2", `${title} of ${count(actors)} actors`),
+    h("p.quiet", `median ${format(median)}, mean ${format(mean)}, from ${format(found.least)} to ${format(found.greatest)}`),
+    histogram(found, `${title} of the actors`, format)));
+}
+
+function drawHead(head, columns, state, sort) {
   const order = (name) => (state.sort !== name ? null : state.order === "up" ? "ascending" : "descending");
-  if (head.childElementCount) {
-    COLUMNS.forEach(({name}, index) => {
+  const names = columns.map(({name}) => name).join();
+  if (head.dataset.names === names) {
+    columns.forEach(({name}, index) => {
       const found = order(name);
       if (found) head.children[index].setAttribute("aria-sort", found);
       else head.children[index].removeAttribute("aria-sort");
     });
     return;
   }
-  fill(head, COLUMNS.map(({name, title, number}) => h(`th${number ? ".number" : ""}`,
+  head.dataset.names = names;
+  fill(head, columns.map(({name, title, number}) => h(`th${number ? ".number" : ""}`,
     {scope: "col", "aria-sort": order(name)}, h("button", {type: "button", click: () => sort(name)}, title))));
 }
 
-function drawRows(body, page, state) {
+function drawRows(body, columns, page, state) {
   const isFiltered = state.text || state.state;
   const nothing = isFiltered ? "No actor is like this. Take a filter away." :
     "No actor has said anything in this run yet. Start some: memoire.connect(address), or make demo.";
-  patch(body, page.rows.length ? page.rows.map((row) => h("tr", COLUMNS.map((column) => cell(column, row)))) :
-    h("tr", h("td", {colspan: COLUMNS.length}, empty(nothing))));
+  patch(body, page.rows.length ? page.rows.map((row) => h("tr", columns.map((column) => cell(column, row)))) :
+    h("tr", h("td", {colspan: columns.length}, empty(nothing))));
 }
 
 function openOne(root, id, stream, signal) {
   const back = h("p", h("a", {href: address("actors")}, "← All actors"));
-  const place = h("div", h("p.quiet", "Loading …"));
-  fill(root, back, place);
+  const [first, rest] = [h("div", h("p.quiet", "Loading …")), h("div")];
+  const [returns, lengths] = [["Return of its episodes", figure], ["Length of its episodes", count]].map(
+    ([title, format]) => makeChart({title, format, sync: "actor"}));
+  signal.addEventListener("abort", () => [returns, lengths].forEach((chart) => chart.close()));
+  fill(root, back, first, h("div.grid.wide", returns.element, lengths.element), rest);
   every(3, signal, stream, async () => {
     try {
-      patch(place, detail(await get(`actors/${encodeURIComponent(id)}`, {}, signal)));
+      const [found, episodes] = await Promise.all([get(`actors/${encodeURIComponent(id)}`, {}, signal),
+        get("episodes", {client: id, limit: MOST_EPISODES}, signal)]);
+      const inOrder = episodes.sort((a, b) => a.time - b.time);
+      const times = inOrder.map(({time}) => time);
+      returns.set(times, [{name: "return", values: inOrder.map(({returned}) => returned)}]);
+      lengths.set(times, [{name: "length", values: inOrder.map(({length}) => length)}]);
+      patch(first, about(found));
+      patch(rest, tables(found));
     } catch (error) {
-      if (error.name !== "AbortError") fill(place, problem(error), h("p.quiet", `Its id is ${id}; it may be of another run.`));
+      if (error.name !== "AbortError") fill(first, problem(error), h("p.quiet", `Its id is ${id}; it may be of another run.`));
     }
   });
 }
 
-function detail({actor, homes, facts: told, episodes}) {
+function about({actor, facts: told}) {
   const main = facts([
     ["state", h(`span.state.${actor.state}`, actor.state)],
     ["id", h("span.mono", actor.client)],
@@ -136,12 +196,15 @@ function detail({actor, homes, facts: told, episodes}) {
     ["log lines dropped", count(actor.dropped_lines)],
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
+  return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.label)), main, h("p", logs)),
+    h("section.card", h("h2", "What it sent"), ways),
+    h("section.card", h("h2", "What its server knows"), plainFacts(told)));
+}
+
+function tables({homes, episodes}) {
   return [
-    h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.label)), main, h("p", logs)),
-      h("section.card", h("h2", "What it sent"), ways),
-      h("section.card", h("h2", "What its server knows"), plainFacts(told))),
     h("h2", "Newest episodes"),
-    episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes)) : empty("It has not ended an episode yet."),
+    episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes.slice(0, NEWEST))) : empty("It has not ended an episode yet."),
     h("h2", "Its account at each server"),
     homes.length ? table("Accounts", accountColumns(homes), homes) : empty("No server has an account of it."),
   ];

@@ -93,23 +93,29 @@ function titleOf(name) {
   return IS_SCALAR.test(name) ? `${words(rest)} (${whose === "client" ? "mean of the actors" : "learner"})` : {return: "Return of episodes", length: "Length of episodes"}[name];
 }
 
-/** One x for the curves of all runs: steps as they are, times since each run's beginning of what is shown. */
+/**
+ * One x for the curves of all runs: steps as they are, times since each run's beginning of what is shown. Bands are those of what was
+ * seen, also where lines are smoothed.
+ */
 function together(curves, name, isTime, width) {
   const at = new Map();
-  curves.forEach(({time, steps, mean}, run) => {
+  curves.forEach(({time, steps, mean, least, greatest}, run) => {
     const values = smoothed(mean[name] ?? [], width);
     const xs = isTime ? time : steps;
     const shift = isTime && run ? curves[0].time[0] - time[0] : 0;
     values.forEach((value, index) => {
       const x = xs[index];
       if (value === null || x === null || x === undefined) return;
-      if (!at.has(x + shift)) at.set(x + shift, new Array(curves.length).fill(null));
-      at.get(x + shift)[run] = value;
+      if (!at.has(x + shift)) at.set(x + shift, new Array(curves.length).fill(NOWHERE));
+      at.get(x + shift)[run] = [value, least[name][index], greatest[name][index]];
     });
   });
   const x = [...at.keys()].sort((a, b) => a - b);
-  return [x, curves.map(({run}, index) => ({name: run, values: x.map((each) => at.get(each)[index])}))];
+  const part = (run, which) => x.map((each) => at.get(each)[run][which]);
+  return [x, curves.map(({run}, index) => ({name: run, values: part(index, 0), low: part(index, 1), high: part(index, 2)}))];
 }
+
+const NOWHERE = [null, null, null];
 
 /** The mean over up to `width` newest values. */
 function smoothed(values, width) {

@@ -1,6 +1,6 @@
 // How everything goes on, over time: charts that share their cross-hair; drag to look closer.
 import {get} from "../api.js";
-import {makeChart} from "../charts.js";
+import {lineOf, makeChart} from "../charts.js";
 import {fill, h} from "../dom.js";
 import {bytes, clock, count, duration, figure, share} from "../format.js";
 import {choice, every, showProblem} from "../parts.js";
@@ -40,14 +40,14 @@ export function openLive({root, parameters, stream, signal}) {
     drawRange();
     refresh();
   };
-  fill(root, h("div.bar", range, h("span.quiet", "Drag across a chart to look closer.")), message,
+  fill(root, h("div.bar", range, h("span.quiet", "Drag across a chart to look closer. Shades reach from the least to the greatest value.")), message,
     h("div.grid.wide", charts.map(({chart}) => chart.element)));
   drawRange();
   const refresh = every(2, signal, stream, async () => {
     try {
       const found = await get("curves", {name: NAMES, points: 300, ...spanOf(state, stream)}, signal);
       for (const {chart, names} of charts) {
-        chart.set(found.time, Object.entries(names).map(([name, title]) => ({name: title, values: found.mean[name]})));
+        chart.set(found.time, Object.entries(names).map(([name, title]) => lineOf(found, name, title)));
       }
       showProblem(message, null);
     } catch (error) {

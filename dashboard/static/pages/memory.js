@@ -1,11 +1,14 @@
-// What is held, and is it worth its room: bytes sent against bytes generated, how full the tables are, what is drawn.
+// What is held, and is it worth its room: bytes sent against bytes generated, how full the tables are, how weights and ages
+// are spread, and one sample.
 import {get} from "../api.js";
-import {makeChart} from "../charts.js";
+import {lineOf, makeChart} from "../charts.js";
 import {fill, h, patch} from "../dom.js";
 import {bytes, count, duration, figure, share, times, words} from "../format.js";
 import {choice, every, facts, showProblem} from "../parts.js";
 import {RANGES, spanOf} from "../ranges.js";
 import {remember} from "../router.js";
+import {makeDistribution} from "./distribution.js";
+import {makeSample} from "./sample.js";
 
 const IS_HELD = /^table\.(.+)\.held_bytes$/;
 const IS_NODE = /^node\.(.+)\.memory_bytes$/;
@@ -25,14 +28,38 @@ export function openMemory({root, parameters, stream, signal}) {
     remember({range: chosen});
     refresh();
   });
-  fill(root, cards, h("div.bar", range), message, h("div.grid.wide", charts.map((chart) => chart.element)));
+  const spread = makeDistribution();
+  const sample = makeSample(signal);
+  const tables = h("div.bar");
+  fill(root, cards, tables, spread.element, sample.element, h("div.bar", h("h2", "Over time"), range), message,
+    h("div.grid.wide", charts.map((chart) => chart.element)));
+  const look = every(5, signal, stream, async () => {
+    try {
+      spread.set(await get("distribution", {table: state.table}, signal));
+    } catch (error) {
+      if (error.name !== "AbortError") spread.fail(error);
+    }
+  });
+  const choose = (name) => {
+    state.table = name;
+    remember({table: name});
+    look();
+    sample.show(name);
+  };
+  sample.show(state.table);
+  let names = "";
+  const drawTables = (found) => {
+    if (found.join("\n") === names) return;
+    names = found.join("\n");
+    fill(tables, found.length > 1 && choice("Table", found.map((name) => [name, `Table ${name}`]), state.table ?? found[0], choose));
+  };
   const refresh = every(3, signal, stream, async () => {
     try {
       const all = await get("figures", {}, signal);
       const [ofTables, ofNodes] = [IS_HELD, IS_NODE].map((kind) => all.filter((name) => kind.test(name)));
       const name = [...ofTables, ...ofNodes, ...Object.keys(SENT), ...Object.keys(LOST)];
       const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
-      const lines = (names) => Object.entries(names).map(([key, title]) => ({name: title, values: found.mean[key]}));
+      const lines = (names) => Object.entries(names).map(([key, title]) => lineOf(found, key, title));
       held.set(found.time, lines(titles(ofTables, IS_HELD)));
       nodes.set(found.time, lines(titles(ofNodes, IS_NODE)));
       sent.set(found.time, lines(SENT));
@@ -42,7 +69,12 @@ export function openMemory({root, parameters, stream, signal}) {
       if (error.name !== "AbortError") showProblem(message, error);
     }
   });
-  return {update: (overview) => patch(cards, worth(overview), overview.tables.map(tableCard))};
+  return {
+    update(overview) {
+      patch(cards, worth(overview), overview.tables.map(tableCard));
+      drawTables(overview.tables.map(({name}) => name));
+    },
+  };
 }
 
 const SENT = {generated_bytes: "generated", received_bytes: "sent"};

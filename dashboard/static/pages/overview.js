@@ -13,6 +13,7 @@ const TILES = [
 ];
 const CURVES = [...TILES.map(({name}) => `${name}_per_second`), "return", "sample_age_median"];
 const SPAN = 600;
+const NEAR = 5; // values on either side that a former run is compared by
 const LEVELS = {good: "All well", notice: "Notice", bad: "Trouble"};
 
 export function openOverview({root, stream, signal}) {
@@ -20,6 +21,10 @@ export function openOverview({root, stream, signal}) {
   const rest = h("div", h("p.quiet", "Waiting for the first look at the nodes …"));
   fill(root, verdicts, rest);
   let curves = {};
+  let former = null;
+  every(30, signal, stream, async () => {
+    former = await formerRun(signal);
+  });
   every(3, signal, stream, async () => {
     const since = Math.max(0, (stream.newest?.time ?? Date.now() / 1000) - SPAN);
     curves = (await get("curves", {name: CURVES, since, points: 150}, signal)).mean;
@@ -27,15 +32,49 @@ export function openOverview({root, stream, signal}) {
   return {
     update(overview) {
       patch(verdicts, overview.verdicts.map(verdict));
-      patch(rest, sections(overview, (name) => spark(curves[name] ?? [], `${words(name)}, the last ten minutes`)));
+      const line = (name) => spark(curves[name] ?? [], `${words(name)}, the last ten minutes`);
+      patch(rest, sections(overview, line, {trend: trendOf(curves.return ?? []), former}));
     },
   };
 }
 
-function sections(overview, line) {
+/** The run before the one that is counted now, with its returns over steps; null where there is none. */
+async function formerRun(signal) {
+  const before = (await get("runs", {}, signal)).filter((run) => !run.is_current).at(-1);
+  if (!before) return null;
+  const {steps, mean} = await get("curves", {run: before.name, name: ["return"], since: 0, points: 400}, signal);
+  return {name: before.name, steps, returns: mean.return};
+}
+
+/** What the former run returned when it had counted as many steps: the mean of what is nearest; null where it had not. */
+function returnAt({steps, returns}, now) {
+  const known = steps.map((each, at) => [each, returns[at]]).filter(([each, value]) => each !== null && value !== null);
+  const after = known.findIndex(([each]) => each >= now);
+  if (after < 0) return null;
+  const near = known.slice(Math.max(0, after - NEAR), after + NEAR).map(([, value]) => value);
+  return near.reduce((sum, value) => sum + value, 0) / near.length;
+}
+
+/** "rising", "falling" or "level": the newest third of values against the oldest, by their standard errors; "" where few are known. */
+function trendOf(values) {
+  const known = values.filter((value) => value !== null);
+  const size = Math.floor(known.length / 3);
+  if (size < 5) return "";
+  const [before, after] = [about(known.slice(0, size)), about(known.slice(-size))];
+  const error = Math.sqrt((before.variance + after.variance) / size);
+  if (Math.abs(after.mean - before.mean) <= 2 * error) return "level";
+  return after.mean > before.mean ? "rising" : "falling";
+}
+
+function about(values) {
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return {mean, variance: values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length};
+}
+
+function sections(overview, line, learned) {
   return [
     h("div.grid", TILES.map((each) => tile(each, overview, line))),
-    h("div.grid.five", learning(overview, line), waiting(overview), fresh(overview, line), actors(overview), room(overview)),
+    h("div.grid.five", learning(overview, line, learned), waiting(overview), fresh(overview, line), actors(overview), room(overview)),
     tableOf(overview),
   ];
 }
@@ -53,15 +92,17 @@ function card(question, answer, ...rest) {
   return h("section.card", h("h2", question), h("p.answer", answer), ...rest);
 }
 
-function learning({learning: found}, line) {
+function learning({learning: found, totals}, line, {trend, former}) {
   const isKnown = found.return_mean !== null;
-  const answer = isKnown ? `Episodes return ${figure(found.return_mean)} on average` : "No episode has ended yet";
+  const answer = isKnown ? `Episodes return ${figure(found.return_mean)} on average${trend && `, ${trend}`}` : "No episode has ended yet";
+  const then = former && returnAt(former, totals.steps);
   const scalars = Object.entries({...found.client_scalars, ...found.learner_scalars}).slice(0, 4);
   return card("Does it learn?", answer, isKnown && line("return"), facts([
+    former && [`${former.name} after as many steps`, then === null ? "had ended" : figure(then)],
     ["least … greatest return", `${figure(found.return_min)} … ${figure(found.return_max)}`],
     ["length of an episode", figure(found.length_mean)],
     ...scalars.map(([name, value]) => [words(name), figure(value)]),
-  ]));
+  ].filter(Boolean)));
 }
 
 function waiting({rates, latency, learners, tables}) {
@@ -79,7 +120,7 @@ function waiting({rates, latency, learners, tables}) {
 
 function fresh({freshness, rates, tables}, line) {
   const isKnown = freshness.age_median !== null;
-  const targets = tables.map((each) => each.samples_per_insert_target).filter(Boolean).map(figure).join(", ");
+  const targets = [...new Set(tables.map((each) => each.samples_per_insert_target).filter(Boolean).map(figure))].join(", ");
   const answer = isKnown ? `Samples are ${duration(freshness.age_median)} old` : "No batch was drawn lately";
   return card("Is the data fresh?", answer, isKnown && line("sample_age_median"), facts([
     ["age of nine in ten, oldest", `${duration(freshness.age_p90)}, ${duration(freshness.age_max)}`],

@@ -1,0 +1,31 @@
+// How many values lie where: bars of SVG over three marks of the axis, and the same in words.
+import {h, svg} from "./dom.js";
+import {count, figure} from "./format.js";
+
+const HEIGHT = 90;
+const WIDTH = 10; // of a bar, stretched to the card
+
+/**
+ * Bars of a histogram {bounds, counts, zeros}; `title` names it, `format` writes a value. Buckets lie side by side in equal
+ * widths, whatever their scale.
+ */
+export function histogram({bounds, counts, zeros = 0}, title, format = figure) {
+  if (!counts.length) return h("p.empty", zeros ? `All ${count(zeros)} are 0.` : "There is nothing to count yet.");
+  const most = Math.max(...counts);
+  const range = (at) => `${format(bounds[at])} to ${format(bounds[at + 1])}`;
+  const peak = counts.indexOf(most);
+  const label = `${title}: ${format(bounds[0])} to ${format(bounds.at(-1))}, most of them (${count(most)}) from ${range(peak)}`;
+  const frame = {class: "bars", viewBox: `0 0 ${WIDTH * counts.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label};
+  const bars = counts.map((number, at) => {
+    const height = number ? Math.max(1.5, (number / most) * HEIGHT) : 0;
+    const bar = svg("rect", {x: at * WIDTH + 0.5, y: HEIGHT - height, width: WIDTH - 1, height});
+    const column = svg("rect", {x: at * WIDTH, y: 0, width: WIDTH, height: HEIGHT, class: "touch"});
+    const text = svg("title");
+    text.textContent = `${range(at)}: ${count(number)}`;
+    column.append(text);
+    return [bar, column];
+  });
+  const marks = [0, Math.floor(counts.length / 2), counts.length].filter((at, place, all) => all.indexOf(at) === place);
+  return h("div.histogram", svg("svg", frame, ...bars.flat()), h("div.marks", marks.map((at) => h("span", format(bounds[at])))),
+    zeros > 0 && h("p.quiet", `and ${count(zeros)} that are 0`));
+}
