@@ -173,8 +173,8 @@ class Api:
 
     def sample(self, server: Text = "", table: Text = "") -> Response:
         """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
-        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures. null where
-        nothing is held at this moment, or a sample is larger than 4 MiB.
+        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures. null: no
+        sample of up to 4 MiB is held at this moment.
         """
         row = self._table(table)
         if server not in ("", *row.facts):

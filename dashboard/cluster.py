@@ -144,6 +144,11 @@ class Ring:
         then, oldest = next((entry for entry in reversed(known) if entry[0] <= now - window), known[0])
         return newest[name] - oldest[name], now - then
 
+    def is_record(self, name: str, since: float) -> bool:
+        """Whether there is more than there ever was up to `since` seconds ago: what goes up and down is not rising."""
+        known = [(time, values[name]) for time, values in self._entries if name in values]
+        return bool(known) and all(value < known[-1][1] for time, value in known if time <= known[-1][0] - since)
+
     def rate(self, name: str, window: float = WINDOW) -> float:
         """How much more there is each second."""
         gained, seconds = self.gained(name, window)
@@ -483,7 +488,7 @@ class Cluster:
         if settings.goal_episodes:
             goals.append(_until(settings.goal_episodes - totals.episodes, rate("episodes", SLOW_WINDOW)))
         return Forecast(
-            memory_full=_until(left, rate("held", SLOW_WINDOW)),
+            memory_full=_until(left, rate("held", SLOW_WINDOW)) if self._slow.is_record("held", LONG_WINDOW) else None,
             disk_full=min((each for each in disks if each is not None), default=None),
             goal=min((each for each in goals if each is not None), default=None),
         )
@@ -505,6 +510,7 @@ class Cluster:
             samples_per_second=rates.samples,
             waiting_share=rates.waiting_share,
             skipped_share=rates.skipped_share,
+            left_out=overview.freshness.left_out,
             disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
             refused_per_second=rates.refused,
             draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),

@@ -11,6 +11,8 @@ MUCH_WAITING = 0.3
 """Share of its time that a learner waits, above which that is what holds the run up."""
 MUCH_SKIPPED = 0.1
 """Share of the caches that clients could not push, above which actors are ahead."""
+MUCH_LEFT_OUT = 0.2
+"""Share of the weight that a draw had to leave out, above which batches are not what they should be."""
 NEARLY_FULL = 0.95
 
 
@@ -49,11 +51,13 @@ class Signs:
     """Tables whose learners have to wait for entries, with the reason."""
     inserts_wait: tuple[str, ...] = ()
     """Tables whose actors have to wait for draws, with the reason."""
+    left_out: float | None = None
+    """Share of all weight that a recent draw could not draw from."""
 
 
 def verdicts(signs: Signs) -> list[Verdict]:
     """All findings, the worst first; the first one is the headline."""
-    found = [*_nodes(signs), *_actors(signs), *_flow(signs), *_room(signs)]
+    found = [*_nodes(signs), *_actors(signs), *_flow(signs), *_bias(signs), *_room(signs)]
     order = {"bad": 0, "notice": 1, "good": 2}
     return sorted(found, key=lambda verdict: order[verdict.level])
 
@@ -112,6 +116,16 @@ def _flow(signs: Signs) -> list[Verdict]:
     come, go = f"{signs.steps_per_second:,.0f} steps/s come in", f"{signs.samples_per_second:,.0f} samples/s go out"
     text = f"{come}, {go}; nobody waits."
     return [Verdict("good", "balanced", text)]
+
+
+def _bias(signs: Signs) -> list[Verdict]:
+    if signs.finished or not signs.active or signs.left_out is None or signs.left_out <= MUCH_LEFT_OUT:
+        return []
+    text = (
+        f"Draws leave out {signs.left_out:.0%} of all weight: its actors had no unused sample. More samples_per_insert "
+        "or smaller batches make draws whole again."
+    )
+    return [Verdict("notice", "left_out", text)]
 
 
 def _room(signs: Signs) -> list[Verdict]:

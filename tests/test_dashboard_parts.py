@@ -292,6 +292,7 @@ WELL = Signs(
         ({"draws_wait": ("demo: 37 more entries",), "waiting_share": 0.9}, "draws_limited"),
         ({"disk_used": 0.99}, "disk_full"),
         ({"refused_per_second": 5.0}, "refused"),
+        ({"left_out": 0.5}, "left_out"),
     ],
 )
 def test_the_headline_names_what_holds_the_run_up(changes, code):
@@ -442,6 +443,7 @@ def test_what_is_seen_late_has_a_rate_from_then_on():
     for second in range(10):
         ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))
     assert ring.gained("steps", 60.0) == (90.0, 9.0) and ring.gained("samples", 60.0) == (150.0, 5.0)
+    assert ring.is_record("steps", 3.0) and not ring.is_record("never", 3.0)
     assert ring.rate("samples", 60.0) == 30.0 and ring.gained("never", 60.0) == (0.0, 0.0)
 
 
@@ -482,3 +484,12 @@ def test_actors_are_counted_in_buckets_of_equal_width():
     assert (found.actors, found.median, found.mean, found.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
     assert distributions.spread_of("steps", [], 4).histogram.bounds == []
     assert sum(distributions.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
+
+
+def test_what_goes_up_and_down_is_not_rising():
+    ring = Ring(1000.0)
+    for second, held in enumerate([0.0, 10.0, 90.0, 100.0, 90.0, 95.0, 80.0, 99.0]):
+        ring.add(60.0 * second, {"held": held})
+    assert not ring.is_record("held", 60.0) and ring.rate("held", 1000.0) > 0.0
+    ring.add(600.0, {"held": 120.0})
+    assert ring.is_record("held", 60.0)

@@ -33,8 +33,8 @@ export function bytes(value) {
 /** 93 % */
 export const share = (value) => (isNumber(value) ? `${exact.format(Math.round(value * 1000) / 10)} %` : NONE);
 
-/** 93 %, or 4.5 times */
-export const times = (value) => (isNumber(value) && value > 2 ? `${exact.format(value)} times` : share(value));
+/** 93 % of what was generated, or 4.5 times as much as was generated */
+export const partOf = (value, what) => (isNumber(value) && value > 2 ? `${exact.format(value)} times as much as ${what}` : `${share(value)} of what ${what}`);
 
 /** 340 ms, 12.3 s, 4 min, 3.1 h, 2.4 days */
 export function duration(seconds) {

@@ -1,7 +1,7 @@
 // Is it well? Totals with their rates, what holds the run up, and five answers in words.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, share, times, words} from "../format.js";
+import {bytes, count, duration, figure, NONE, partOf, share, words} from "../format.js";
 import {every, facts, table} from "../parts.js";
 import {address} from "../router.js";
 import {spark} from "../spark.js";
@@ -149,7 +149,7 @@ function room({forecast, totals, finished, rates, durable}) {
   return card("Will it run out, and when is it done?", end, facts([
     ["memory is full", forecast.memory_full === null ? "not foreseen" : `in ${duration(forecast.memory_full)}`],
     ["disk is full", forecast.disk_full === null ? "not foreseen" : `in ${duration(forecast.disk_full)}`],
-    ["bytes sent, of those generated", times(part)],
+    ["bytes sent", part === null ? NONE : partOf(part, "was generated")],
     ["arriving now", `${bytes(rates.received_bytes)} / s`],
     ["counts survive a crash", durable ? "yes" : "no (no state folder)"],
   ]));
