@@ -234,7 +234,6 @@ class Cluster:
         tables = stats.get("tables") or {}
         counted = {
             "samples": sum(table["samples"] for table in tables.values()),
-            "batches": sum(table["batches"] for table in tables.values()),
             "refused": sum(count for code, count in (stats.get("refused") or {}).items() if code not in HARMLESS),
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
@@ -322,6 +321,8 @@ class Cluster:
             self.episodes.clear()
 
     def _remember(self, now: float, totals: Totals, up: list[Node], learners: list[tuple[LearnerRow, float]]) -> None:
+        for row, _ in learners:  # those far away count what they take themselves
+            self._sums.saw(f"learner {row.learner}", None, "batches", row.batches)
         values = dict(self._sums.values)
         values |= {
             "steps": totals.steps,

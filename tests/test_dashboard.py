@@ -24,6 +24,7 @@ import memoire
 from memoire.cluster.node import NodePages
 from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
+from memoire.parameters import Parameters
 from netkit import SCHEMA, Cluster, record, until
 
 serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
@@ -102,6 +103,22 @@ def test_an_overview_shows_the_whole_cluster(small):
     assert (table["name"], table["samples"], table["held_caches"]) == ("default", 16, 3)
     assert {(node["role"], node["state"]) for node in seen["nodes"]} == {("server", "up"), ("proxy", "up")}
     assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
+
+
+def test_batches_of_a_learner_far_away_have_a_rate(cluster):
+    server = cluster.server(name="read", parameters=Parameters(reuse_cache=True))
+    client = cluster.client(server)
+    record(client, episodes=1, length=20)
+    with NodePages("127.0.0.1:0", server) as page, watch(page) as board, cluster.reader([server]) as reader:
+        assert client.push_cache(5.0)
+        reader.get_batch(4, 20.0)
+        until(lambda: get(board, "/api/learners"))
+
+        def has_a_rate():
+            reader.get_batch(4, 20.0)
+            return get(board, "/api/overview")["rates"]["batches"] > 0.0
+
+        until(has_a_rate)
 
 
 def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(cluster):
