@@ -15,7 +15,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart soak lint $(LINTS) format bench bench-peers wheel clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart soak lint $(LINTS) format bench bench-peers wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -29,7 +29,8 @@ help:
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb and TorchRL, which are installed into build/peers (with torch: gigabytes)"
-	@echo "make wheel         a wheel in dist/"
+	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
+	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
 	@echo "make clean         remove what the targets above made"
 
 setup setup-dev setup-checked:
@@ -113,7 +114,12 @@ bench-peers: setup-dev
 wheel: setup
 	@rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
-	@ls dist/memoire_rl-*-cp311-abi3-*.whl
+	$(BIN)/python setup.py --quiet sdist --dist-dir dist
+	@ls dist/memoire_rl-*-cp311-abi3-*.whl dist/memoire_rl-*.tar.gz
+	$(BIN)/python tools/package_contents.py dist/*.whl dist/*.tar.gz
+
+audit: setup-dev
+	$(BIN)/python tools/audit.py $(AUDIT_ARGS)
 
 clean:
 	rm -rf .venv .venv.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     accounts arguments backpressure calls cliffwalk contract_docs dashboard dashboard_pages dashboard_parts deadlines
     demonstrations descriptors docs durable errors exposure fuzz
     guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models models_cluster moves
-    names node notices oversized parameters profile release roundtrip schema search security security_docs settings setup soak
+    names node notices oversized packages parameters profile release roundtrip schema search security security_docs settings setup soak
     sockets store store_damage
     store_disk store_kills store_model store_server subscriptions tablefile thin_client tokens transport
     """.split()  # noqa: SIM905

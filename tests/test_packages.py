@@ -1,0 +1,125 @@
+"""What goes out: archives with nothing in them that does not belong there, and dependencies that somebody looked up."""
+
+import importlib.util
+import io
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from memoire import security
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+contents, audit = tool("package_contents"), tool("audit")
+GOOD = {
+    "memoire/__init__.py": b"",
+    "memoire/_core.abi3.so": b"\x7fELF",
+    "memoire/py.typed": b"",
+    "memoire/dashboard/static/index.html": b"<html>",
+    "memoire_rl-1.0.dist-info/METADATA": b"",
+    "memoire_rl-1.0.dist-info/licenses/LICENSE": b"",
+}
+TOKEN = "ghp_" + 36 * "a"
+
+
+def wheel(folder, files):
+    path = folder / "memoire_rl-1.0-cp311-abi3-linux.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        for name, body in files.items():
+            made.writestr(name, body)
+    return path
+
+
+def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
+    assert contents.main([str(wheel(tmp_path, GOOD))]) == 0
+    assert "6 files, 0 of them wrong" in capsys.readouterr().out
+    assert contents.main([]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("memoire/_core.c", b"", "does not belong here"),
+        ("memoire/_core.pyx", b"", "does not belong here"),
+        ("tests/test_wire.py", b"", "does not belong here"),
+        ("memoire/own.key", b"", "has the name of a secret"),
+        ("memoire/state/state.db", b"", "what a run left behind"),
+        ("memoire/settings.py", security.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
+        ("memoire/settings.py", b"-----BEGIN EC PRIVATE KEY-----\n" + 64 * b"A", "holds a private key"),
+        ("memoire/settings.py", b"AKIA" + 16 * b"A", "holds a key of a cloud"),
+        ("memoire/settings.py", TOKEN.encode(), "holds a token of a forge"),
+        ("memoire/settings.py", b"https://somebody:" + b"secret123@registry.example", "holds a password in an address"),
+    ],
+)
+def test_what_does_not_belong_into_a_wheel_is_named(tmp_path, capsys, name, body, words):
+    assert contents.main([str(wheel(tmp_path, GOOD | {name: body}))]) == 1
+    said = capsys.readouterr().out
+    assert f"{name} " in said and words in said
+
+
+def test_a_source_archive_has_what_git_knows_and_nothing_else(tmp_path):
+    path = tmp_path / "memoire_rl-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        for name in ("PKG-INFO", "README.md", "dashboard/api.py", "memoire/dashboard/api.py", "notes.txt"):
+            info = tarfile.TarInfo(f"memoire_rl-1.0/{name}")
+            made.addfile(info, io.BytesIO())
+        link = tarfile.TarInfo("memoire_rl-1.0/README.md")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(link)
+    found = contents.faults(contents.files_of(path), {"README.md", "dashboard/api.py"})
+    assert found == ["notes.txt does not belong here", "README.md is no plain file"]
+
+
+def test_nothing_that_git_knows_holds_a_secret():
+    try:
+        names = contents.tracked() - {""}
+    except (OSError, contents.subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout")
+    here = Path(__file__).resolve().parent.parent
+    files = [contents.File(name, (here / name).read_bytes()) for name in names if (here / name).is_file()]
+    found = contents.faults(iter(files), names)
+    assert found == []
+
+
+# --------------------------------------------------------------------------------------------------- known weaknesses
+
+
+def report(**packages):
+    said = []
+    for name, facts in packages.items():
+        known = {"skip_reason": "not found"} if facts is None else {"version": "1", "vulns": facts}
+        said.append({"name": name, **known})
+    return {"dependencies": said}
+
+
+WEAK = {"id": "CVE-1", "fix_versions": ["2"]}
+
+
+def test_weaknesses_are_named_once_with_the_version_that_mends_them():
+    status, lines, left = audit.verdict({"osv": report(a=[WEAK], b=[]), "pypi": report(a=[WEAK], b=[])})
+    assert (status, left) == (1, [])
+    assert lines == ["a 1: CVE-1, mended in 2", "2 packages were looked up, 1 weaknesses are known"]
+
+
+def test_a_package_that_no_database_knew_is_said_and_is_no_good_news():
+    status, lines, left = audit.verdict({"osv": report(a=[], b=None)})
+    assert (status, left) == (3, ["b"]) and lines[-1] == "NOT LOOKED UP: b"
+    assert audit.verdict({"osv": report(a=[], b=None), "pypi": report(a=None, b=[])})[0] == 0
+
+
+def test_databases_that_cannot_be_asked_are_no_good_news():
+    status, lines, left = audit.verdict({"osv": "no route", "pypi": report(a=None, b=None, **{"memoire-rl": None})})
+    assert (status, left) == (3, ["all 2 packages"]) and lines[0] == "osv could not be asked: no route"
+    assert audit.verdict({"pip-audit": "it could not be installed"})[0] == 3
