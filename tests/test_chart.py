@@ -262,6 +262,21 @@ def test_a_value_that_is_misspelt_or_of_another_kind_is_refused(sets):
     assert re.search(rf"{name}|{sets.partition('.')[0]}", refusal(*INSECURE, sets))
 
 
+def test_the_schema_is_one_and_explains_every_value():
+    jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    sections = [("", schema)]
+    for prefix, section in sections:
+        assert section["additionalProperties"] is False, prefix
+        for name, value in section["properties"].items():
+            assert value.get("description", "").endswith(tuple(".)")), prefix + name
+            if "properties" in value:
+                sections.append((f"{prefix}{name}.", value))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator(schema).validate(values)
+
+
 def test_it_may_be_part_of_another_chart(tmp_path):
     parent = tmp_path / "parent"
     (parent / "charts").mkdir(parents=True)
@@ -509,6 +524,16 @@ def test_prometheus_scrapes_every_node_under_the_names_that_the_rules_know():
             kind, _, called = name.partition("/")
             notes = of(objects, kind, called)["spec"]["template"]["metadata"]["annotations"]
             assert notes["prometheus.io/port"] == "8081", name
+
+
+def test_a_learner_with_the_server_in_it_is_a_server_to_the_alerts():
+    objects = render(values=EMBEDDED, sets=("monitoring.podMonitor.enabled=true",))
+    (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    jobs = [each for each in endpoint["relabelings"] if each["targetLabel"] == "job"]
+    assert [(each.get("regex"), each["replacement"]) for each in jobs] == [
+        (None, "memoire-$1"),
+        ("learner", "memoire-server"),
+    ]
 
 
 def test_rules_are_those_of_the_sources_and_prometheus_takes_them(tmp_path):
