@@ -59,9 +59,10 @@ test-checked: setup-checked
 test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
-# MEMOIRE_HELM names helms that are not on PATH, with : between.
+# MEMOIRE_HELM names helms that are not on PATH, with : between; where there is none, two are fetched into build/helm.
 test-chart: setup-dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
+	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)

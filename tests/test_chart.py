@@ -181,14 +181,13 @@ def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
         assert {key for key in before if key[0] != "Job"} == {key for key in after if key[0] != "Job"}
 
 
-def test_another_program_is_another_job():
-    name = [each["metadata"]["name"] for each in render(values=EMBEDDED) if each["kind"] == "Job"]
-    other = [
-        each["metadata"]["name"]
-        for each in render(values=EMBEDDED, sets=("actors.image.tag=2",))
-        if each["kind"] == "Job"
-    ]
-    assert name != other and len(name) == len(other) == 1
+def test_another_program_is_another_job_and_more_of_it_are_not():
+    def name(*sets):
+        return of([each for each in render(values=EMBEDDED, sets=sets) if each["kind"] == "Job"], "Job")["metadata"][
+            "name"
+        ]
+
+    assert name("actors.image.tag=2") != name() == name("actors.replicas=40")
 
 
 def test_autoscaled_proxies_keep_their_number_at_an_upgrade():
