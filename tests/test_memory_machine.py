@@ -38,7 +38,7 @@ for _name in sorted(set(Walk.STEPS)):
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.pytestmark = [pytest.mark.timeout(300)]  # for shrinking, where something is wrong
 TestMemoryMachine.settings = settings(
-    max_examples=40 if _core.CHECKED else 10,
+    max_examples=16 if _core.CHECKED else 8,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -46,7 +46,7 @@ TestMemoryMachine.settings = settings(
 
 
 # Most of them on the build that also checks bounds.
-@pytest.mark.parametrize("seed", range(40 if _core.CHECKED else 10))
+@pytest.mark.parametrize("seed", range(24 if _core.CHECKED else 8))
 def test_a_long_walk_ends_where_the_model_does(seed):
     walk = Walk(random.Random(seed).choice)
     for _ in range(60):
