@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memoire.cluster.metrics import build_info, open_endpoints, refused_peers
+from memoire.cluster.metrics import NODE, build_info, open_endpoints, refused_peers
 
 from .aggregator import Aggregator
 from .gate import Gate
@@ -64,6 +64,8 @@ def table() -> str:
     rows += [(f"cluster_{name}", "", text) for name, text in GAUGES.items()]
     rows += [(name, f" by `{label}`", text) for name, (label, text) in LABELLED.items()]
     rows += [(name, "", text) for name, text in OWN.items()]
+    shared = [("open_endpoints", ""), ("refused_peers_total", " by `reason`")]
+    rows += [(name, label, NODE[f"memoire_{name}"]) for name, label in shared]
     return "\n".join(f"| `memoire_{name}`{label} | {text} |" for name, label, text in rows)
 
 

@@ -9,10 +9,11 @@ import pytest
 
 import memoire
 import netkit
-from memoire import exposure
+from memoire import cli, exposure
 from memoire.cli import main, parser
 from memoire.cluster.node import NodePages
 from memoire.errors import InsecureWarning, ParameterError
+from memoire.security import write_cluster
 from netkit import until
 
 HERE = [
@@ -128,3 +129,29 @@ def test_what_nobody_chose_is_this_machine_only():
         assert exposure.is_local(given.endpoint) and exposure.is_local(given.http) and given.probes is None
     assert exposure.is_local(f"tcp://{parser().parse_args(['up', '--schema', SCHEMA]).host}:1")
     assert exposure.is_local(parser().parse_args(["dashboard", "http://a:1"]).listen)
+
+
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_settings_that_would_be_open_to_everybody_are_refused_like_flags(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
+    words = ["proxy", "tcp://server:5560"]
+    if place == "file":
+        path = tmp_path / "memoire.toml"
+        path.write_text('[proxy]\nendpoint = "tcp://*:5560"\n')
+        words += ["--settings", str(path)]
+    else:
+        monkeypatch.setenv("MEMOIRE_ENDPOINT", "tcp://*:5560")
+    assert main(words) == 1
+    assert "--insecure: everybody may come" in capsys.readouterr().err
+
+
+def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_path):
+    write_cluster(tmp_path / "keys")
+    (tmp_path / "token").write_text("a-token-that-is-long")
+    wide = ["server", "--schema", SCHEMA, "--endpoint", "tcp://*:0", "--http", "*:0"]
+    guarded = parser().parse_args(
+        [*wide, "--keys", str(tmp_path / "keys"), "--http-token-file", str(tmp_path / "token")]
+    )
+    found = cli._doors(guarded)
+    assert found["http"] == "*:0" and found["http_token"].first == "a-token-that-is-long"
+    assert cli._doors(parser().parse_args([*wide, "--insecure"]))["http_token"] is None

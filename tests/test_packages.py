@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import sys
 import tarfile
 import zipfile
@@ -44,7 +45,7 @@ def wheel(folder, files):
 
 def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
     assert contents.main([str(wheel(tmp_path, GOOD))]) == 0
-    assert "6 files, 0 of them wrong" in capsys.readouterr().out
+    assert "6 files, 0 faults" in capsys.readouterr().out
     assert contents.main([]) == 1
 
 
@@ -80,6 +81,33 @@ def test_a_source_archive_has_what_git_knows_and_nothing_else(tmp_path):
         made.addfile(link)
     found = contents.faults(contents.files_of(path), {"README.md", "dashboard/api.py"})
     assert found == ["notes.txt does not belong here", "README.md is no plain file"]
+
+
+def image(folder, files, environment=()):
+    """An image as `docker save` writes it, of one layer."""
+
+    def packed(name, entries, mode="w"):
+        with tarfile.open(folder / name, mode) as made:
+            for each, body in entries.items():
+                info = tarfile.TarInfo(each)
+                info.size = len(body)
+                made.addfile(info, io.BytesIO(body))
+        return folder / name
+
+    layer = packed("layer", files).read_bytes()
+    config = json.dumps({"config": {"Env": list(environment)}}).encode()
+    manifest = json.dumps([{"Config": "c.json", "Layers": ["layer.tar"]}]).encode()
+    return packed("image.tar", {"manifest.json": manifest, "c.json": config, "layer.tar": layer})
+
+
+def test_an_image_holds_no_secret_beside_those_that_its_base_tests_itself_with(tmp_path, capsys):
+    private = b"-----BEGIN PRIVATE KEY-----\n" + 64 * b"A"
+    good = {"usr/lib/libgnutls.so": private, "opt/memoire/lib/certifi/cacert.pem": b"", "opt/memoire/x.py": b""}
+    assert contents.main([str(image(tmp_path, good))]) == 0
+    assert contents.main([str(image(tmp_path, good | {"opt/memoire/keys/own.key": private}, [f"A={TOKEN}"]))]) == 1
+    said = capsys.readouterr().out
+    assert "own.key has the name of a secret" in said and "own.key holds a private key" in said
+    assert "(its settings) holds a token of a forge" in said and "libgnutls" not in said
 
 
 def test_nothing_that_git_knows_holds_a_secret():

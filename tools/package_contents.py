@@ -1,13 +1,15 @@
-"""What is in wheels and source archives: nothing but what belongs there, and no secret.
+"""What is in wheels, source archives and images: nothing but what belongs there, and no secret.
 
-    python tools/package_contents.py dist/*.whl dist/*.tar.gz
+    python tools/package_contents.py dist/*.whl dist/*.tar.gz memoire-image.tar
 
 A wheel has the package and what describes it; a source archive has files that git knows, and what describes it. Nothing
-in either looks like a key, a token or a password. Exit status: 0 all is well; 1 something is there that should not be.
+in either looks like a key, a token or a password; nor does anything in an image (as `docker save` writes it) that is
+not the distribution's own, or in its environment. Exit status: 0 all is well; 1 something is there that should not be.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ENDINGS = {".py", ".pyi", ".so", ".typed", ".html", ".js", ".css", ".svg"}
@@ -36,6 +38,12 @@ NAMES = re.compile(
     r"(^|/)(own\.key|\.env|\.netrc|\.pypirc|id_[a-z0-9]+|[^/]+\.(pem|p12|pfx|kubeconfig|sqlite|db|log))$"
 )
 """Names of files that hold secrets, or what a run left behind."""
+
+
+DISTRIBUTION = ("usr/", "lib/", "bin/", "sbin/", "var/lib/dpkg/", "etc/ssl/certs/")
+"""Where the files of the image's base are, which are not looked at: libraries hold keys to test themselves with."""
+AUTHORITIES = ("cacert.pem", ".log")
+"""Names that are none of secrets, in an image: certificates of authorities, and what installing packages has logged."""
 
 
 class File(NamedTuple):
@@ -71,8 +79,40 @@ def faults(files: Iterator[File], known: set[str] | None) -> list[str]:
             found.append(f"{file.name} does not belong here")
         if NAMES.search(file.name):
             found.append(f"{file.name} has the name of a secret, or of what a run left behind")
-        found += [f"{file.name} holds {what}" for what, form in SECRETS.items() if re.search(form, file.body)]
+        found += [f"{file.name} holds {what}" for what, form in SECRETS.items() if _holds(file, form)]
     return found
+
+
+def faults_of_image(archive: Path) -> tuple[int, list[str]]:
+    """How many files were looked at in the layers of an image, and what should not be there."""
+    files: list[File] = []
+    with tarfile.open(archive) as opened:
+        (manifest,) = json.load(_body(opened, "manifest.json"))
+        said = json.load(_body(opened, manifest["Config"]))["config"]
+        files.append(File("(its settings)", json.dumps(said).encode()))
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=_body(opened, layer)) as layer_tar:
+                for member in layer_tar:
+                    name = member.name.removeprefix("./")
+                    if member.isfile() and not name.startswith(DISTRIBUTION):
+                        files.append(File(name, _body(layer_tar, member).read()))
+    found = [f"{file.name} has the name of a secret" for file in files if _is_hidden(file.name)]
+    found += [f"{file.name} holds {what}" for file in files for what, form in SECRETS.items() if _holds(file, form)]
+    return len(files), found
+
+
+def _is_hidden(name: str) -> bool:
+    return bool(NAMES.search(name)) and not name.endswith(AUTHORITIES)
+
+
+def _body(opened: tarfile.TarFile, member: str | tarfile.TarInfo) -> IO[bytes]:
+    found = opened.extractfile(member)
+    assert found is not None, member
+    return found
+
+
+def _holds(file: File, form: bytes) -> bool:
+    return bool(re.search(form, file.body))
 
 
 def _is_packaged(name: str) -> bool:
@@ -97,12 +137,15 @@ def main(names: list[str]) -> int:
     """Look into these archives."""
     status = 0
     for name in names:
-        files = list(files_of(Path(name)))
-        wrong = faults(iter(files), None if name.endswith(".whl") else tracked())
+        if name.endswith(".tar"):
+            count, wrong = faults_of_image(Path(name))
+        else:
+            files = list(files_of(Path(name)))
+            count, wrong = len(files), faults(iter(files), None if name.endswith(".whl") else tracked())
         for fault in wrong:
             print(f"{name}: {fault}")
         status |= bool(wrong)
-        print(f"{name}: {len(files)} files, {len(wrong)} of them wrong")
+        print(f"{name}: {count} files, {len(wrong)} faults")
     return int(status or not names)
 
 
