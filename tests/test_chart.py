@@ -324,24 +324,21 @@ def test_memory_follows_from_what_a_server_holds():
 # ------------------------------------------------------------------------------------------------------ what is in it
 
 
-def test_keys_and_tokens_are_files_of_each_role_s_own():
-    secrets = {
-        "memoire-server": "server",
-        "memoire-proxy": "proxy",
-        "memoire-learner": "learner",
-        "memoire-actor": "actor",
-    }
+def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
+    roles = {"memoire-server": "server", "memoire-proxy": "proxy", "memoire-learner": "learner", "memoire-actor": "actor",
+             "memoire-dashboard": None, "memoire-roundtrip": "learner"}  # fmt: skip
     for name, spec, _ in pods(render(values=FULL)):
-        mounted = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
-        role = secrets.get(name.partition("/")[2])
-        if role:
-            assert mounted == {"keys": f"memoire-keys-{role}", "tokens": "memoire-tokens"}, name
-            assert all(
-                any(mount["name"] == "keys" and mount["readOnly"] for mount in one["volumeMounts"])
-                for one in containers(spec)
-            )
-        elif "dashboard" in name:
-            assert mounted == {"tokens": "memoire-tokens"}  # it reads pages, and connects to no socket
+        secrets = {volume["name"]: volume["secret"] for volume in spec["volumes"] if "secret" in volume}
+        role = roles[name.partition("/")[2]]
+        assert secrets.get("keys", {}).get("secretName") == (role and f"memoire-keys-{role}"), name
+        assert all(secret["defaultMode"] == 0o440 for secret in secrets.values())
+        tokens = {item["key"] for item in secrets["tokens"]["items"]} if "tokens" in secrets else set()
+        board, no_pages = name.endswith("dashboard"), name.endswith("roundtrip")
+        assert tokens == ({"dashboard", "nodes"} if board else set() if no_pages else {"nodes"}), name
+        for one in containers(spec):
+            mounted = {mount["name"] for mount in one["volumeMounts"] if mount.get("readOnly")}
+            assert ("keys" in mounted) == (role is not None), name
+            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor")), name  # a program without pages
     assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with the server in it is a server
 
 

@@ -139,7 +139,7 @@ volumeMounts:
   {{- with .mounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- include "memoire.secretMounts" (dict "root" $root "keys" (ne .role "dashboard")) | nindent 2 }}
+  {{- include "memoire.secretMounts" (dict "root" $root "keys" (ne .role "dashboard") "tokens" true) | nindent 2 }}
   {{- if not $isRelay }}
   {{- with .values.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
@@ -168,18 +168,18 @@ readinessProbe:
 {{- end }}
 
 {{/* Keys and tokens as files. A Secret that is missing keeps the Pod waiting, and its events say which. Takes (dict "root" $
-"keys" <whether it has keys>). */}}
+"keys" <whether it has keys> "tokens" <whether it opens pages>). */}}
 {{- define "memoire.secretMounts" -}}
 {{- if and .keys .root.Values.security.keys }}
 - {name: keys, mountPath: /etc/memoire/keys, readOnly: true}
 {{- end }}
-{{- if .root.Values.security.tokens }}
+{{- if and .tokens .root.Values.security.tokens }}
 - {name: tokens, mountPath: /etc/memoire/tokens, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{/* Volumes of a Pod: what every one has, keys of a role, and the user's. Takes (dict "root" $ "keys" <role>
-"values" <its> "volumes" <list> "settings" <whether the settings file is there>). */}}
+"values" <its> "volumes" <list> "settings" <whether the settings file is there> "tokens" <list of those that it needs>). */}}
 {{- define "memoire.volumes" -}}
 - {name: tmp, emptyDir: {}}
 {{- if .settings }}
@@ -192,9 +192,15 @@ readinessProbe:
 - name: keys
   secret: {secretName: {{ .root.Values.security.keys }}-{{ .keys }}, defaultMode: 0440}
 {{- end }}
-{{- if .root.Values.security.tokens }}
+{{- if and .tokens .root.Values.security.tokens }}
 - name: tokens
-  secret: {secretName: {{ .root.Values.security.tokens }}, defaultMode: 0440}
+  secret:
+    secretName: {{ .root.Values.security.tokens }}
+    defaultMode: 0440
+    items:
+      {{- range .tokens }}
+      - {key: {{ . }}, path: {{ . }}}
+      {{- end }}
 {{- end }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}

@@ -45,7 +45,7 @@ volumeMounts:
   {{- with .mounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- include "memoire.secretMounts" (dict "root" $root "keys" true) | nindent 2 }}
+  {{- include "memoire.secretMounts" (dict "root" $root "keys" true "tokens" (or $values.pages .server)) | nindent 2 }}
   {{- with $values.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
