@@ -26,7 +26,7 @@ from memoire.accounts import totals_of
 from memoire.cluster import node
 from memoire.cluster import pages as about
 from memoire.cluster.node import NodePages
-from memoire.cluster.tokens import MOST_WRONG, Tokens
+from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.server import ServerStats
 from netkit import SCHEMA, record, until
@@ -229,6 +229,7 @@ def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_mor
 
 def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
+        pages._guesses = Guesses(lambda: 1000.0)  # nothing is forgiven meanwhile
         for number in range(MOST_WRONG):
             assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
         status, headers, said = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # whatever he says now
