@@ -67,6 +67,10 @@ class TableRow:
     """Why learners have to wait for entries; "" when they have not."""
     inserts_wait: str
     """Why actors have to wait for draws; "" when they have not."""
+    capacity: int = 0
+    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
+    full: float | None = None
+    """Share of its room that is taken, of bytes or of that number, whichever is more; None: there is no limit."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What else its servers say, server by server."""
 
@@ -109,7 +113,7 @@ class Forecast:
     """Seconds until something happens if it goes on like this; None where it will not, or nobody knows."""
 
     memory_full: float | None = None
-    """Until what is held reaches its limit; from then on the oldest is overwritten."""
+    """Until what is held reaches its limit; from then on the oldest is overwritten, as in a table that is full: 0."""
     disk_full: float | None = None
     """Until the disk of a state folder is full; then nothing is acknowledged."""
     goal: float | None = None

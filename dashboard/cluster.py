@@ -43,6 +43,8 @@ LONG_WINDOW = 60.0
 SLOW = 10.0
 """Seconds between two looks at what forecasts are made of."""
 SLOW_WINDOW = 1_200.0
+FULL = 0.98
+"""Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
 ACTORS_EVERY = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
 HARMLESS = ("missing",)
@@ -272,6 +274,7 @@ class Cluster:
         rates = self._rates(learners)
         actors = self._actors(now)
         nodes = [_node_row(node) for node in self.nodes.values()]
+        tables = self._tables(up)
         fresh, latency, learning = self._freshness(up), self._latency(), self._learning(up)
         overview = Overview(
             number=self._number,
@@ -284,11 +287,11 @@ class Cluster:
             missing=[node.name or node.url for node in self.nodes.values() if not node.is_up],
             rates=rates,
             actors=actors,
-            tables=self._tables(up),
+            tables=tables,
             learning=learning,
             freshness=fresh,
             latency=latency,
-            forecast=self._forecast(totals),
+            forecast=self._forecast(totals, tables),
             verdicts=[],
             nodes=nodes,
             learners=[row for row, _ in learners],
@@ -424,15 +427,18 @@ class Cluster:
             key: sum(row[key] for row in rows)
             for key in (
                 "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
-                "waited", "overwritten_caches", "episodes", "steps",
+                "waited", "overwritten_caches", "episodes", "steps", "capacity",
             )
         }  # fmt: skip
+        number = sum(row["held_caches" if row["storage"] == "caches" else "held_samples"] for row in rows)
+        limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
         return TableRow(
             name=name,
             storage=rows[0]["storage"],
             samples_per_insert_target=rows[0]["samples_per_insert"],
             draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
             inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
+            full=max((held / limit for held, limit in limits if limit), default=None),
             facts={server: row for server, row in told.items() if row is not None},
             **sums,
         )
@@ -474,10 +480,9 @@ class Cluster:
         counts = [self._ring.gained(f"request {place}", WINDOW)[0] for place in range(len(BOUNDS) + 1)]
         return Latency(_quantile(counts, 0.5), _quantile(counts, 0.99))
 
-    def _forecast(self, totals: Totals) -> Forecast:
+    def _forecast(self, totals: Totals, tables: list[TableRow]) -> Forecast:
         rate = self._slow.rate
         servers = [node for node in self.servers if node.is_up]
-        left = sum(node.stats.get("byte_limit", 0) - node.stats.get("held_bytes", 0) for node in servers)
         disks = [
             _until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", SLOW_WINDOW))
             for node in servers
@@ -489,10 +494,18 @@ class Cluster:
         if settings.goal_episodes:
             goals.append(_until(settings.goal_episodes - totals.episodes, rate("episodes", SLOW_WINDOW)))
         return Forecast(
-            memory_full=_until(left, rate("held", SLOW_WINDOW)) if self._slow.is_record("held", LONG_WINDOW) else None,
+            memory_full=self._memory_full(servers, tables),
             disk_full=min((each for each in disks if each is not None), default=None),
             goal=min((each for each in goals if each is not None), default=None),
         )
+
+    def _memory_full(self, servers: list[Node], tables: list[TableRow]) -> float | None:
+        if any(table.full is not None and table.full >= FULL for table in tables):
+            return 0.0
+        if not self._slow.is_record("held", LONG_WINDOW):
+            return None
+        left = sum(node.stats.get("byte_limit", 0) - node.stats.get("held_bytes", 0) for node in servers)
+        return _until(left, self._slow.rate("held", SLOW_WINDOW))
 
     def _signs(self, overview: Overview, up: list[Node]) -> Signs:
         folders = [node.stats["folder"] for node in up if node.stats.get("folder")]

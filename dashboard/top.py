@@ -195,7 +195,7 @@ def _table(row: TableRow) -> tuple[str, ...]:
         f"{row.clients:,}",
         f"{row.held_caches:,}",
         _bytes(row.held_bytes),
-        _share(row.held_bytes / row.byte_limit if row.byte_limit else None),
+        _share(row.full),
         f"{row.unused_samples:,}",
         f"{row.samples:,}",
         f"{row.overwritten_caches:,}",

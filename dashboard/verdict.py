@@ -11,6 +11,8 @@ MUCH_WAITING = 0.3
 """Share of its time that a learner waits, above which that is what holds the run up."""
 MUCH_SKIPPED = 0.1
 """Share of the caches that clients could not push, above which actors are ahead."""
+LITTLE = 0.02
+"""Share of time or caches that is not worth a word."""
 MUCH_LEFT_OUT = 0.2
 """Share of the weight that a draw had to leave out, above which batches are not what they should be."""
 NEARLY_FULL = 0.95
@@ -114,7 +116,10 @@ def _flow(signs: Signs) -> list[Verdict]:
     if signs.waiting_share is None and not signs.samples_per_second:
         return [Verdict("notice", "no_learner", "Nobody draws samples: is a learner running?")]
     come, go = f"{signs.steps_per_second:,.0f} steps/s come in", f"{signs.samples_per_second:,.0f} samples/s go out"
-    text = f"{come}, {go}; nobody waits."
+    waiting, skipped = signs.waiting_share or 0.0, signs.skipped_share
+    waits = [f"the learner waits {waiting:.0%} of its time"] * (waiting > LITTLE)
+    waits += [f"actors skip {skipped:.0%} of their caches"] * (skipped > LITTLE)
+    text = f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}."
     return [Verdict("good", "balanced", text)]
 
 

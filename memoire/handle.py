@@ -53,6 +53,8 @@ class TableStats:
     """Of all held caches; where episodes are stored, entries."""
     held_bytes: int
     byte_limit: int
+    capacity: int
+    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
     unused_samples: int
     """Never drawn; where episodes are stored, entries that can be drawn."""
     overwritten_caches: int
@@ -260,6 +262,7 @@ class TableHandle:
             held_samples=pool.held,
             held_bytes=pool.bytes,
             byte_limit=table.pool.byte_limit,
+            capacity=table.pool.capacity or table.settings.capacity,
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
             passed_over_samples=pool.passed_over,

@@ -101,6 +101,7 @@ def test_an_overview_shows_the_whole_cluster(small):
     assert seen["learning"]["client_scalars"]["epsilon"] == pytest.approx(0.2)
     (table,) = seen["tables"]
     assert (table["name"], table["samples"], table["held_caches"]) == ("default", 16, 3)
+    assert table["full"] == table["held_bytes"] / table["byte_limit"]
     assert {(node["role"], node["state"]) for node in seen["nodes"]} == {("server", "up"), ("proxy", "up")}
     assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
 
@@ -387,6 +388,22 @@ def test_what_tables_hold_is_spread_as_their_servers_say(small):
     )
     assert 1.0 <= found["effective"] <= 1.5 * found["population"]
     assert ask(board, "/api/distribution?table=none")[0] == 404
+
+
+def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(cluster):
+    server = cluster.server(name="narrow", capacity=2)
+    with (
+        memoire.connect(server.endpoint, seed=1) as client,
+        NodePages("127.0.0.1:0", server) as pages,
+        watch(pages) as board,
+    ):
+        record(client, episodes=1, length=20)
+        for number in (1, 2, 2):
+            assert client.push_cache(5.0)
+            until(lambda number=number: server.stats().tables["default"].held_caches == number)
+        shown = until(lambda: (seen := get(board, "/api/overview"))["tables"][0]["held_caches"] == 2 and seen)
+        assert (shown["tables"][0]["capacity"], shown["tables"][0]["full"]) == (2, 1.0)
+        assert shown["forecast"]["memory_full"] == 0.0
 
 
 def test_actors_are_spread_by_a_figure(small):

@@ -1,6 +1,7 @@
 """The parts of the dashboard that decide: ledgers that are merged for ever, curves, verdicts, pages of log lines, exports."""
 
 import csv
+import dataclasses
 import io
 import math
 import struct
@@ -271,6 +272,13 @@ WELL = Signs(
     steps_per_second=500.0, samples_per_second=2000.0, waiting_share=0.05, skipped_share=0.0, disk_used=None,
     refused_per_second=0.0,
 )  # fmt: skip
+
+
+def test_nobody_is_said_to_wait_only_where_nobody_does():
+    assert verdicts(WELL)[0].text.endswith("go out; the learner waits 5% of its time.")
+    assert verdicts(dataclasses.replace(WELL, waiting_share=0.01))[0].text.endswith("go out; nobody waits.")
+    some = dataclasses.replace(WELL, waiting_share=0.1, skipped_share=0.05)
+    assert verdicts(some)[0].text.endswith("the learner waits 10% of its time and actors skip 5% of their caches.")
 
 
 @pytest.mark.parametrize(

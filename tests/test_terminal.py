@@ -272,7 +272,9 @@ def test_the_busiest_are_named_first_and_those_that_fell_silent_by_name():
 
 
 def test_fill_and_surplus_of_a_table_are_shown_with_who_waits():
-    row = TableRow("online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "")
+    row = TableRow(
+        "online", "caches", 3, 40, 512, 1024, 77, 5, 2, 0.0, 1, 1, 9, 0.0, "waits for 37 more entries", "", 0, 0.5
+    )
     (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("online")]
     assert shown.split(None, 8)[4:8] == ["512", "B", "50%", "77"] and shown.endswith("waits for 37 more entries")
 

@@ -46,6 +46,9 @@ export function duration(seconds) {
   return `${(seconds / 86_400).toFixed(1)} days`;
 }
 
+/** "in 3.1 h", or what is the case already; null is not foreseen. */
+export const until = (seconds, already) => (seconds === null ? "not foreseen" : seconds > 0 ? `in ${duration(seconds)}` : already);
+
 /** 12 s ago */
 export const ago = (time, now) => (isNumber(time) && isNumber(now) ? `${duration(Math.max(0, now - time))} ago` : NONE);
 

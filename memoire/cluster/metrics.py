@@ -249,6 +249,13 @@ SERVER = (
         "gauge", "sample_model_lag_max", "Most model versions between acting and learning.", "freshness.lag_max"
     ),
     _of_tables(
+        "gauge",
+        "sample_effective_ratio",
+        "Effective size of a recent batch, (sum w)**2 / sum w**2 of its importance, as a share of its samples.",
+        "freshness.effective",
+    ),
+    _of_tables("gauge", "held_capacity", "Caches or entries that are held at most; 0: bytes alone say.", "capacity"),
+    _of_tables(
         "gauge", "left_out_ratio", "Share of all weight that a recent batch could not draw from.", "freshness.left_out"
     ),
 )

@@ -1,7 +1,7 @@
 // Is it well? Totals with their rates, what holds the run up, and five answers in words.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
-import {bytes, count, duration, figure, NONE, partOf, share, words} from "../format.js";
+import {bytes, count, duration, figure, NONE, partOf, share, until, words} from "../format.js";
 import {every, facts, table} from "../parts.js";
 import {address} from "../router.js";
 import {spark} from "../spark.js";
@@ -147,8 +147,8 @@ function room({forecast, totals, finished, rates, durable}) {
   const end = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "No goal was set";
   const part = totals.generated_bytes ? totals.received_bytes / totals.generated_bytes : null;
   return card("Will it run out, and when is it done?", end, facts([
-    ["memory is full", forecast.memory_full === null ? "not foreseen" : `in ${duration(forecast.memory_full)}`],
-    ["disk is full", forecast.disk_full === null ? "not foreseen" : `in ${duration(forecast.disk_full)}`],
+    ["memory is full", until(forecast.memory_full, "now: the oldest makes room")],
+    ["disk is full", until(forecast.disk_full, "now")],
     ["bytes sent", part === null ? NONE : partOf(part, "was generated")],
     ["arriving now", `${bytes(rates.received_bytes)} / s`],
     ["counts survive a crash", durable ? "yes" : "no (no state folder)"],
@@ -171,7 +171,7 @@ function tableOf({tables}) {
 }
 
 function fullness(row) {
-  if (!row.byte_limit) return "no limit";
-  const text = share(row.held_bytes / row.byte_limit);
-  return h("progress", {max: row.byte_limit, value: row.held_bytes, "aria-label": `${row.name} is ${text} full`, title: text});
+  if (row.full === null) return "no limit";
+  const text = share(row.full);
+  return h("progress", {max: 1, value: row.full, "aria-label": `${row.name} is ${text} full`, title: text});
 }
