@@ -424,13 +424,13 @@ class Cluster:
     def _table(self, name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
         rows = [row for row in told.values() if row is not None]
         sums = {
-            key: sum(row[key] for row in rows)
+            key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
             for key in (
                 "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
                 "waited", "overwritten_caches", "episodes", "steps", "capacity",
             )
         }  # fmt: skip
-        number = sum(row["held_caches" if row["storage"] == "caches" else "held_samples"] for row in rows)
+        number = sum(row.get("held_caches" if row["storage"] == "caches" else "held_samples", 0) for row in rows)
         limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
         return TableRow(
             name=name,

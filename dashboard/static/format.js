@@ -18,7 +18,7 @@ export function figure(value) {
   return size < 100 ? exact.format(value) : whole.format(value);
 }
 
-/** 12.3 MB */
+/** 1.23 MB, 12.3 MB, 123 MB */
 export function bytes(value) {
   if (!isNumber(value)) return NONE;
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
@@ -27,7 +27,8 @@ export function bytes(value) {
     value /= 1000;
     unit += 1;
   }
-  return `${unit && Math.abs(value) < 100 ? value.toFixed(1) : whole.format(value)} ${units[unit]}`;
+  const digits = unit ? Math.max(0, 2 - Math.floor(Math.log10(Math.max(1, Math.abs(value))))) : 0;
+  return `${value.toFixed(digits)} ${units[unit]}`;
 }
 
 /** 93 % */
