@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http
 import math
 import urllib.parse
@@ -22,6 +23,9 @@ OPEN = (*PROBES, "/metrics")
 """The same for Prometheus, unless they have a port of their own."""
 PUBLIC = ("/", "/api/login", "/api/logout", "/api/session")
 """Without the token, but under a right name: what it takes to log in. Files under /static/ are public too."""
+MOST_BODY_BYTES = 8 << 10
+BODY_TIME = 10.0
+"""Seconds between two pieces of a body."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -66,8 +70,15 @@ class Access:
             path = path.removeprefix(prefix) or "/"
         # A reverse proxy may have taken the prefix off, or not.
         scope = dict(scope, root_path=prefix, path=prefix + path)
+
+        async def receive_soon() -> Message:
+            try:
+                return await asyncio.wait_for(receive(), BODY_TIME)
+            except TimeoutError:
+                return {"type": "http.disconnect"}
+
         refused = self._refusal(scope, path)
-        await (refused or self._app)(scope, receive, send_with_headers)
+        await (refused or self._app)(scope, receive_soon if _has_body(scope) else receive, send_with_headers)
 
     def _refusal(self, scope: Scope, path: str) -> Response | None:
         headers = Headers(scope=scope)
@@ -80,6 +91,8 @@ class Access:
         if scope["method"] not in ("GET", "HEAD") and not is_same_origin(headers):
             self._gate.refused["http_origin"] += 1
             return error(http.HTTPStatus.FORBIDDEN, "only the dashboard's own pages may do this")
+        if _has_body(scope) and (refused := too_long(headers)):
+            return refused
         try:
             if path in PUBLIC or path.startswith("/static/") or self._gate.admits(headers, address_of(scope)):
                 return None
@@ -87,6 +100,21 @@ class Access:
             return too_many(many)
         text = "this takes the dashboard's token: Authorization: Bearer TOKEN, or POST /api/login"
         return error(http.HTTPStatus.UNAUTHORIZED, text, {"WWW-Authenticate": "Bearer"})
+
+
+def _has_body(scope: Scope) -> bool:
+    return scope["method"] not in ("GET", "HEAD")
+
+
+def too_long(headers: Headers) -> Response | None:
+    """The answer to a body that is longer than any that is taken here, before any of it is read."""
+    length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "")
+    if not (length.isascii() and length.isdigit()):
+        return error(http.HTTPStatus.LENGTH_REQUIRED, "say how long the body is: Content-Length")
+    if len(length) > 9 or int(length) > MOST_BODY_BYTES:
+        text = f"a body has at most {MOST_BODY_BYTES} bytes"
+        return error(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, {"Connection": "close"})
+    return None
 
 
 def address_of(scope: Scope) -> str:

@@ -423,7 +423,7 @@ def create_app(aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str
 
 
 def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    codes = (400, 401, 403, 404, 421, 422, 429, 502, 503)
+    codes = (400, 401, 403, 404, 411, 413, 421, 422, 429, 502, 503)
     return {code: {"description": http.HTTPStatus(code).phrase, **description} for code in codes}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -10,9 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memoire.cluster.metrics import Exposition
 from memoire.cluster.node import NodePages, listen
@@ -33,8 +35,30 @@ _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 5
 """Seconds that requests have to end once the dashboard is told to."""
+REQUEST_TIME = 10.0
+"""Seconds that a connection may take for a request; at most twice as long for a later one."""
 START_TIMEOUT = 10.0
 LOOK_EVERY = 0.25
+
+
+class _Timely(H11Protocol):
+    """A connection that has to say what it wants soon, each time: silent ones would take all descriptors."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody came."""
+        super().connection_made(transport)
+        self._look_again(None)
+
+    def _look_again(self, served: Any) -> None:
+        self.loop.call_later(REQUEST_TIME, self._look, served)
+
+    def _look(self, served: Any) -> None:
+        """Hang up where nothing is asked, and nothing was since the last look; `served` is the request of then."""
+        newest: Any = self.cycle  # None before the first request is there as a whole
+        if newest is served and (newest is None or newest.response_complete):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._look_again(newest)
 
 
 class _Quiet(uvicorn.Server):
@@ -75,6 +99,7 @@ class Dashboard:
         self.app = create_app(self.aggregator, self.hub, self.gate, pages)
         config = uvicorn.Config(
             self.app,
+            http=_Timely,
             log_config=None,
             access_log=False,
             lifespan="on",

@@ -30,6 +30,7 @@ from netkit import SCHEMA, Cluster, record, until
 serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 api = pytest.importorskip("memoire.dashboard.api")
+access = pytest.importorskip("memoire.dashboard.access")
 
 TOKEN = "a-token-that-nobody-knows"
 QUICK = 0.12
@@ -620,6 +621,35 @@ def test_a_strange_page_cannot_log_anybody_in_or_out(guarded, headers):
     kind = {"Content-Type": "application/json"} | headers
     for path in ("/api/login", "/api/logout"):
         assert ask(guarded, path, "POST", kind, json.dumps({"token": TOKEN}))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Content-Length": str(1 << 40)}, None, 413),
+        ({"Content-Length": "9000"}, b"x" * 9000, 413),
+        ({"Transfer-Encoding": "chunked"}, None, 411),
+    ],
+)
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(guarded, headers, body, status):
+    for path in ("/api/login", "/api/logout", "/api/none"):
+        assert ask(guarded, path, "POST", {"Content-Type": "application/json"} | headers, body)[0] == status
+
+
+def test_who_connects_and_says_nothing_is_cut_off(small, monkeypatch):
+    server, _, _ = small
+    monkeypatch.setattr(serving, "REQUEST_TIME", 0.2)
+    monkeypatch.setattr(access, "BODY_TIME", 0.2)
+    login = b"POST /api/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, token=TOKEN) as board:
+        parts = urllib.parse.urlsplit(board.url)
+        whole = b"GET /api/session HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for said in (b"", b"GET /api/session HTTP/1.1\r\n", whole + b"GET /", login + b"\r\n{"):
+            with socket.create_connection((parts.hostname, parts.port), timeout=20.0) as silent:
+                silent.sendall(said)
+                while silent.recv(4096):
+                    pass  # until the other side hangs up
+        assert ask(board, "/api/session")[0] == 200
 
 
 def test_nothing_can_be_changed(small):
