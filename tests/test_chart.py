@@ -387,7 +387,7 @@ def test_a_relay_begins_before_the_actor_and_ends_after_it():
     spec = of(render(values=EMBEDDED), "Job")["spec"]["template"]["spec"]
     (relay,), (actor,) = spec["initContainers"], spec["containers"]
     assert relay["name"] == "relay" and relay["restartPolicy"] == "Always" and spec["restartPolicy"] == "OnFailure"
-    assert relay["startupProbe"]  # the actor waits for it
+    assert relay["startupProbe"]["httpGet"]["path"] == "/readyz"  # the actor waits until it reaches the cluster
     assert {"name": "MEMOIRE_ENDPOINT", "value": "ipc:///run/memoire/relay"} in actor["env"]
     shared = {mount["name"] for mount in actor["volumeMounts"]} & {mount["name"] for mount in relay["volumeMounts"]}
     assert {"relay", "keys"} <= shared

@@ -150,12 +150,13 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* Probes on a node's pages: alive means that its threads take their turns; ready, that it may get new clients. */}}
+{{/* Probes on a node's pages: alive means that its threads take their turns; ready, that it may get new clients. A relay has
+started when it reaches the cluster: the programs of its Pod wait for that, and not in vain. */}}
 {{- define "memoire.probes" -}}
 startupProbe:
-  httpGet: {path: /livez, port: probes}
+  httpGet: {path: {{ ternary "/readyz" "/livez" (eq (default "" .role) "relay") }}, port: probes}
   periodSeconds: 1
-  failureThreshold: 120
+  failureThreshold: {{ ternary 600 120 (eq (default "" .role) "relay") }}
 livenessProbe:
   httpGet: {path: /livez, port: probes}
   periodSeconds: 10
