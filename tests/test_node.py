@@ -262,6 +262,18 @@ def test_probes_and_metrics_have_a_port_of_their_own_where_one_is_given(server):
         pass
 
 
+def test_pages_of_a_program_are_where_its_environment_says(server, tmp_path, monkeypatch):
+    with NodePages.from_environment(server) as pages:
+        assert pages.url is pages.probes_url is None
+    (tmp_path / "token").write_text(OLD)
+    monkeypatch.setenv("MEMOIRE_HTTP", "127.0.0.1:0")
+    monkeypatch.setenv("MEMOIRE_PROBES", "127.0.0.1:0")
+    monkeypatch.setenv("MEMOIRE_HTTP_TOKEN_FILE", str(tmp_path / "token"))
+    with NodePages.from_environment(server) as pages:
+        assert fetch(pages, "/status")[0] == 401 and fetch(pages, "/readyz", url=pages.probes_url)[0] == 200
+        assert fetch(pages, "/status", {"Authorization": f"Bearer {OLD}"})[0] == 200
+
+
 @pytest.mark.parametrize(
     ("address", "token", "is_open"),
     [("127.0.0.1:0", None, False), ("*:0", OLD, False), ("*:0", None, True)],

@@ -122,6 +122,15 @@ class NodePages:
             thread.start()
         self._begun.wait()
 
+    @classmethod
+    def from_environment(cls, node: Node | None = None) -> Self:
+        """Pages where $MEMOIRE_HTTP, $MEMOIRE_PROBES and $MEMOIRE_HTTP_TOKEN_FILE say, as the chart sets them for a
+        program of yours; none where these are not set.
+        """
+        said = {name: os.environ.get(f"MEMOIRE_{name}") or None for name in ("HTTP", "PROBES", "HTTP_TOKEN_FILE")}
+        token = None if said["HTTP_TOKEN_FILE"] is None else Tokens(said["HTTP_TOKEN_FILE"])
+        return cls(said["HTTP"], node, token=token, probes=said["PROBES"])
+
     def _open_doors(self, address: str | None, probes: str | None) -> list[_Door]:
         made: list[_Door] = []
         try:
