@@ -83,6 +83,12 @@ def test_tokens_are_never_shown(path):
     assert Tokens.of(None) is None and Tokens.of(found) is found and Tokens.of(OLD).holds(OLD)
 
 
+def test_nothing_is_no_token():
+    with pytest.raises(ParameterError, match="some characters, or None"):
+        Tokens.of("")
+    assert not Tokens(given=("",)).holds("")
+
+
 # ------------------------------------------------------------------------------------------------------------- guesses
 
 

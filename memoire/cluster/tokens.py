@@ -53,7 +53,13 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Self | str | None) -> Self | None:
-        """What was given: tokens as they are, a text as the only token, None as None."""
+        """What was given: tokens as they are, a text as the only token, None as None.
+
+        Raises:
+            ParameterError: the text is empty, which everybody knows.
+        """
+        if given == "":
+            raise ParameterError("token", given, "some characters, or None, which asks for nothing")
         return cls(given=(given,)) if isinstance(given, str) else given
 
     def now(self) -> tuple[str, ...]:
@@ -78,7 +84,7 @@ class Tokens:
 
     def holds(self, text: str) -> bool:
         """Whether this is one of them; how long that takes says nothing about how much of it is right."""
-        said = text.encode("utf-8", "replace")
+        said = text.encode("utf-8", "replace") or b"nothing is no token"
         return sum([hmac.compare_digest(said, token.encode()) for token in self.now()]) > 0
 
     def __repr__(self) -> str:
