@@ -54,7 +54,18 @@ def load() -> dict[str, File]:
     files = dict(_own(importlib.resources.files(__package__) / "static", ""))
     for path, name in VENDOR.items():
         files[path] = File(vendored(name), KINDS[path.rpartition(".")[2]])
+    files["index.html"] = preloading(files)
     return files
+
+
+def preloading(files: dict[str, File]) -> File:
+    """The page, which also names all our modules: a browser asks for them at once, not after each other as one imports
+    the next.
+    """
+    page = files["index.html"]
+    ours = sorted(path for path in files if path.endswith(".js") and path not in VENDOR)
+    links = "".join(f'  <link rel="modulepreload" href="static/{path}">\n' for path in ours)
+    return File(page.body.replace(b"</head>", links.encode() + b"</head>"), page.kind)
 
 
 def _own(folder: Traversable, prefix: str) -> list[tuple[str, File]]:

@@ -263,6 +263,9 @@ def test_nothing_but_the_pages_files_is_served(board):
     assert {"index.html", "main.js", "style.css", "vendor/uplot.js"} <= set(files) and files["vendor/uplot.js"].body
     for path in ("static/../api.py", "static/%2e%2e/api.py", "static/", "static/nothing.js", "static//etc/passwd"):
         assert ask(board.url, path)[0] == 404
+    ours = {path for path in files if path.endswith(".js") and "/" not in path.removeprefix("pages/")}
+    named = set(re.findall('modulepreload" href="static/([^"]+)"', ask(board.url, "")[2].decode()))
+    assert named == ours  # asked for at once, each a file that is there
     status, headers, body = ask(board.url, "static/main.js")
     assert status == 200 and body == files["main.js"].body and "text/javascript" in headers["Content-Type"]
     assert ask(board.url, "static/main.js", {"If-None-Match": headers["ETag"]})[0] == 304
