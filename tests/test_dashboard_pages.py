@@ -217,8 +217,10 @@ def test_a_page_says_that_the_dashboard_is_gone_and_recovers(browser, node):
         open_page(page, board.url, "overview")
         board.close()
         page.wait_for_selector("#live[data-state=stale]")
+        page.get_by_text("The dashboard does not answer").wait_for()
         stack.enter_context(dashboard(node, listen=listen))
         page.wait_for_selector("#live[data-state=live]")
+        page.get_by_text("The dashboard does not answer").wait_for(state="hidden")
 
 
 def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):

@@ -53,6 +53,7 @@ function markNavigation(name) {
 
 function showLogin(problem = "") {
   leave();
+  document.body.dataset.state = "login";
   stream.pause(true);
   const token = h("input", {type: "password", id: "token", autocomplete: "current-password", required: true});
   const message = h("p.problem", {role: "alert"}, problem);
@@ -86,6 +87,8 @@ function showLive() {
   button.dataset.state = stream.state;
   button.setAttribute("aria-pressed", String(stream.isPaused));
   say(button, texts[stream.state]);
+  $("gone").hidden = stream.state !== "stale";
+  say($("gone"), stream.state === "stale" ? `The dashboard does not answer: what is shown is of ${since}. It goes on by itself once there is an answer.` : "");
 }
 
 /** On every page: which addresses everybody may use, since nothing asks who comes. */
@@ -117,6 +120,7 @@ async function start() {
     say($("software"), session.software);
     $("logout").hidden = !session.needs_token || !session.is_let_in;
     if (!session.is_let_in) return showLogin();
+    delete document.body.dataset.state;
   } catch (error) {
     const again = h("button", {type: "button", click: start}, "Try again");
     return fill(content, h("h1", "No answer"), h("p.problem", {role: "alert"}, error.message), again);

@@ -24,7 +24,7 @@ from _kit import CANNOT, end, memory, say, table
 from dashboard_load import ACTORS, LAST, LINES_EACH, get
 
 try:
-    from playwright.sync_api import Page, sync_playwright
+    from playwright.sync_api import Page, TimeoutError, sync_playwright
 except ImportError:
     sync_playwright = None
 
@@ -123,7 +123,10 @@ def stay(page: "Page", pid: int, seconds: float) -> list[tuple[float, int, int, 
     while time.monotonic() < began + seconds:
         for name, drawn in PAGES.items():
             page.evaluate(f"location.hash = '#/{name}'")
-            page.wait_for_selector(drawn)
+            try:
+                page.wait_for_selector(drawn)
+            except TimeoutError as error:
+                raise AssertionError(f"{name} shows {page.locator('main').inner_text()[:500]!r}") from error
             page.wait_for_timeout(10_000)
         page.evaluate("location.hash = '#/overview'")
         page.wait_for_selector(PAGES["overview"])

@@ -99,7 +99,7 @@ function learning({learning: found, totals}, line, {trend, former}) {
   const scalars = Object.entries({...found.client_scalars, ...found.learner_scalars}).slice(0, 4);
   return card("Does it learn?", answer, isKnown && line("return"), facts([
     former && [`${former.name} after as many steps`, then === null ? "had ended" : figure(then)],
-    ["least … greatest return", `${figure(found.return_min)} … ${figure(found.return_max)}`],
+    ["least … greatest return", isKnown ? `${figure(found.return_min)} … ${figure(found.return_max)}` : NONE],
     ["length of an episode", figure(found.length_mean)],
     ...scalars.map(([name, value]) => [words(name), figure(value)]),
   ].filter(Boolean)));
@@ -167,7 +167,7 @@ function tableOf({tables}) {
     {title: "Unused", value: (row) => count(row.unused_samples), number: true},
     {title: "Overwritten", value: (row) => count(row.overwritten_caches), number: true},
   ];
-  return table("Tables", columns, tables);
+  return tables.length ? table("Tables", columns, tables) : null;
 }
 
 function fullness(row) {
