@@ -8,6 +8,7 @@ import {colour} from "./theme.js";
 const HEIGHT = 190;
 const LINES = 6; // colours in the style sheet
 const TABLE_ROWS = 60;
+const WHOLE = Array.from({length: 12}, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat(); // no half actors
 
 /**
  * A chart: {element, set(x, lines), close()}; lines are [{name, values, low?, high?}], values with null for none. Between low and high,
@@ -84,7 +85,7 @@ function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
     series: [{label: isTime ? "time" : "steps", value: (_, value) => shownX(value)}, ...lines.flatMap((line, at) => seriesOf(line, at, format))],
     bands: bandsOf(lines),
     axes: [{...axis, size: 34, ...(isTime ? hours : {values: (_, ticks) => ticks.map(figure)})},
-      {...axis, size: 70, values: (_, ticks) => ticks.map(format)}],
+      {...axis, size: 70, incrs: format === count ? WHOLE : undefined, values: (_, ticks) => ticks.map(format)}],
     hooks: {
       ready: [tellNewest], setData: [tellNewest], setCursor: [tellNewest], setSeries: [followed],
       setSelect: zoom ? [(chart) => selected(chart, zoom)] : [],

@@ -73,5 +73,13 @@ export function raw(name, value) {
   return IS_COUNT.test(name) ? count(value) : String(value);
 }
 
+const KINDS = {f: "float", i: "int", u: "uint", c: "complex"};
+
+/** "float32" for "<f4". */
+export function typeName(type) {
+  const [, kind, size] = /^[<>|=]?([fiuc])(\d+)$/.exec(type) ?? [];
+  return kind ? `${KINDS[kind]}${8 * Number(size)}` : type === "|b1" ? "bool" : type;
+}
+
 /** "sample_age_median" -> "sample age median" */
 export const words = (name) => name.replaceAll("_", " ");

@@ -2,7 +2,7 @@
 import {get} from "../api.js";
 import {inBrief, pictures, shapeOf} from "../arrays.js";
 import {fill, h} from "../dom.js";
-import {count, duration, figure, share} from "../format.js";
+import {count, duration, figure, share, typeName} from "../format.js";
 import {empty, facts, problem, table} from "../parts.js";
 import {address} from "../router.js";
 
@@ -86,7 +86,7 @@ function standing({weight, probability, importance}) {
 
 const COLUMNS = [
   {title: "Column", value: (row) => h("b.mono", row.name)},
-  {title: "Type", value: (row) => h("code", `${row.now?.dtype ?? row.later.dtype} ${shapeOf(row.now ?? row.later)}`)},
+  {title: "Type", value: (row) => h("code", `${typeName(row.now?.dtype ?? row.later.dtype)} ${shapeOf(row.now ?? row.later)}`)},
   {title: "At this step", value: (row) => inBrief(row.name, row.now)},
   {title: "After the window", value: (row) => inBrief(`next ${row.name}`, row.later)},
 ];

@@ -1,6 +1,7 @@
 // What was set: schema, parameters and limits of every server, and the dashboard's own. Secrets are never sent here.
 import {get} from "../api.js";
 import {fill, h} from "../dom.js";
+import {typeName} from "../format.js";
 import {empty, every, problem, table} from "../parts.js";
 import {tree} from "./nodes.js";
 
@@ -51,14 +52,6 @@ function columns(title, schema) {
   const found = schema?.columns;
   if (!found) return tree(schema ?? {});
   return table(`Schema of ${title}`, SCHEMA, found);
-}
-
-const KINDS = {f: "float", i: "int", u: "uint", c: "complex"};
-
-/** "float32" for "<f4". */
-function typeName(type) {
-  const [, kind, size] = /^[<>|=]?([fiuc])(\d+)$/.exec(type) ?? [];
-  return kind ? `${KINDS[kind]}${8 * Number(size)}` : type === "|b1" ? "bool" : type;
 }
 
 const SCHEMA = [
