@@ -67,17 +67,20 @@ class Times:
 
 
 def once_through(page: "Page", url: str, times: Times) -> None:
-    """What somebody does who looks for one actor and one line among all of them."""
+    """What somebody does who looks for one actor and one line among all of them.
+
+    Waits by locators: a handle of an element would keep it, and with it a page that is long gone.
+    """
     for name, drawn in PAGES.items():
         page.goto("about:blank")
         with times.of(f"load {name}"):
             page.goto(f"{url}/#/{name}")
-            page.wait_for_selector(drawn)
+            page.locator(drawn).first.wait_for()
     page.goto(f"{url}/#/actors")
-    page.wait_for_selector(PAGES["actors"])
+    page.locator(PAGES["actors"]).first.wait_for()
     with times.of("sort actors by steps"):
         page.get_by_role("button", name="Steps", exact=True).click()
-        page.wait_for_selector("th[aria-sort=descending]")
+        page.locator("th[aria-sort=descending]").wait_for()
         page.wait_for_function("document.querySelector('tbody').rows.length === 100")
     with times.of("page of the next hundred"):
         page.get_by_role("button", name="After").click()
@@ -89,7 +92,7 @@ def once_through(page: "Page", url: str, times: Times) -> None:
         page.locator("tbody a").first.click()
         page.get_by_text("What its server knows").wait_for()
     page.goto(f"{url}/#/logs")
-    page.wait_for_selector(PAGES["logs"])
+    page.locator(PAGES["logs"]).first.wait_for()
     with times.of("search a rare word in all lines"):
         page.locator("input[type=search]").fill(LAST)
         page.locator("mark").wait_for()
@@ -98,10 +101,10 @@ def once_through(page: "Page", url: str, times: Times) -> None:
         page.locator("li.here").wait_for()
     with times.of("all lines again"):
         page.get_by_text("All lines").click()
-        page.wait_for_selector(PAGES["logs"])
+        page.locator(PAGES["logs"]).first.wait_for()
     with times.of("200 older lines"):
         page.get_by_role("button", name="Older lines").click()
-        page.wait_for_selector(".lines li:nth-child(400)")
+        page.locator(".lines li:nth-child(400)").wait_for()
 
 
 def held(page: "Page") -> tuple[int, int]:
@@ -124,12 +127,12 @@ def stay(page: "Page", pid: int, seconds: float) -> list[tuple[float, int, int, 
         for name, drawn in PAGES.items():
             page.evaluate(f"location.hash = '#/{name}'")
             try:
-                page.wait_for_selector(drawn)
+                page.locator(drawn).first.wait_for()
             except TimeoutError as error:
                 raise AssertionError(f"{name} shows {page.locator('main').inner_text()[:500]!r}") from error
             page.wait_for_timeout(10_000)
         page.evaluate("location.hash = '#/overview'")
-        page.wait_for_selector(PAGES["overview"])
+        page.locator(PAGES["overview"]).first.wait_for()
         seen.append((time.monotonic() - began, *held(page), memory(pid)))
         say(
             f"{seen[-1][0]:.0f} s: heap {seen[-1][1] / 2**20:.1f} MiB, {seen[-1][2]} elements, dashboard {seen[-1][3] >> 20} MiB"
