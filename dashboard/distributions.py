@@ -23,9 +23,15 @@ def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[
         missing: Servers that did not answer.
     """
     parts = list(told.values())
-    total = math.fsum(part["total_weight"] for part in parts)
+    most = max((part["total_weight"] for part in parts), default=0.0)
+    weights = [part["total_weight"] / most if most > 0.0 else 0.0 for part in parts]  # their sum could overflow
+    total = math.fsum(weights)
     # p of an entry is its chance at its server, times that server's share of the whole weight.
-    twice = math.fsum((part["total_weight"] / total) ** 2 / part["effective"] for part in parts if part["effective"])
+    twice = math.fsum(
+        (weight / total) ** 2 / part["effective"]
+        for weight, part in zip(weights, parts, strict=True)
+        if part["effective"]
+    )
     return Distribution(
         table=table,
         storage=parts[0]["storage"] if parts else "",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import random
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -529,12 +530,13 @@ class EpisodePool:
             seen = _Seen.of(memory)
             total, positives, _ = memory.sums()
             entries = memory.num_entries
-        squares = float(np.square(seen.weights / total).mean()) * entries if total > 0.0 and len(seen.weights) else 0.0
+        is_known = len(seen.rows) > 0 and 0.0 < total < math.inf
+        squares = float(np.square(seen.weights / total).mean()) * entries if is_known else 0.0
         return Distribution(
             looked=len(seen.rows),
             held=entries,
             population=float(positives),
-            total_weight=total,
+            total_weight=min(total, sys.float_info.max),
             effective=1.0 / squares if squares > 0.0 else None,
             weights=Histogram.of(seen.weights),
             ages=Histogram.of(seen.ages),
@@ -548,9 +550,10 @@ class EpisodePool:
         with memory.held():
             seen = _Seen.of(memory)
             total, positives, _ = memory.sums()
-            if not seen.weights.any():
+            most = float(seen.weights.max(initial=0.0))
+            if not most > 0.0:
                 return None
-            at = random.choices(range(len(seen.rows)), seen.weights.tolist())[0]
+            at = random.choices(range(len(seen.rows)), (seen.weights / most).tolist())[0]
             inside, row = memory._inside(), seen.rows[at]
             number = int(inside["meta"]["number"][row])
             length = int(inside["episodes"]["length"][inside["meta"]["episode"][row]])

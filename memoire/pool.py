@@ -19,6 +19,7 @@ Importance sampling of replayed entries: Schaul et al., Prioritized Experience R
 
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -643,11 +644,13 @@ class Pool:
         """How held samples are spread: of some clients, and of some of their caches, those that can be drawn yet."""
         with self._lock:
             held, unused, population = self._held.held, self._held.unused, float(self._held.entries())
-            total = math.fsum(client.total_weight for client in self._clients.values())
+            most = max((client.total_weight for client in self._clients.values()), default=0.0)
+            parts = math.fsum(client.total_weight / most for client in self._clients.values()) if most > 0.0 else 0.0
             reuse, clock = self._parameters.reuse_cache, self._clock()
             chosen = self._some_caches()
         looked = [(client, _looked_at(caches, reuse, clock)) for client, caches in chosen]
-        shares = [(client.total_weight / total, found) for client, found in looked if len(found.chances)]
+        # Over the largest first: sums of what clients say could overflow.
+        shares = [(client.total_weight / most / parts, found) for client, found in looked if len(found.chances)]
         whole = math.fsum(share for share, _ in shares)
         twice = math.fsum(share * share * float(found.chances.mean()) for share, found in shares)
         weights = np.concatenate([np.empty(0), *(found.weights for _, found in looked)])
@@ -655,7 +658,7 @@ class Pool:
             looked=len(weights),
             held=held if reuse else unused,
             population=population,
-            total_weight=total,
+            total_weight=min(most * parts, sys.float_info.max),
             effective=whole / twice if twice > 0.0 else None,
             weights=Histogram.of(weights),
             ages=Histogram.of(np.concatenate([np.empty(0), *(found.ages for _, found in looked)])),
@@ -678,10 +681,11 @@ class Pool:
             clients = [client for client in self._clients.values() if client.caches and client.total_weight > 0.0]
             if not clients:
                 return None
-            weights = [client.total_weight for client in clients]
-            client = random.choices(clients, weights)[0]
+            most = max(client.total_weight for client in clients)
+            parts = [client.total_weight / most for client in clients]  # sums of what clients say could overflow
+            client = random.choices(clients, parts)[0]
             held = random.choice(client.queued())
-            share, population = client.total_weight / math.fsum(weights), float(self._held.entries())
+            share, population = client.total_weight / most / math.fsum(parts), float(self._held.entries())
             layout, beta, clock = self._layout, self._parameters.beta(self._annealing.batches), self._clock()
             sums = client.sequence, client.total_weight, float(client.positives), client.minimum
         # A pool of its own, with a cache of its own out of the same bytes: nothing is taken from this one.

@@ -160,3 +160,13 @@ def test_a_band_reaches_from_the_least_to_the_greatest_value(browser, scene):
             figure.locator(".u-legend .u-series.band-end").count() == 2
         )  # the ends of the band, which no legend shows
         assert figure.locator(".u-legend .band-end").first.is_hidden()
+
+
+def test_a_finding_leads_to_the_page_that_says_more(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "overview")
+        page.locator(".verdict", has_text="Nobody draws samples").get_by_role("link").click()
+        page.get_by_role("heading", name="Learners").wait_for()
+        open_page(page, scene[2].url, "learning")
+        page.get_by_role("link", name="actors by their mean return").click()
+        page.get_by_role("img", name="Mean return of the actors").wait_for()

@@ -154,6 +154,17 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     assert pool_of([]).peek() is None
 
 
+def test_weights_whose_sum_is_no_number_break_no_look() -> None:
+    pool = Pool(SCHEMA, SETTINGS, seed=1, clock=Clock())
+    memory, layout = memory_of(np.ones(100)), cache.layout_of(SCHEMA, SETTINGS)
+    for i in range(3):
+        pool.add(name(i), 0, cache.check(cache.build(memory, 64, now=0.0), layout))
+        pool.sums(name(i), 1, 1.5e308, 99, 1.0)
+    found, seen = pool.distribution(), pool.peek()
+    assert found.effective == pytest.approx(3 * 99, rel=1e-3) and np.isfinite(found.total_weight)
+    assert seen is not None and seen.probability == pytest.approx(1 / (3 * 99), rel=1e-3)
+
+
 # Entries of episodes
 
 

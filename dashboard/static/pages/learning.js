@@ -4,7 +4,7 @@ import {makeChart} from "../charts.js";
 import {fill, h} from "../dom.js";
 import {clock, count, figure, words} from "../format.js";
 import {choice, empty, every, showProblem, table} from "../parts.js";
-import {remember} from "../router.js";
+import {address, remember} from "../router.js";
 
 const MAIN = ["return", "length"];
 const IS_SCALAR = /^(client|learner)\./;
@@ -130,7 +130,8 @@ function smoothed(values, width) {
 
 function exports(run) {
   return ["Everything that is kept of this run: ", h("a", {href: at(`api/export.csv${query({run})}`)}, "CSV"), ", ",
-    h("a", {href: at(`api/export.tfevents${query({run})}`)}, "TensorBoard")];
+    h("a", {href: at(`api/export.tfevents${query({run})}`)}, "TensorBoard"),
+    ". Each actor by itself: ", h("a", {href: address("actors", {sort: "return_mean", order: "up"})}, "actors by their mean return"), "."];
 }
 
 function closeAll(charts) {

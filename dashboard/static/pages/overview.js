@@ -84,9 +84,20 @@ function tile({name, title, total}, {totals, rates}, line) {
     h("div.rate", `${figure(rates[name])} per second`), line(`${name}_per_second`));
 }
 
-function verdict({level, text}) {
-  return h(`li.verdict.${level}`, h("b", LEVELS[level] ?? level), h("span", text));
+function verdict({level, code, text}) {
+  const [page, state] = WHERE[code] ?? [];
+  const link = page && h("a", {href: address(page, state)}, `See ${PAGE_NAMES[page]}`);
+  return h(`li.verdict.${level}`, h("b", LEVELS[level] ?? level), h("span", text, link && [" ", link]));
 }
+
+const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
+
+/** The page that says more of a finding, with its state. */
+const WHERE = {
+  no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
+  no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}],
+  learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
+};
 
 function card(question, answer, ...rest) {
   return h("section.card", h("h2", question), h("p.answer", answer), ...rest);
