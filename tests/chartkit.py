@@ -11,8 +11,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
-CASES = [*sorted((CHART / "ci").glob("*-values.yaml")), *sorted((ROOT / "deploy" / "examples").glob("*.yaml"))]
-"""Values with which it is rendered: every kind of cluster, and what the examples say."""
+CASES = [
+    *sorted((CHART / "ci").glob("*-values.yaml")),
+    *sorted((ROOT / "deploy" / "examples").glob("*.yaml")),
+    *sorted((ROOT / "tests" / "kubernetes").glob("*.yaml")),
+]
+"""Values with which it is rendered: every kind of cluster, what the examples say, and what is installed for tests."""
 INSECURE = ("security.insecure=true", "server.env=CartPole-v1")
 KUBERNETES = "1.34.0"
 

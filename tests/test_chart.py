@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -319,6 +321,24 @@ def test_memory_follows_from_what_a_server_holds():
         assert grown == 4096
     assert int(small["requests"]["memory"].removesuffix("Mi")) > 1024 and "cpu" not in small["limits"]
     assert memory("server.resources={}") is None
+
+
+def test_a_package_of_it_has_what_it_needs_and_nothing_for_developers(tmp_path):
+    for helm in helms():
+        code, out, err = run(helm, "package", CHART, "--destination", tmp_path)
+        assert code == 0, out + err
+        (package,) = tmp_path.glob("memoire-*.tgz")
+        with tarfile.open(package) as files:
+            names = {name.partition("/")[2] for name in files.getnames()}
+        assert {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "templates/NOTES.txt"} <= names
+        assert {path.name for path in (CHART / "files").iterdir()} == {
+            Path(n).name for n in names if n.startswith("files/")
+        }
+        assert not any(name.startswith("ci/") or name == "values.schema.yaml" for name in names)
+        with tempfile.TemporaryDirectory(dir=tmp_path) as empty:  # it works from there
+            shutil.unpack_archive(package, empty)
+            assert render(helm=helm, chart=Path(empty) / "memoire", values=FULL) == render(helm=helm, values=FULL)
+        package.unlink()
 
 
 # ------------------------------------------------------------------------------------------------------ what is in it
