@@ -16,7 +16,7 @@ import zmq
 
 from . import links, sockets, wire
 from .calls import Answer, Call, Calls
-from .errors import MemoireError, MemoireTimeout, ProtocolError, Refused
+from .errors import AuthError, MemoireError, MemoireTimeout, ProtocolError, Refused
 from .limits import Limits
 from .security import Keys
 from .sockets import Context, Doors
@@ -25,6 +25,8 @@ MOST_PER_TURN = 64
 RENEW_AFTER = 5.0
 """Seconds without a word, while an answer is awaited, after which the socket is made anew, times 1 to 1.5: ZeroMQ never
 reconnects one whose address was for a moment somebody else's, who did not understand it."""
+DENIED_FOR_GOOD = 2.5
+"""Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
 LONGEST_ATTEMPT = 12.0
 """Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
 
@@ -72,11 +74,15 @@ class Channel:
         self._numbers = numbers or itertools.count(1)
         self._calls = Calls(limits.resend_after, limits.resend_most, rng)
         self._renewed_at = float("-inf")
+        self._denied_since = float("inf")
         self._socket = self._open()
 
     def _open(self) -> sockets.Socket:
         made = sockets.request_client(self._context, self._limits.reply_bytes)
-        self._link = links.dial(self._doors, made, self.endpoint, watch=True)
+        former = getattr(self, "_link", None)
+        self._link = links.dial(self._doors, made, self.endpoint, watch=True, keys=self._keys)
+        if former is not None:
+            self._link.denied = former.denied  # until it is known better
         self._address, self._seen = self._link.address, 0
         self._is_blocked = False
         self._patience = RENEW_AFTER * self._rng.uniform(1.0, 1.5)
@@ -99,6 +105,17 @@ class Channel:
         From any thread.
         """
         return self._link.is_down
+
+    @property
+    def denied(self) -> AuthError | None:
+        """Why this process is not let in there; None while it is, or while nobody knows. From any thread."""
+        return self._link.denied
+
+    @property
+    def denied_for_good(self) -> AuthError | None:
+        """The same, once it has been so for a while. From any thread."""
+        is_long = time.monotonic() - self._denied_since >= DENIED_FOR_GOOD
+        return self._link.denied if is_long else None
 
     @property
     def address(self) -> str:
@@ -177,7 +194,7 @@ class Channel:
         for call in self._calls.expired(now):
             call.finish(self._timeout(call, now))
         self._look_after_link(now)
-        if now >= self._renew_at:
+        if now >= self._renew_at or self._link.is_outdated:
             self._doors.drop(self._socket)
             self._socket = self._open()
             self._renewed_at = now
@@ -194,6 +211,7 @@ class Channel:
 
     def _look_after_link(self, now: float) -> None:
         link = self._link
+        self._denied_since = min(self._denied_since, now) if link.denied is not None else float("inf")
         if link.connections != self._seen:
             self.connections += link.connections - self._seen
             self._seen = link.connections

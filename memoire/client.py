@@ -85,6 +85,8 @@ NOTICES_PER_TURN = 100
 WARN_EVERY = 60.0
 """Seconds between two warnings that lines are dropped."""
 
+PARTING = 1.0
+"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 HELD_BACK = "held back"
 """Why nothing was pushed while learners are too far behind."""
 
@@ -387,10 +389,16 @@ class Client(Node):
         self._worker.start()
         close_at_exit(self)
         try:
-            self._await(lambda: self._welcome is not None, self._seconds(timeout), "welcome", self._advice)
+            self._await(self._is_met, self._seconds(timeout), "welcome", self._advice)
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
+
+    def _is_met(self) -> bool:
+        """Whether a home has answered. Raises AuthError where nobody can, since this process is not let in."""
+        if self._welcome is None and (denied := self._channel.denied_for_good) is not None:
+            raise denied
+        return self._welcome is not None
 
     # ------------------------------------------------------------------------------------------ what it learned
 
@@ -1128,7 +1136,7 @@ class Client(Node):
                 if left <= 0:
                     break
                 self._changed.wait(left)
-        raise MemoireTimeout(what, self.endpoint, patience, advice())
+        raise self._channel.denied or MemoireTimeout(what, self.endpoint, patience, advice())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
@@ -1156,6 +1164,9 @@ class Client(Node):
 
     def _turn(self, ready: dict[object, int]) -> None:
         self._channel.turn(ready)
+        if self._welcome is None and self._channel.denied is not None:
+            with self._changed:
+                self._changed.notify_all()
         if self._channel.connections != self._connections:
             self._connections = self._channel.connections
             self._take_news()  # whoever is there again may have forgotten something
@@ -1311,17 +1322,18 @@ class Client(Node):
         push = self._given[0] or sockets.seen_from(self._channel.address, endpoints.push)
         subscribe = self._given[1] or sockets.seen_from(self._channel.address, endpoints.publish)
         doors = self._worker.doors
-        for former in (self._push, self._sub):
-            if former is not None:
-                doors.drop(former)
+        if self._push is not None:
+            doors.drop(self._push, PARTING)
+        if self._sub is not None:
+            doors.drop(self._sub)
         self._push, self._sub, self._is_push_blocked = None, None, False
         if push:
             made = sockets.data_sender(self._context)
-            links.dial(doors, made, push)
+            links.dial(doors, made, push, keys=self._keys)
             self._push = doors.add(made, reading=False)
         if subscribe:
             made = sockets.subscriber(self._context, self._limits.request_bytes)
-            links.dial(doors, made, subscribe)
+            links.dial(doors, made, subscribe, keys=self._keys)
             made.setsockopt(zmq.SUBSCRIBE, wire.NEWS_FRAME)
             self._sub = doors.add(made)
             self._topics.opened()

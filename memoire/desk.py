@@ -50,6 +50,8 @@ MOST_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
 MOST_INHERITED = 1 << 18
 """Accounts of other servers that are kept for one run."""
+MOST_OWNERS = 1 << 14
+"""Client ids without an account, of readers and such, that are known to belong to a key."""
 MOST_READINGS = 4
 """Readings of accounts, in pages, that go on at the same time; a further one ends the oldest, which is read anew."""
 
@@ -142,6 +144,7 @@ class Desk:
         self.learners = Learners()
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
+        self._owners: OrderedDict[bytes, str] = OrderedDict()  # of client ids without an account, as in accounts
         self.feedback_lost = 0
         """Priorities whose client is not known here, or that waited too long for it."""
         self.feedback_given = 0
@@ -360,6 +363,32 @@ class Desk:
             self.refused[error.code if error.code in wire.CODES else "other"] += 1
         return Reply(wire.Refused(code=error.code, text=error.detail[:1000]))
 
+    def own(self, client: bytes, principal: str) -> None:
+        """Bind a client id to who uses it first, for as long as it is known here.
+
+        Args:
+            principal: Role and name of the key that a message came by; "" where it came by none.
+
+        Raises:
+            ProtocolError: (code "client") it belongs to another key.
+        """
+        if not principal or client == wire.NO_CLIENT:
+            return
+        with self.lock:
+            account = self.ledger.find(client)
+            owner = self._owners.get(client, "") if account is None else account.owner
+            if owner == principal:
+                return
+            if owner:
+                raise ProtocolError("client", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")
+            if account is not None:
+                account.owner = principal
+                self._touch(self.runs.current, account)
+            else:
+                self._owners[client] = principal
+                while len(self._owners) > MOST_OWNERS:
+                    self._owners.popitem(last=False)
+
     def _once(
         self, grant: Callable[[wire.Header, Any, Any], Reply], kept: int
     ) -> Callable[[wire.Header, Any, Any], Reply]:
@@ -427,6 +456,7 @@ class Desk:
         """Open the client's account, and remember what it says of itself; since when it is open. Under the lock."""
         is_new = client not in self.ledger
         account = self.ledger.account(client, self._clock(), table.number)
+        account.owner = account.owner or self._owners.pop(client, "")
         self.facts[client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
         if is_new or (account.label, account.host, account.table) != (body.label, body.host, table.number):
             account.label, account.host = body.label, body.host

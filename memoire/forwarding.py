@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import zmq
 
 from . import sockets
-from .sockets import Doors, Socket
+from .sockets import Doors, Socket, Way
 
 MOST_FRAMES = 16
 MESSAGES_PER_TURN = 100
@@ -20,12 +22,16 @@ LOOK_UP = 0.1
 """Seconds between two looks at whether it is to end."""
 
 
+Change = Callable[[list[zmq.Frame]], Sequence[Any]]
+"""A message as it goes on; nothing where it does not."""
+
+
 class _Direction:
     """Messages from one socket to another."""
 
-    def __init__(self, source: Socket, sink: Socket) -> None:
-        self.source, self.sink = source, sink
-        self.kept: list[zmq.Frame] | None = None
+    def __init__(self, source: Socket, sink: Socket, change: Change) -> None:
+        self.source, self.sink, self.change = source, sink, change
+        self.kept: Sequence[Any] | None = None
 
     def move(self) -> None:
         """Hand on what is there; keep what does not fit."""
@@ -38,20 +44,33 @@ class _Direction:
             if frames is None:
                 return
             # One frame more than any message of ours: not handed on, since its end was thrown away.
-            if len(frames) <= MOST_FRAMES and not sockets.send(self.sink, frames):
-                self.kept = frames
+            sent = self.change(frames) if len(frames) <= MOST_FRAMES else []
+            if sent and not sockets.send(self.sink, sent):
+                self.kept = sent
                 return
 
 
-def forward(front: Socket, back: Socket, *, both_ways: bool, until: threading.Event) -> None:
+def forward(
+    front: Socket,
+    back: Socket,
+    pass_on: Change,
+    *,
+    both_ways: bool,
+    until: threading.Event,
+    ways: Mapping[Socket, Way | None],
+) -> None:
     """Hand messages on until the event is set; both sockets belong to the caller's thread, and are closed at the
     end.
+
+    Args:
+        pass_on: What becomes of a message on its way from front to back.
+        ways: What the sockets' addresses need to be looked after.
     """
     doors = Doors()
-    directions = [_Direction(front, back)] + ([_Direction(back, front)] if both_ways else [])
+    directions = [_Direction(front, back, pass_on)] + ([_Direction(back, front, list)] if both_ways else [])
     try:
         for made in (front, back):
-            doors.add(made)
+            doors.add(made, way=ways.get(made))
         while not until.is_set():
             for made in (front, back):
                 reading = any(way.source is made and way.kept is None for way in directions)

@@ -64,6 +64,8 @@ class Account:
     """Where it runs, as it says."""
     table: int = 0
     """Number of the table that it belongs to."""
+    owner: str = ""
+    """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
 
     def copy(self) -> Account:
         """The account as it is now, which nobody changes any more."""

@@ -19,8 +19,10 @@ import time
 import zmq
 
 from . import names, sockets
-from .errors import EndpointError
+from .errors import AuthError, EndpointError
 from .names import Found, Names
+from .security import Keys
+from .showing import Shown
 from .sockets import Doors, Socket
 
 PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -47,7 +49,7 @@ _REFUSED = (
 class Link:
     """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
 
-    def __init__(self, doors: Doors, made: Socket, endpoint: str, known: Names) -> None:
+    def __init__(self, doors: Doors, made: Socket, endpoint: str, known: Names, keys: Keys | None = None) -> None:
         self.endpoint = endpoint
         self.address = ""
         """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
@@ -67,11 +69,13 @@ class Link:
         """
         self.monitor: Socket | None = None
         """What the doors wait on; None for inproc, which has no events, and where nobody wants to know."""
-        self.look_at = float("inf")
-        """When the name is to be looked up again."""
+        self.denied: AuthError | None = None
+        """Why this process is not let in there; None while it is, or while nobody knows."""
+        self._shown = Shown(keys, made, endpoint) if keys is not None and endpoint.startswith("tcp://") else None
+        self._name_at = float("inf")  # when the name is to be looked up again
         self._refusal = ""  # why the newest handshake failed
         self._doors, self._made, self._names = doors, made, known
-        self._followers: list[Socket] = []
+        self._followers: dict[Socket, _Follower | None] = {}
         named = _NAMED.fullmatch(endpoint)
         self._host, self._port = ("", "") if named is None or names.is_numeric(named["host"]) else named.groups()
         self._addresses: tuple[str, ...] = ()  # of the name, best first, as `address` is written
@@ -94,15 +98,26 @@ class Link:
 
     def join(self, made: Socket) -> Socket:
         """Connect another socket to wherever this link leads, from now on."""
-        self._followers.append(made)
+        follower = self._followers[made] = None if self._shown is None else _Follower(self._shown.keys, made, self)
+        if follower is not None:
+            self._doors.follow(made, follower)
         if self.address:
-            sockets.connect(made, self.address)
+            self._attach(made, self.address)
         return made
+
+    @property
+    def look_at(self) -> float:
+        """When `turn` has something to do."""
+        return self._name_at if self._shown is None else min(self._name_at, self._shown.look_at)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the keys have changed since it was dialled: a socket that is made anew shows the new ones."""
+        return self._shown is not None and self._shown.is_outdated
 
     def leave(self, made: Socket) -> None:
         """Forget a socket that is closed."""
-        if made in self._followers:
-            self._followers.remove(made)
+        self._followers.pop(made, None)
 
     def explain(self, probe: bool = True) -> str:
         """What a person can do while there is no answer: a sentence or two. From any thread.
@@ -115,6 +130,8 @@ class Link:
                 f"It is connected to {self.address}, so the process there hangs, was stopped, is overloaded, or is "
                 f"a proxy whose servers are away. Try `memoire doctor {self.endpoint}`."
             )
+        if self.denied is not None:
+            return str(self.denied)
         if self._refusal and self.address:
             return f"Something accepts connections at {self.address}, but {self._refusal}. Is it memoire's address?"
         return sockets.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
@@ -123,17 +140,21 @@ class Link:
 
     def open(self, watch: bool) -> None:
         """Begin: connect, or look the name up first."""
-        if (watch or self._host) and not self.endpoint.startswith("inproc://"):
+        if (watch or self._host or self._shown is not None) and not self.endpoint.startswith("inproc://"):
             self.monitor = sockets.monitor(self._made, _WANTED)
         if self._host:
             self._look()
         else:
-            self.address = sockets.connect(self._made, self.endpoint)
+            self._attach(self._made, self.endpoint)
+            self.address = self.endpoint
 
     def turn(self, now: float) -> None:
-        """Look the name up again, should it be time."""
-        if now >= self.look_at:
+        """Look the name up again, or dial anew with keys that may fit now, should it be time."""
+        if now >= self._name_at:
             self._look()
+        if self._shown is not None and self._shown.is_due(now) and self.address:
+            self._leave_address(self._made, self.address)
+            self._attach(self._made, self.address)
 
     def heard(self) -> None:
         """Take what the monitor has."""
@@ -150,7 +171,7 @@ class Link:
 
     def close(self) -> None:
         """Give the monitor back; the socket is closed afterwards, by whoever has it."""
-        self.look_at = float("inf")
+        self._name_at = float("inf")
         if self.monitor is not None:
             sockets.end_monitor(self._made, self.monitor)
             self.monitor = None
@@ -164,8 +185,12 @@ class Link:
             self.failures = self._rounds = 0
             self._refusal = ""
             self._tried.clear()
-            self.look_at = float("inf")
+            self._name_at = float("inf")
+            self.denied = None
+            if self._shown is not None:
+                self._shown.succeeded()
         elif event in _REFUSED:
+            self._refused(event, value)
             silent = value == errno.EAGAIN and event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             self._refusal = "says nothing: it hangs, or is another service" if silent else "does not speak ZeroMQ"
             self._failed()
@@ -177,6 +202,14 @@ class Link:
             if self._host:
                 self._look()
 
+    def _refused(self, event: int, value: int) -> None:
+        """A handshake failed: perhaps since one side wants keys that the other does not have."""
+        if self._shown is not None:
+            self.denied = self._shown.failed(event, value, time.monotonic()) or self.denied
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
+            advice = "Give this process a keys folder: keys=, --keys or $MEMOIRE_KEYS."
+            self.denied = AuthError(self.endpoint, "it asks for a key, and this process has none", advice)
+
     def _failed(self) -> None:
         """An attempt came to nothing. ZeroMQ tries the same address again by itself."""
         self.is_connected = False
@@ -187,16 +220,16 @@ class Link:
         untried = [address for address in self._addresses if address not in self._tried]
         if untried:
             self._move(untried[0])
-        elif self.look_at == float("inf"):
+        elif self._name_at == float("inf"):
             self._pause()
 
     def _pause(self) -> None:
         seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._rounds, 30))
         self._rounds += 1
-        self.look_at = time.monotonic() + seconds * random.uniform(0.5, 1.0)
+        self._name_at = time.monotonic() + seconds * random.uniform(0.5, 1.0)
 
     def _look(self) -> None:
-        self.look_at = float("inf")
+        self._name_at = float("inf")
         if not self._is_asking:
             self._is_asking = True
             self._names.ask(self._host, lambda found: self._doors.post(lambda: self._found(found)))
@@ -229,11 +262,68 @@ class Link:
             self.is_connected, self.lost_at = False, time.monotonic()
         for made in (self._made, *self._followers):
             if former:
-                try:
-                    made.disconnect(former)
-                except zmq.ZMQError:
-                    pass  # ZeroMQ has given it up by itself
-            sockets.connect(made, address)
+                self._leave_address(made, former)
+            self._attach(made, address)
+
+    def _attach(self, made: Socket, address: str) -> None:
+        shown = self._shown if made is self._made else getattr(self._followers.get(made), "shown", None)
+        if shown is not None:
+            shown.apply(address)
+        sockets.connect(made, address)
+
+    @staticmethod
+    def _leave_address(made: Socket, address: str) -> None:
+        try:
+            made.disconnect(address)
+        except zmq.ZMQError:
+            pass  # ZeroMQ has given it up by itself
+
+    def attach_follower(self, made: Socket) -> None:
+        """Dial anew with another socket: its keys may fit now."""
+        if self.address:
+            self._leave_address(made, self.address)
+            self._attach(made, self.address)
+
+
+class _Follower:
+    """A socket beside a link's own, which may be denied by itself."""
+
+    def __init__(self, keys: Keys, made: Socket, link: Link) -> None:
+        self.shown = Shown(keys, made, link.endpoint)
+        self.monitor: Socket | None = sockets.monitor(made, _WANTED)
+        self._made, self._link = made, link
+
+    @property
+    def look_at(self) -> float:
+        """When `turn` has something to do."""
+        return self.shown.look_at
+
+    def turn(self, now: float) -> None:
+        """Dial anew, should it be time."""
+        if self.shown.is_due(now):
+            self._link.attach_follower(self._made)
+
+    def heard(self) -> None:
+        """Take what the monitor has."""
+        assert self.monitor is not None
+        while True:
+            try:
+                event, value = sockets.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.shown.succeeded()
+            elif event in _REFUSED:
+                self.shown.failed(event, value, time.monotonic())
+
+    def leave(self, made: Socket) -> None:
+        """Nothing follows a follower."""
+
+    def close(self) -> None:
+        """Give the monitor back."""
+        if self.monitor is not None:
+            sockets.end_monitor(self._made, self.monitor)
+            self.monitor = None
 
 
 def _place(address: str) -> str:
@@ -249,7 +339,14 @@ def _place(address: str) -> str:
 
 
 def dial(
-    doors: Doors, made: Socket, endpoint: str, *, watch: bool = False, follow: bool = True, known: Names | None = None
+    doors: Doors,
+    made: Socket,
+    endpoint: str,
+    *,
+    watch: bool = False,
+    follow: bool = True,
+    known: Names | None = None,
+    keys: Keys | None = None,
 ) -> Link:
     """Connect a socket that these doors are to own; returns at once, whether anybody is there or not.
 
@@ -257,11 +354,13 @@ def dial(
         watch: Whether somebody wants to know about the connection; a name has it known anyway.
         follow: False where the socket is still to be handed over: with `doors.add(made, way=link)`.
         known: Look-ups; the process's own by default.
+        keys: Those of this process, for tcp:// addresses.
 
     Raises:
         EndpointError: this is no address; the socket is closed.
+        KeyFileError: the keys folder has no server.pub.
     """
-    link = Link(doors, made, endpoint, known or names.shared_names())
+    link = Link(doors, made, endpoint, known or names.shared_names(), keys)
     try:
         link.open(watch)
     except BaseException:

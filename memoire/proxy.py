@@ -29,6 +29,7 @@ import msgspec
 import zmq
 
 from . import descriptors, exposure, links, sockets, wire
+from .authenticator import Gate, Security
 from .calls import Answer
 from .channel import Channel
 from .checks import seconds
@@ -37,7 +38,7 @@ from .errors import Closed, EndpointError, MemoireError, ProtocolError
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
-from .security import Given, Keys
+from .security import Given, Keys, Peer
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
@@ -55,6 +56,8 @@ GRACE = 10.0
 """Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
 RETIRE = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
+PARTING = 1.0
+"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
 MESSAGES_PER_TURN = 200
@@ -102,6 +105,8 @@ class ProxyStats:
     """File descriptors that the process has open."""
     most_descriptors: int
     """How many it may have."""
+    security: Security
+    """Who may come, and who was sent away."""
     faults: int
 
 
@@ -145,13 +150,35 @@ class _Source(NamedTuple):
     run: int
 
 
+class _Request(NamedTuple):
+    """A request as it came in, and whose it is."""
+
+    peer: Peer
+    frames: list[zmq.Frame]
+
+    @property
+    def empty(self) -> int | None:
+        """Where the empty frame is, after the addresses of who is to get the answer."""
+        return next((place for place, frame in enumerate(self.frames) if not len(frame)), None)
+
+    @property
+    def envelope(self) -> list[zmq.Frame]:
+        """Those addresses, and the empty frame."""
+        return self.frames[: (self.empty or 0) + 1]
+
+    @property
+    def request(self) -> list[zmq.Frame]:
+        """The message."""
+        return self.frames[(self.empty or 0) + 1 :]
+
+
 class _Held(NamedTuple):
     """A request for a chunk of a model that is on its way here."""
 
     until: float
     topic: str
     version: int
-    frames: list[zmq.Frame]
+    asking: _Request
 
 
 class _Back:
@@ -167,7 +194,7 @@ class _Back:
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
         self.channel = Channel(
-            self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng, keys=proxy._keys
+            self.doors, context, endpoint, client=proxy._id, limits=limits, rng=proxy._rng, keys=proxy.keys
         )
         self.dealer = self._open_dealer()
         self.push: Socket | None = None
@@ -227,11 +254,11 @@ class _Back:
     def _close_data(self) -> None:
         for made in (self.push, self.sub):
             if made is not None:
-                self._drop(made)
+                self._drop(made, PARTING if made is self.push else 0.0)
         self.push = self.sub = None
 
-    def _drop(self, made: Socket) -> None:
-        self.doors.drop(made)
+    def _drop(self, made: Socket, linger: float = 0.0) -> None:
+        self.doors.drop(made, linger)
         self._writing.pop(made, None)
 
     def next_time(self) -> float:
@@ -276,11 +303,15 @@ class _Back:
         """Connect the sockets whose addresses the other side has just said."""
         limits, context = self._proxy._limits, self._proxy._context
         push = sockets.data_sender(context)
-        links.dial(self.doors, push, sockets.seen_from(self.channel.address, told.endpoints.push))
+        links.dial(
+            self.doors, push, sockets.seen_from(self.channel.address, told.endpoints.push), keys=self._proxy.keys
+        )
         self.push = self.doors.add(push, reading=False)
         if told.endpoints.publish:
             sub = sockets.subscriber(context, limits.request_bytes)
-            links.dial(self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish))
+            links.dial(
+                self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish), keys=self._proxy.keys
+            )
             sub.setsockopt(zmq.SUBSCRIBE, wire.NEWS_FRAME)
             self.sub = self.doors.add(sub)
             self._is_hearing = False
@@ -367,7 +398,7 @@ class Proxy(Node):
         servers = _checked(servers)
         self._limits = limits or Limits()
         self._context = context or sockets.shared_context()
-        self._keys = Keys.of(keys, "proxy")
+        self._gate = Gate(self._context, Keys.of(keys, "proxy"))
         self._queue_bytes = queue_bytes
         self._pid = os.getpid()
         self._id = secrets.token_bytes(16)
@@ -383,7 +414,7 @@ class Proxy(Node):
         self._removed: set[int] = set()  # homes behind addresses that were taken off the list
         self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
         self._listed_at = self._started  # when the list of servers was given
-        self._pending: deque[list[zmq.Frame]] = deque(maxlen=PENDING)
+        self._pending: deque[_Request] = deque(maxlen=PENDING)
         self._models = ModelStore(self._limits.model_bytes)
         self._sources: dict[str, _Source] = {}  # of the newest model of each topic
         self._notices = Notices(time.monotonic())
@@ -398,22 +429,39 @@ class Proxy(Node):
             self._pub = doors.add(sockets.publisher(self._context))
             self._router = doors.add(sockets.request_server(self._context, self._limits.request_bytes))
             self._endpoints = wire.Endpoints(
-                push=sockets.bind(self._pull, push_front or beside[0]),
-                publish=sockets.bind(self._pub, pub_front or beside[1]),
-                request=sockets.bind(self._router, front),
+                push=self._bind(self._pull, push_front or beside[0]),
+                publish=self._bind(self._pub, pub_front or beside[1]),
+                request=self._bind(self._router, front),
             )
-            if self._keys is None:
+            if self.keys is None:
                 bound = self._endpoints
                 addresses = [bound.request, bound.push, bound.publish]
                 exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)")
             self._backs += [_Back(self, endpoint) for endpoint in servers]
         except BaseException:
             self._worker.stop(0.0)
+            self._gate.close()
             raise
         if trouble := descriptors.too_few(self._limits.expected_clients):
             _log.warning("proxy %s: %s", self.name, trouble)
         self._worker.start()
         close_at_exit(self)
+
+    def _bind(self, made: Socket, endpoint: str) -> str:
+        bound, way = self._gate.bind(made, endpoint)
+        if way is not None:
+            self._worker.doors.follow(made, way)
+        return bound
+
+    @property
+    def keys(self) -> Keys | None:
+        """Of this process; None where everybody is let in."""
+        return self._gate.keys
+
+    @property
+    def refused_peers(self) -> dict[str, int]:
+        """Connections and messages that were refused for who they came from, by `authenticator.REASONS`."""
+        return dict(self._gate.refused)
 
     @property
     def endpoint(self) -> str:
@@ -468,6 +516,7 @@ class Proxy(Node):
             model_bytes=self._models.bytes,
             descriptors=descriptors.used(),
             most_descriptors=descriptors.limit(),
+            security=self._gate.security(),
             faults=self._worker.errors,
         )
 
@@ -488,7 +537,7 @@ class Proxy(Node):
         if all(back.is_away for back in backs):
             return [f"away: none of {', '.join(back.endpoint for back in backs)} answers"]
         trouble = descriptors.shared_guard().trouble()
-        return [trouble] if trouble else []
+        return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
     @property
     def closed(self) -> bool:
@@ -508,6 +557,7 @@ class Proxy(Node):
                 return
             if not self._worker.stop(patience, linger=min(patience, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
+            self._gate.close()
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), patience)
 
     def __repr__(self) -> str:
@@ -571,7 +621,7 @@ class Proxy(Node):
             self._take_caches()
         now = time.monotonic()
         if self._pub in ready:
-            self._notices.subscribed(sockets.subscribed(self._pub), self._models, now)
+            self._notices.subscribed(sockets.subscribed(self._pub, self._gate.admits), self._models, now)
         for model in self._notices.due(self._models, now):
             self._notice(model, again=True)
         for back in (*self._backs, *self._retiring):
@@ -588,27 +638,35 @@ class Proxy(Node):
             frames = sockets.receive(self._router, most=ENVELOPE)
             if frames is None:
                 return
-            self._request(frames)
+            try:
+                peer, frames = self._gate.admit(self._router, frames, 1)
+            except ProtocolError as error:
+                self._count(error)
+                continue
+            self._request(_Request(peer, frames))
 
-    def _request(self, frames: list[zmq.Frame]) -> None:
-        empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
-        if empty is None or len(frames) > ENVELOPE - 1:  # every proxy puts one more address in front
+    def _count(self, error: ProtocolError) -> None:
+        self._refused[error.code] += 1
+        self._gate.refuse(error.code, error.detail)
+
+    def _request(self, asked: _Request) -> None:
+        if asked.empty is None or len(asked.frames) > ENVELOPE - 1:  # every proxy puts one more address in front
             self._refused["frames"] += 1
             return
-        envelope, request = frames[: empty + 1], frames[empty + 1 :]
         try:
-            header, _ = wire.parse_header(request, self._limits)
-            if header.type is wire.Type.FETCH and self._answer_fetch(frames, envelope, request):
+            header, _ = wire.parse_header(asked.request, self._limits)
+            asked.peer.check(header.type, header.table)
+            if header.type is wire.Type.FETCH and self._answer_fetch(asked):
                 return
-            self._route(header, frames)
+            self._route(header, asked)
         except ProtocolError as error:
-            self._refuse(envelope, request, error)
+            self._refuse(asked, error)
 
-    def _route(self, header: wire.Header, frames: list[zmq.Frame]) -> None:
+    def _route(self, header: wire.Header, asked: _Request) -> None:
         back = self._homes.get(header.home)
         if back is None and header.type is wire.Type.HELLO:
             if not self._is_ready:
-                self._pending.append(frames)
+                self._pending.append(asked)
                 return
             back = self._assign(header.client)
         if back is None:
@@ -617,6 +675,7 @@ class Proxy(Node):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return  # its server may answer soon, and the request comes again
         self._requests += 1
+        frames: list[Any] = [*self._gate.passport(asked.peer), *asked.frames]
         back.requests.put(frames, sum(len(frame) for frame in frames))
 
     @property
@@ -648,16 +707,16 @@ class Proxy(Node):
             self._homes.setdefault(home, back)
             self._removed.discard(home)
 
-    def _refuse(self, envelope: list[zmq.Frame], request: list[zmq.Frame], error: ProtocolError) -> None:
-        self._refused[error.code] += 1
-        header = wire.peek(request)
+    def _refuse(self, asked: _Request, error: ProtocolError) -> None:
+        self._count(error)
+        header = wire.peek(asked.request)
         if header is not None:
             body = wire.Refused(code=error.code, text=error.detail[:1000])
-            sockets.send(self._router, [*envelope, *wire.reply(header, body)])
+            sockets.send(self._router, [*asked.envelope, *wire.reply(header, body)])
 
-    def _answer_fetch(self, frames: list[zmq.Frame], envelope: list[zmq.Frame], request: list[zmq.Frame]) -> bool:
+    def _answer_fetch(self, asking: _Request) -> bool:
         """Hand out a model that is kept here, or soon; False where the server has to be asked."""
-        message = wire.parse(request, self._limits)
+        message = wire.parse(asking.request, self._limits)
         asked, header = message.body, message.header
         assert isinstance(asked, wire.Fetch)
         source = self._sources.get(asked.topic)
@@ -665,13 +724,13 @@ class Proxy(Node):
             return False
         model = self._models.serve(asked.topic, asked.version)
         if model is None:
-            return self._hold(frames, header, asked)
+            return self._hold(asking, header, asked)
         reply = chunk_of(model, asked, self._limits)
         self._requests += 1
-        sockets.send(self._router, [*envelope, *wire.reply(header, reply.body, payload=reply.payload)])
+        sockets.send(self._router, [*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
         return True
 
-    def _hold(self, frames: list[zmq.Frame], header: wire.Header, asked: wire.Fetch) -> bool:
+    def _hold(self, asking: _Request, header: wire.Header, asked: wire.Fetch) -> bool:
         """Keep the request while the model is on its way here: it crosses the way behind this proxy once, not once for
         each client. A client may have heard of it before this proxy has.
         """
@@ -683,7 +742,7 @@ class Proxy(Node):
             return True  # sent again: it is answered once
         if len(self._held) >= MOST_HELD or not self._is_coming(asked.topic, asked.version):
             return False
-        self._held[key] = _Held(time.monotonic() + HOLD, asked.topic, asked.version, frames)
+        self._held[key] = _Held(time.monotonic() + HOLD, asked.topic, asked.version, asking)
         return True
 
     def _is_coming(self, topic: str, version: int) -> bool:
@@ -692,18 +751,16 @@ class Proxy(Node):
     def _release(self, keys: list[tuple[bytes, int]]) -> None:
         """Answer what was held, from here or by the server."""
         for key in keys:
-            frames = self._held.pop(key).frames
-            empty = next(place for place, frame in enumerate(frames) if not len(frame))
-            envelope, request = frames[: empty + 1], frames[empty + 1 :]
-            message = wire.parse(request, self._limits)
+            asking = self._held.pop(key).asking
+            message = wire.parse(asking.request, self._limits)
             assert isinstance(message.body, wire.Fetch)
             try:
                 if self._models.get(message.body.topic, message.body.version) is None:
-                    self._route(message.header, frames)
+                    self._route(message.header, asking)
                 else:
-                    self._answer_fetch(frames, envelope, request)
+                    self._answer_fetch(asking)
             except ProtocolError as error:
-                self._refuse(envelope, request, error)
+                self._refuse(asking, error)
 
     def _reply(self, back: _Back, frames: list[zmq.Frame]) -> None:
         """A server's reply to a client: handed on. WELCOME gets this proxy's own addresses, and UPDATED the word to
@@ -755,15 +812,17 @@ class Proxy(Node):
 
     def _take_caches(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
-            frames = sockets.receive(self._pull, most=2)
+            frames = sockets.receive(self._pull, most=3)
             if frames is None:
                 return
             try:
+                peer, frames = self._gate.admit(self._pull, frames, 0)
                 header, _ = wire.parse_header(frames, self._limits)
+                peer.check(header.type)
                 if header.type not in (wire.Type.CACHE, wire.Type.EPISODE):
                     raise ProtocolError("unexpected", f"{header.type.name} was pushed")
             except ProtocolError as error:
-                self._refused[error.code] += 1
+                self._count(error)
                 continue
             back = self._homes.get(header.home)
             if back is None:
@@ -771,7 +830,7 @@ class Proxy(Node):
                 continue
             self._caches += 1
             self._cache_bytes += header.payload_bytes
-            back.caches.put(frames, header.payload_bytes)
+            back.caches.put([*self._gate.passport(peer), *frames], header.payload_bytes)
             # At once: a turn may bring more than the queue holds, while the server has room for all of it.
             back.caches.send(back.push)
 

@@ -42,6 +42,7 @@ from .channel import Channel
 from .checks import mapping, seconds, table_name, text, whole
 from .desk import DRAWS_IN_FLIGHT
 from .errors import (
+    AuthError,
     Closed,
     EndpointError,
     MemoireError,
@@ -298,10 +299,17 @@ class Reader(Node):
         if timeout is None:
             return
         try:
-            self._await(lambda: self._schema is not None and not self._is_meeting, self._seconds(timeout), "welcome")
+            self._await(self._has_met, self._seconds(timeout), "welcome")
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
+
+    def _has_met(self) -> bool:
+        """Whether every address has answered, or had its time. Raises AuthError where nobody lets this process in."""
+        denied = [link.channel.denied_for_good for link in self._links]
+        if self._schema is None and denied[0] is not None and all(denied):
+            raise denied[0]
+        return self._schema is not None and not self._is_meeting
 
     def _open(self, url: str, context: Context) -> _Link:
         channel = Channel(
@@ -914,7 +922,13 @@ class Reader(Node):
 
     def _await(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
         if not self._wait(is_done, patience):
-            raise MemoireTimeout(what, ", ".join(self.urls), patience, self._links[0].channel.trouble())
+            raise self._denied or MemoireTimeout(what, ", ".join(self.urls), patience, self._links[0].channel.trouble())
+
+    @property
+    def _denied(self) -> AuthError | None:
+        """Why nobody can answer: every address that is not away does not let this process in."""
+        found = [link.channel.denied for link in self._links]
+        return found[0] if all(found) else None
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 

@@ -33,6 +33,7 @@ from zmq.utils.z85 import decode, encode
 
 from . import wire
 from .errors import KeyFileError, ProtocolError
+from .table import ROUNDTRIP
 from .wire import Type
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,12 @@ MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
     }
 )
 """What each role may send to a server or proxy. A proxy may pass on what others may send, and says whose it is."""
-_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": {"proxy"}}
-"""What a role may call itself in HELLO, apart from "doctor"; learners and servers may be anything."""
+_TRY: Final = frozenset({Type.SUMS, Type.DRAW})
+_ROUNDTRIP: Final = wire.table_number(ROUNDTRIP)
+"""The table in which an actor may find what it pushed: for `memoire doctor`."""
+_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str]()}
+"""What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
+those behind it: these two are nobody to a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,10 @@ class Peer:
         """Role and name: what a client id is bound to. Keys with the same ones are the same to a server."""
         return f"{self.role}/{self.name}" if self.role else ""
 
-    def check(self, kind: Type) -> None:
-        """Raise ProtocolError (code "role") where this peer may not send messages of this type."""
-        if self.role and kind not in MAY[self.role]:
+    def check(self, kind: Type, table: int = 0) -> None:
+        """Raise ProtocolError (code "role") where this peer may not send messages of this type about this table."""
+        is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
+        if self.role and kind not in MAY[self.role] and not is_try:
             raise ProtocolError(
                 "role", f"the key {self.name!r} is {_article(self.role)}'s, which may not send {kind.name}"
             )
@@ -100,7 +106,8 @@ class Peer:
     def check_hello(self, hello: wire.Hello) -> None:
         """Raise ProtocolError (code "role") where this peer may not call itself what it does."""
         allowed = _CALLS_ITSELF.get(self.role)
-        if allowed is not None and hello.role not in {"doctor", *allowed}:
+        is_try = hello.table == ROUNDTRIP and self.role == "actor"
+        if allowed is not None and not is_try and hello.role not in {"doctor", "proxy", *allowed}:
             raise ProtocolError(
                 "role", f"the key {self.name!r} is {_article(self.role)}'s, and was used by {_article(hello.role)}"
             )
@@ -109,7 +116,8 @@ class Peer:
 OPEN: Final = Peer("", "")
 """Whoever comes in where no keys are asked for."""
 
-_PASSPORT: Final = b"MEMP\x01"
+PASSPORT_MAGIC: Final = b"MEMP"
+_PASSPORT: Final = PASSPORT_MAGIC + b"\x01"
 
 
 def passport(peer: Peer) -> bytes:
@@ -259,6 +267,8 @@ class Keys:
         """The key of this process, with its secret half."""
         self.servers: tuple[Key, ...] = ()
         """Public keys of what it dials."""
+        self.met: dict[str, bytes] = {}
+        """Which key was found at an address that was dialled."""
         self.authorized: Mapping[bytes, Key] = {}
         """Who may come in, by public key."""
         self._lock = threading.Lock()
@@ -467,9 +477,10 @@ def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str,
         names: Of keys, by role; by default the role's plural.
     """
     keys = {role: make(role, (names or {}).get(role, "")) for role in ROLES}
-    dialled = keys["proxy"].text() + keys["server"].text()
     files = {}
     for role, key in keys.items():
+        first, second = ("server", "proxy") if role == "proxy" else ("proxy", "server")  # whom it is likely to dial
+        dialled = keys[first].text() + keys[second].text()
         files[role] = {"own.key": key.text(secret=True), "own.pub": key.text(), "server.pub": dialled}
         for other in ADMITTED.get(role, ()):
             files[role][f"authorized/{other}/{keys[other].name}.pub"] = keys[other].text()

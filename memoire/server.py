@@ -32,11 +32,12 @@ import zmq
 from . import checks, descriptors, exposure, links, sockets, wire
 from .accounts import ServerAccounts, totals_of
 from .archive import Archive, Snapshot
+from .authenticator import Gate, Security
 from .batch import Batch
 from .checks import FOR_EVER, mapping, seconds, whole
 from .desk import Desk, Reply
 from .episodes import EpisodePool
-from .errors import Closed, EndpointError, ParameterError, ProtocolError, WrongType
+from .errors import Closed, MemoireError, ParameterError, ProtocolError, WrongType
 from .figures import NEWEST, Recent, Spread, Timing, Timings, recent, spread
 from .forwarding import forward
 from .groups import EpisodeBatch
@@ -55,7 +56,7 @@ from .pool import AnyPool, Pool
 from .runs import FolderStats, Keeper, Run
 from .sampling import Sampler
 from .schema import Schema
-from .security import Given, Keys
+from .security import Given, Keys, Peer
 from .snapshot import Restored
 from .sockets import Context, Socket
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
@@ -176,6 +177,8 @@ class ServerStats:
     """File descriptors that the process has open."""
     most_descriptors: int
     """How many it may have."""
+    security: Security
+    """Who may come, and who was sent away."""
     faults: int
     """Turns of its threads that failed: faults of ours."""
 
@@ -286,7 +289,7 @@ class Server(Node):
         self._snapshots = snapshot_caches or snapshot_every is not None
         self.name = name or _default_name(endpoint)
         self._context = context or sockets.shared_context()
-        self._keys = Keys.of(keys, "server")
+        self._gate = Gate(self._context, Keys.of(keys, "server"))
         self._pid = os.getpid()
         self._started = time.monotonic()
         self._closing = threading.Event()
@@ -394,16 +397,17 @@ class Server(Node):
             push, pub = push or beside[0], pub or beside[1]
         if pub is not None:
             made = sockets.publisher(self._context)
-            self._endpoints = wire.Endpoints(publish=self._attach(made, pub))
-            self._pub = self._requests.doors.add(made)
+            bound, way = self._bind(made, pub)
+            self._endpoints = wire.Endpoints(publish=bound)
+            self._pub = self._requests.doors.add(made, way=way)
         if push is not None:
             self._endpoints = wire.Endpoints(
                 publish=self._endpoints.publish, push=self.add_pull_worker(push, bind=True)
             )
         if endpoint is not None:
             made = sockets.request_server(self._context, self._limits.request_bytes)
-            bound = self._attach(made, endpoint)
-            self._request_sockets.add(self._requests.doors.add(made))
+            bound, way = self._bind(made, endpoint)
+            self._request_sockets.add(self._requests.doors.add(made, way=way))
             self._endpoints = wire.Endpoints(request=bound, push=self._endpoints.push, publish=self._endpoints.publish)
 
     # ---------------------------------------------------------------------------------------------- addresses
@@ -423,6 +427,16 @@ class Server(Node):
         """Address for notices of models, as bound."""
         return self._endpoints.publish
 
+    @property
+    def keys(self) -> Keys | None:
+        """Of this process; None where everybody is let in."""
+        return self._gate.keys
+
+    @property
+    def refused_peers(self) -> dict[str, int]:
+        """Connections and messages that were refused for who they came from, by `authenticator.REASONS`."""
+        return dict(self._gate.refused)
+
     def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Answer requests at one more address; returns it as it is bound.
 
@@ -436,11 +450,14 @@ class Server(Node):
             self._check_open()
             made = sockets.request_server(self._context, self._limits.request_bytes)
             doors = self._requests.doors
-            bound = self._attach(made, endpoint) if bind else endpoint
-            link = None if bind else links.dial(doors, made, endpoint, follow=False)
+            way: sockets.Way | None
+            if bind:
+                bound, way = self._bind(made, endpoint)
+            else:
+                bound, way = endpoint, links.dial(doors, made, endpoint, follow=False, keys=self._gate.keys)
 
             def take() -> None:
-                self._request_sockets.add(doors.add(made, way=link))
+                self._request_sockets.add(doors.add(made, way=way))
 
             # Handed over, not shared: the worker's thread is the only one to use it from here on.
             self._requests.post(take)
@@ -456,12 +473,12 @@ class Server(Node):
         with self._close_lock:
             self._check_open()
             made = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-            bound = self._attach(made, endpoint) if bind else endpoint
+            bound, way = self._bind(made, endpoint) if bind else (endpoint, None)
             worker = Worker(f"memoire-pull-{len(self._pullers)}", functools.partial(self._pull, made))
-            worker.doors.add(made)
+            worker.doors.add(made, way=way)
             try:
                 if not bind:
-                    links.dial(worker.doors, made, endpoint)
+                    links.dial(worker.doors, made, endpoint, keys=self._gate.keys)
             except BaseException:
                 worker.stop(0.0)
                 raise
@@ -470,13 +487,14 @@ class Server(Node):
         self._warn_open()
         return bound
 
-    def _attach(self, made: Socket, endpoint: str) -> str:
-        self._bound.append(sockets.bind(made, endpoint))
-        return self._bound[-1]
+    def _bind(self, made: Socket, endpoint: str) -> tuple[str, sockets.Way | None]:
+        bound, way = self._gate.bind(made, endpoint)
+        self._bound.append(bound)
+        return bound, way
 
     def _warn_open(self, *plain: str) -> None:
         """Warn of addresses that were bound since the last call, and of `plain` ones, where everybody may come in."""
-        if self._keys is None and self._warned is not None:
+        if self.keys is None and self._warned is not None:
             news, self._warned = self._bound[self._warned :], len(self._bound)
             exposure.warn(f"server {self.name!r}", [*news, *plain], guard="keys (keys=)", stacklevel=4)
 
@@ -484,31 +502,44 @@ class Server(Node):
         """Share the requests of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
-        self._warn_open(sockets.bind(frontend, front), back)
-        backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
-        self._forward(frontend, backend, back, both_ways=True)
+        self._forward(frontend, front, sockets.plain_dealer(self._context, self._limits.reply_bytes), back, place=1)
 
     def run_pull_proxy(self, front: str, back: str) -> None:
         """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-        self._warn_open(sockets.bind(frontend, front), back)
-        self._forward(frontend, sockets.data_sender(self._context), back, both_ways=False)
+        self._forward(frontend, front, sockets.data_sender(self._context), back, place=0)
 
-    def _forward(self, frontend: Socket, backend: Socket, back: str, *, both_ways: bool) -> None:
+    def _forward(self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int) -> None:
+        """Hand messages on, and replies to requests; `place` is where a message that comes in has its passport."""
+        ways = {}
         try:
-            sockets.bind(backend, back)
-        except EndpointError:
+            bound, ways[frontend] = self._gate.bind(frontend, front)
+            self._warn_open(bound, back)
+            _, ways[backend] = self._gate.bind(backend, back, only="server")
+        except MemoireError:
             frontend.close(0)
+            backend.close(0)
             raise
         with self._counting:
             self._loops += 1
         try:
-            forward(frontend, backend, both_ways=both_ways, until=self._closing)
+            pass_on = functools.partial(self._pass_on, frontend, place)
+            forward(frontend, backend, pass_on, both_ways=place > 0, until=self._closing, ways=ways)
         finally:
             with self._counting:
                 self._loops -= 1
                 self._counting.notify_all()
+
+    def _pass_on(self, frontend: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
+        """A message as it goes on to a worker: with whose it is, where keys say so. Nothing where it is not taken."""
+        try:
+            peer, frames = self._gate.admit(frontend, frames, place)
+        except ProtocolError as error:
+            self._desk.refuse(error)
+            self._gate.refuse(error.code, error.detail)
+            return []
+        return [*self._gate.passport(peer), *frames]
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -536,6 +567,11 @@ class Server(Node):
     def _serve(self, made: Socket, frames: list[zmq.Frame]) -> None:
         if self._lost is not None:
             return  # nothing is acknowledged, and nothing refused either: who asks goes on asking until a restart
+        try:
+            peer, frames = self._gate.admit(made, frames, 1)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
         empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
         if empty is None:
             self._desk.refuse(ProtocolError("frames", "a request has an empty frame before its header"))
@@ -543,8 +579,9 @@ class Server(Node):
         request = frames[empty + 1 :]
         try:
             message = wire.parse(request, self._limits)
+            self._check_peer(peer, message)
         except ProtocolError as error:
-            reply = self._desk.refuse(error)
+            reply = self._refuse(error)
             header = wire.peek(request)
             if header is None:
                 return  # not from anybody who could read an answer
@@ -557,6 +594,17 @@ class Server(Node):
             self._desk.when_saved(header, send)
         else:
             send()
+
+    def _refuse(self, error: ProtocolError) -> Reply:
+        self._gate.refuse(error.code, error.detail)
+        return self._desk.refuse(error)
+
+    def _check_peer(self, peer: Peer, message: wire.Message) -> None:
+        """Raise ProtocolError where whoever sent this may not: for his role, or in the name of this client."""
+        peer.check(message.type, message.header.table)
+        if isinstance(message.body, wire.Hello):
+            peer.check_hello(message.body)
+        self._desk.own(message.header.client, peer.principal)
 
     def _reply(self, made: Socket, envelope: list[zmq.Frame], header: wire.Header, reply: Reply) -> None:
         sockets.send(made, [*envelope, *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)])
@@ -612,7 +660,7 @@ class Server(Node):
         desk, now = self._desk, time.monotonic()
         with desk.lock:
             if is_asked:
-                self._again.subscribed(sockets.subscribed(pub), desk.models, now)
+                self._again.subscribed(sockets.subscribed(pub, self._gate.admits), desk.models, now)
             for model in self._again.due(desk.models, now):
                 sockets.send(pub, self._notice(model, again=True))
 
@@ -641,17 +689,19 @@ class Server(Node):
         # Waits inside of the receive while messages come: with a poll before each one, polls would be half of the work.
         # Yet a turn ends some time, so that the thread is seen to be alive.
         for _ in range(CACHES_PER_TURN):
-            frames = None if self._closing.is_set() else sockets.receive(made, most=2, wait=True)
+            frames = None if self._closing.is_set() else sockets.receive(made, most=3, wait=True)
             if frames is None:
                 return
             try:
+                peer, frames = self._gate.admit(made, frames, 0)
                 message = wire.parse(frames, self._limits, verify_payload=False)
+                self._check_peer(peer, message)
                 if not isinstance(message.body, wire.Cache | wire.Episode):
                     raise ProtocolError(
                         "unexpected", f"{message.type.name} was pushed; caches and episodes are taken here"
                     )
             except ProtocolError as error:
-                self._desk.refuse(error)
+                self._refuse(error)
                 continue
             try:
                 self._desk.arrived(message.header, message.body, message.payload)
@@ -1005,7 +1055,7 @@ class Server(Node):
         if self._desk.leaving:
             return ["leaving: this server is being drained; others count its clients from now on"]
         trouble = descriptors.shared_guard().trouble()
-        return [trouble] if trouble else []
+        return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
@@ -1059,6 +1109,7 @@ class Server(Node):
             parameters_version=first.parameters_version,
             descriptors=descriptors.used(),
             most_descriptors=descriptors.limit(),
+            security=self._gate.security(),
             faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
         )
 
@@ -1162,6 +1213,7 @@ class Server(Node):
                     self._counting.wait(max(0.0, deadline - time.monotonic()))
             if self._logfile is not None:
                 self._logfile.close()
+            self._gate.close()
             sockets.wait_unbound(self._bound, deadline - time.monotonic())
 
     def _close_pools(self) -> None:

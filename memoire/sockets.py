@@ -134,6 +134,83 @@ def plain_dealer(context: Context, message_bytes: int) -> Socket:
     return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
 
 
+OTHER_MECHANISM: int = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+WRONG_KEY: int = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
+"""What a monitor says of a handshake that failed: one of the two uses no keys; a listener was dialled with another
+listener's key.
+"""
+
+
+def authenticator(context: Context) -> Socket:
+    """ROUTER, bound where ZeroMQ asks who may come in; its questions are bounded by the handshakes that wait.
+
+    Raises:
+        EndpointError: somebody else answers in this context.
+    """
+    made = context.socket(zmq.ROUTER)
+    for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+        made.setsockopt(option, 0)
+    return _bound(made, "inproc://zeromq.zap.01")
+
+
+def _bound(made: Socket, endpoint: str) -> Socket:
+    bind(made, endpoint)
+    return made
+
+
+def ask_for_keys(made: Socket, secret: bytes, domain: str) -> None:
+    """Let in only who has a key that the authenticator knows; nobody while there is none. Before `bind`."""
+    made.setsockopt(zmq.CURVE_SERVER, 1)
+    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    made.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
+    made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def use_keys(made: Socket, public: bytes, secret: bytes, server: bytes) -> None:
+    """Show a key, and accept only who has the key `server`. Before `connect`; connections that are there stay."""
+    made.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    made.setsockopt(zmq.CURVE_SERVERKEY, server)
+
+
+def origin(frame: zmq.Frame) -> tuple[str, int]:
+    """Which key a message came by, as the authenticator has marked it, and the descriptor of its connection; ("", -1)
+    where it was not marked.
+    """
+    try:
+        return str(frame.get("User-Id")), int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError):
+        return "", -1
+
+
+def listened_at(made: Socket) -> str:
+    """The address that a socket was bound to last, as ZeroMQ spells it."""
+    return made.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def rebind(made: Socket, endpoint: str, secret: bytes) -> None:
+    """Listen at the same address with another key. Connections that are there end.
+
+    Raises:
+        EndpointError: the address could not be had again; the socket is open, and nobody can come.
+    """
+    try:
+        made.unbind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno != errno.ENOENT:  # it was tried before, and came as far as this
+            raise EndpointError(endpoint, "give back", error.strerror or str(error)) from error
+    made.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            made.bind(endpoint)
+            return
+        except zmq.ZMQError as error:
+            if time.monotonic() >= deadline:
+                raise EndpointError(endpoint, "bind", error.strerror or str(error)) from error
+            time.sleep(0.01)
+
+
 def _make(
     context: Context, kind: int, message_bytes: int, *, send: int = 1, receive: int = 1, immediate: bool = False
 ) -> Socket:
@@ -264,7 +341,7 @@ _CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
     try:
         attach(re.sub(r":0$", ":*", endpoint) if action == "bind" else endpoint)
-        return _plain(made.get_string(zmq.LAST_ENDPOINT).rstrip("\0")) if action == "bind" else endpoint
+        return _plain(listened_at(made)) if action == "bind" else endpoint
     except (zmq.ZMQError, TypeError, UnicodeError, ValueError) as error:
         made.close(0)
         if isinstance(error, zmq.ZMQError):
@@ -410,8 +487,13 @@ _LISTENING = (zmq.ROUTER, zmq.PULL, zmq.XPUB)
 class Way(Protocol):
     """What `Doors` need of a `links.Link`."""
 
-    look_at: float
-    monitor: Socket | None
+    @property
+    def look_at(self) -> float:
+        """When `turn` has something to do."""
+
+    @property
+    def monitor(self) -> Socket | None:
+        """What ZeroMQ tells about the connection through."""
 
     def turn(self, now: float) -> None:
         """Do what is due."""
@@ -534,15 +616,19 @@ class Doors:
         self.waker.close()
 
 
-def subscribed(made: Socket) -> list[bytes]:
-    """What peers subscribed to since the last call: the bytes that a message has to begin with."""
+def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambda made, frame: True) -> list[bytes]:
+    """What peers subscribed to since the last call: the bytes that a message has to begin with.
+
+    Args:
+        admits: Whether to mind what this message says.
+    """
     topics = []
     for _ in range(REQUEST_MESSAGES):
         frames = receive(made, most=1)
         if frames is None:
             break
         data = frames[0].bytes
-        if len(frames) == 1 and data[:1] == b"\x01":
+        if admits(made, frames[0]) and len(frames) == 1 and data[:1] == b"\x01":
             topics.append(data[1:])
     return topics
 

@@ -72,7 +72,14 @@ def in_thread(function, *arguments):
     return thread, box
 
 
-WORKERS = ("memoire-client", "memoire-proxy", "memoire-reader", "memoire-requests", "memoire-pull")
+WORKERS = (
+    "memoire-authenticator",
+    "memoire-client",
+    "memoire-proxy",
+    "memoire-reader",
+    "memoire-requests",
+    "memoire-pull",
+)
 
 
 class KeepingContext(zmq.Context):

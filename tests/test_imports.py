@@ -20,13 +20,24 @@ LAYERS: dict[str, set[str]] = {
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "rate", "table", "mixed", "figures", "glance", "learners",
     },
-    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "logfile", "worker", "channel", "forwarding"},
+    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
     "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip
 RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}
 
-OPEN_SOCKETS = {"sockets", "links", "channel", "forwarding", "client", "server", "proxy", "reader"}
+OPEN_SOCKETS = {
+    "sockets",
+    "links",
+    "showing",
+    "authenticator",
+    "channel",
+    "forwarding",
+    "client",
+    "server",
+    "proxy",
+    "reader",
+}
 USE_ITS_KEYS = {"security"}  # pairs of CURVE keys are made by ZeroMQ
 DECIDES_WITHOUT = {
     "zmq",

@@ -215,7 +215,7 @@ def test_sockets_that_joined_follow_the_link(context, doors, book):
     former.close()
     echoes(doors, joined, later)
     doors.drop(joined)
-    assert link._followers == []
+    assert not link._followers
 
 
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1"])

@@ -22,7 +22,7 @@ from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Schema
-from memoire.security import Given
+from memoire.security import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
 
@@ -67,13 +67,16 @@ def examine(
     for line in versions():
         say(f"     {line}")
     try:
-        _reach(endpoint, timeout, say, kinds=("ROUTER",))
-        ports = _converse(endpoint, timeout, say)
+        shown = Keys.of(keys, "learner")
+        if shown is not None:
+            say(f"     keys: {shown.own.peer.principal} {shown.own.fingerprint}, in {shown.folder}")
+        _reach(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
+        ports = _converse(endpoint, timeout, say, shown)
         for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
             say(f"     {use}: {port}")
-            _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds)
+            _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
         if roundtrip:
-            _travel(endpoint, timeout, say)
+            _travel(endpoint, timeout, say, shown)
     except Sick as sick:
         say(f"FAIL {sick.found}")
         say(f"     {sick.advice}")
@@ -102,8 +105,12 @@ def _limit(number: int) -> str:
 # ------------------------------------------------------------------------------------------- is anything there?
 
 
-def _reach(endpoint: str, timeout: float, say: Callable[[str], object], *, kinds: tuple[str, ...]) -> None:
-    """Resolve, connect, and hear from a ZeroMQ socket which kind it is: one of `kinds`, the usual one first."""
+def _reach(
+    endpoint: str, timeout: float, say: Callable[[str], object], *, kinds: tuple[str, ...], keys: Keys | None
+) -> None:
+    """Resolve, connect, and hear from a ZeroMQ socket which kind it is: one of `kinds`, the usual one first. One that
+    asks for keys says so alone.
+    """
     scheme, _, place = endpoint.partition("://")
     if scheme == "tcp":
         made = _dial_tcp(endpoint, place, timeout, say)
@@ -114,6 +121,11 @@ def _reach(endpoint: str, timeout: float, say: Callable[[str], object], *, kinds
     with made:
         made.settimeout(timeout)
         kind = _socket_type(made, endpoint, timeout)
+    if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
+        raise _one_sided(kind == "CURVE")
+    if kind == "CURVE":
+        say("ok   a ZeroMQ socket listens there, and asks for a key")
+        return
     if kind not in kinds:
         what = _PORTS.get(kind, "no address of memoire's")
         raise Sick(
@@ -182,8 +194,10 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
             raise _not_zeromq(endpoint, heard)
         _receive(made, 64, heard)
         mechanism = heard[12:32].rstrip(b"\0").decode("ascii", "replace")
+        if mechanism == "CURVE":
+            return mechanism
         if mechanism != "NULL":
-            advice = "Connect with keys, as the cluster's other clients do."
+            advice = "It is not memoire's: its own processes use keys (CURVE), or none."
             raise Sick(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
         ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
         made.sendall(b"\x04" + bytes([len(ready)]) + ready)
@@ -203,6 +217,14 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
     _, _, after = body.partition(b"Socket-Type")
     size = int.from_bytes(after[:4], "big")
     return after[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
+
+
+def _one_sided(asks: bool) -> Sick:
+    if asks:
+        advice = "Connect with keys (--keys FOLDER), as the cluster's other clients do."
+        return Sick(REFUSED, "the ZeroMQ socket there wants CURVE security: it asks for a key", advice)
+    advice = "Start the process there with --keys, or take this command's keys away (--keys, $MEMOIRE_KEYS)."
+    return Sick(REFUSED, "the ZeroMQ socket there asks for no key, so nobody knows who it is", advice)
 
 
 def _receive(made: socket.socket, size: int, heard: bytearray) -> bytearray:
@@ -227,14 +249,14 @@ def _not_zeromq(endpoint: str, heard: bytearray) -> Sick:
 class _Asker:
     """A DEALER that asks and waits; one request at a time."""
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, keys: Keys | None = None) -> None:
         self.endpoint, self.timeout = endpoint, timeout
         self.facts: dict[str, int] = {}
         self._client, self._sequence = secrets.token_bytes(16), 0
         self._doors = sockets.Doors()
         self._socket = sockets.request_client(sockets.shared_context(), Limits().reply_bytes)
         self._doors.add(self._socket)
-        links.dial(self._doors, self._socket, endpoint)
+        self._link = links.dial(self._doors, self._socket, endpoint, keys=keys)
 
     def close(self) -> None:
         self._doors.close()
@@ -252,6 +274,8 @@ class _Asker:
                 frames = sockets.receive(self._socket)
                 if frames is not None:
                     return self._read(frames), time.monotonic() - now
+        if self._link.denied is not None:
+            raise Sick(REFUSED, f"this process is not let in: {self._link.denied.reason}", self._link.denied.advice)
         name = type(body).__name__.upper()
         advice = (
             "A proxy answers only when a server behind it does: look at its servers. Else the process hangs, or it is "
@@ -280,10 +304,10 @@ def _other_version(detail: str) -> Sick:
     return Sick(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
 
 
-def _converse(endpoint: str, timeout: float, say: Callable[[str], object]) -> wire.Endpoints:
+def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> wire.Endpoints:
     """HELLO and UPDATE, as a client does; the addresses that it learned."""
     try:
-        asker = _Asker(endpoint, timeout)
+        asker = _Asker(endpoint, timeout, keys)
     except EndpointError as error:
         raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
     try:
@@ -321,12 +345,12 @@ def _greet(asker: _Asker, say: Callable[[str], object]) -> wire.Welcome:
     return welcome
 
 
-def _travel(endpoint: str, timeout: float, say: Callable[[str], object]) -> None:
+def _travel(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> None:
     """Have a cache go there and back."""
     from .roundtrip import Stuck, travel
 
     try:
-        travel(endpoint, timeout=timeout, say=say)
+        travel(endpoint, timeout=timeout, keys=keys, say=say)
     except Stuck as stuck:
         raise Sick(STUCK, stuck.found, stuck.advice) from stuck
     except Refused as refused:

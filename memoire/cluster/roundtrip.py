@@ -14,6 +14,7 @@ import numpy as np
 
 from memoire.client import Client, connect
 from memoire.reader import Reader
+from memoire.security import Given
 from memoire.table import ROUNDTRIP
 
 ENTRIES = 16
@@ -29,7 +30,7 @@ class Stuck(Exception):
         self.found, self.advice = found, advice
 
 
-def travel(endpoint: str, *, timeout: float = 5.0, say: Callable[[str], object] = print) -> None:
+def travel(endpoint: str, *, timeout: float = 5.0, keys: Given = None, say: Callable[[str], object] = print) -> None:
     """Push a cache to the server that `endpoint` leads to, draw from all of them until it comes back, and compare.
 
     Args:
@@ -41,10 +42,10 @@ def travel(endpoint: str, *, timeout: float = 5.0, say: Callable[[str], object] 
         MemoireError: the other side refused, or did not answer.
     """
     marks = np.frombuffer(secrets.token_bytes(8 * ENTRIES), np.int64)
-    with connect(endpoint, table=ROUNDTRIP, timeout=timeout, capacity=ENTRIES) as client:
+    with connect(endpoint, table=ROUNDTRIP, timeout=timeout, capacity=ENTRIES, keys=keys) as client:
         _push(client, marks, timeout)
         say(f"ok   a cache of {ENTRIES} entries is at its home {client.home!r}")
-        with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1) as reader:
+        with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1, keys=keys) as reader:
             drawn = _draw(reader, client.client_id, timeout)
         if not drawn or any(marks[number] != mark for number, mark in drawn):
             raise Stuck(

@@ -1,0 +1,410 @@
+"""Who gets in over TCP: with the right key, in the right role, for his own client ids, for as long as he may."""
+
+import socket
+
+import numpy as np
+import pytest
+import zmq
+
+from memoire import security, sockets, wire
+from memoire.client import Client, connect
+from memoire.errors import AuthError, KeyFileError, Refused
+from memoire.proxy import Proxy
+from memoire.reader import Reader
+from memoire.security import Keys
+from memoire.server import Server
+from netkit import QUICK, SCHEMA, KeepingContext, record, until
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    """Keys are looked at more often than once a second, and who says nothing is given up sooner."""
+    monkeypatch.setattr(security, "REREAD", 0.05)
+    monkeypatch.setattr("memoire.showing.REREAD", 0.05)
+    monkeypatch.setattr("memoire.showing.PAUSE", 0.05)
+    monkeypatch.setattr("memoire.authenticator.LOOK", 0.05)
+    monkeypatch.setattr("memoire.channel.DENIED_FOR_GOOD", 0.5)
+    monkeypatch.setattr(sockets, "HANDSHAKE", 300)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    security.write_cluster(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def context():
+    with KeepingContext() as made:
+        yield made
+
+
+@pytest.fixture
+def server(keys, context):
+    with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, context=context, limits=QUICK) as made:
+        yield made
+
+
+def refused(node):
+    """Who was refused there. A process that knows several keys of others may try the wrong one first."""
+    return {reason: count for reason, count in node.refused_peers.items() if reason != "server_key"}
+
+
+def push(client):
+    record(client)
+    assert client.push_cache(20.0), client.push_reason
+
+
+def test_actors_and_learners_work_with_their_keys(server, keys, context):
+    with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
+        push(actor)
+        with Reader([server.endpoint], keys=keys, context=context, limits=QUICK) as learner:
+            batch = learner.get_batch(16, 20.0)
+            learner.update_priorities(batch.ids, np.ones(16))
+            learner.publish("policy", b"weights")
+            assert actor.model("policy").wait(20.0).body == b"weights"
+        until(lambda: actor.stats().applied == 16)
+    assert refused(server) == {} and server.readiness() == []
+
+
+@pytest.mark.parametrize("storage", ["tcp", "ipc"])
+def test_behind_a_proxy_everybody_is_who_he_is(server, keys, context, storage, tmp_path):
+    front = "tcp://127.0.0.1:0" if storage == "tcp" else f"ipc://{tmp_path}/relay"
+    own = keys / ("proxy" if storage == "tcp" else "actor")
+    with (
+        Proxy(front, [server.endpoint], keys=own, context=context, limits=QUICK) as proxy,
+        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
+    ):
+        push(actor)
+        until(lambda: server.total_caches == 1 and server.total_episodes == 1)
+        account = server._desk.ledger.find(actor.client_id)
+        assert account.owner == "actor/actors"
+        if storage == "tcp":
+            with Reader([proxy.endpoint], keys=keys, context=context, limits=QUICK) as learner:
+                assert len(learner.get_batch(16, 20.0).ids) == 16
+        assert refused(proxy) == refused(server) == {}
+
+
+# ------------------------------------------------------------------------------------------- who does not get in
+
+
+def another_key(keys, role="actor", name="other"):
+    """A keys folder that nobody has authorized."""
+    folder = keys.parent / f"{role}-{name}"
+    security.write_one(folder, security.make(role, name), (keys / "actor" / "server.pub").read_text())
+    return folder
+
+
+def raw(address, data, seconds=10.0):
+    """Send bytes to a port and wait until it hangs up; what it said."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_connection((host, int(port)), seconds) as made:
+        heard = b""
+        try:
+            made.sendall(data)
+            while more := made.recv(4096):
+                heard += more
+        except ConnectionResetError:
+            pass
+    return heard
+
+
+SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
+STRANGERS = {
+    "plain": SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32),
+    "old": SIGNATURE + b"\x01\x05\x00\x00" + b"hello",
+    "oldest": b"\x01\x00\x05\x00hell",
+    "password": SIGNATURE + b"\x03\x00" + b"PLAIN".ljust(20, b"\0") + bytes(32),
+    "web": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "ping": SIGNATURE + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x04\x07\x04PING\x00\x10",
+    "half": SIGNATURE[:5],
+}
+
+
+def ports_of(node):
+    return [node.endpoint, node.push_endpoint, node.pub_endpoint]
+
+
+def test_on_every_port_strangers_hear_nothing_and_are_counted(server, keys, context):
+    with (
+        Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, context=context, limits=QUICK) as proxy,
+        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
+    ):
+        for node in (server, proxy):
+            before = sum(node.refused_peers.values())
+            for address in ports_of(node):
+                for name, data in STRANGERS.items():
+                    heard = raw(address, data)
+                    # The greeting, which says that keys are asked for; of a stranger's own making nothing is answered.
+                    assert len(heard) <= 64, f"{name} heard {heard!r} at {address}"
+            expected = len(STRANGERS) * 3
+            until(lambda: sum(node.refused_peers.values()) >= before + expected)  # noqa: B023
+            assert sum(node.refused_peers.values()) == before + expected
+            assert node.refused_peers["plain"] >= 6 and node.refused_peers["silent"] >= 3
+        push(actor)
+        until(lambda: server.total_caches == 1)
+
+
+def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context):
+    with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
+        connect(server.endpoint, keys=another_key(keys), context=context, timeout=20.0)
+    assert server.refused_peers["unknown"] >= 1
+    with pytest.raises(AuthError, match="asks for a key, and this process has none"):
+        connect(server.endpoint, context=context, timeout=20.0)
+    until(lambda: server.refused_peers.get("plain"))
+    security.write_cluster(keys.parent / "elsewhere")
+    with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
+        connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=20.0)
+    assert server.refused_peers["server_key"] >= 2
+    with (
+        Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless,
+        pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
+    ):
+        connect(careless.endpoint, keys=keys, context=context, timeout=20.0)
+    with pytest.raises(AuthError, match="does not know the key"):
+        Reader([server.endpoint], keys=another_key(keys, "learner"), context=context, timeout=20.0)
+
+
+def test_a_process_without_the_right_files_does_not_begin(keys, context):
+    (keys / "actor" / "server.pub").unlink()
+    with pytest.raises(KeyFileError, match=r"has no server.pub to know tcp://127.0.0.1:1 by"):
+        connect("tcp://127.0.0.1:1", keys=keys, context=context)
+    with pytest.raises(KeyFileError, match=r"has the key of one who dials \(learner/learners\)"):
+        Server("tcp://127.0.0.1:0", SCHEMA, keys=keys / "learner", context=context)
+    with pytest.raises(KeyFileError, match="has the key of one who dials"):
+        Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"], keys=keys / "actor", context=context)
+
+
+def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, keys, context):
+    folder = another_key(keys)
+    with pytest.raises(AuthError):
+        connect(server.endpoint, keys=folder, context=context, timeout=20.0)
+    with Reader([server.endpoint], keys=another_key(keys, "reader"), context=context, timeout=None) as reader:
+        until(lambda: reader._links[0].channel.denied)
+        security.authorize(keys / "server", Keys(folder).own)
+        security.authorize(keys / "server", reader._keys.own)
+        with connect(server.endpoint, keys=folder, context=context, timeout=20.0) as actor:
+            push(actor)
+        assert len(reader.get_batch(16, 20.0).ids) == 16
+
+
+def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, context):
+    folder = another_key(keys)
+    security.authorize(keys / "server", Keys(folder).own)
+    until(lambda: server.keys.peer(Keys(folder).own.public))
+    with (
+        connect(server.endpoint, keys=keys, context=context, limits=QUICK) as staying,
+        connect(server.endpoint, keys=folder, context=context, limits=QUICK) as leaving,
+    ):
+        for client in (staying, leaving):
+            push(client)
+            client.model("policy")
+        server.publish("policy", b"1")
+        for client in (staying, leaving):
+            assert client.model("policy").wait(20.0).body == b"1"
+        security.revoke(keys / "server", "actor/other")
+        until(lambda: leaving._channel.denied)
+        server.publish("policy", b"2")
+        until(lambda: staying.model("policy").newest().body == b"2")
+        record(leaving)
+        with pytest.raises(AuthError, match="any more"):
+            leaving.update(1.0)
+        assert leaving.model("policy").newest().body == b"1"
+        assert server.total_episodes == 2 and server.refused_peers["revoked"] >= 3
+        push(staying)
+        until(lambda: server.total_caches == 3)
+        security.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
+        until(lambda: server.total_episodes == 4)
+        until(lambda: leaving.model("policy").newest().body == b"2")
+        push(leaving)
+        until(lambda: server.total_caches == 4)
+
+
+def test_keys_are_replaced_while_everybody_works(server, keys, context):
+    with (
+        Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, context=context, limits=QUICK) as proxy,
+        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
+    ):
+        push(actor)
+        for role in ("actor", "proxy"):  # a new key is let in, taken up, and the old one revoked
+            former, new = Keys(keys / role).own, security.make(role)
+            for folder in (keys / "server", keys / "proxy"):
+                security.authorize(folder, new)
+            until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
+            if role == "proxy":  # others know it by its key
+                for other in security.ROLES:
+                    with (keys / other / "server.pub").open("a") as known:
+                        known.write(new.text())
+                until(lambda: new.public in {key.public for key in actor._keys.servers})  # noqa: B023
+            (keys / role / "new").write_text(new.text(secret=True))
+            (keys / role / "new").chmod(0o600)
+            (keys / role / "new").replace(keys / role / "own.key")
+            until(lambda: (actor._keys if role == "actor" else proxy.keys).own == new)  # noqa: B023
+            push(actor)
+            for folder in (keys / "server", keys / "proxy"):
+                security.revoke(folder, former.fingerprint)
+            push(actor)
+        actor.update(20.0)
+        assert server.total_episodes == 5 and server._desk.ledger.find(actor.client_id).owner == "actor/actors"
+        stats = actor.stats()
+        assert stats.pushed_caches == 5
+        until(lambda: server.total_caches + server.totals().lost_caches == 5)
+
+
+# ------------------------------------------------------------------------------------------------------- roles
+
+
+class Sender:
+    """Messages of any kind, by the key of any role."""
+
+    def __init__(self, context, server, folder):
+        self.context, self.server, self.keys = context, server, Keys(folder)
+        self.client, self.number = np.random.default_rng().bytes(16), 0
+        self.sockets = []
+
+    def open(self, kind, address):
+        made = self.context.socket(kind)
+        made.linger, made.rcvtimeo, made.sndtimeo = 0, 20_000, 20_000
+        own = self.keys.own
+        sockets.use_keys(made, own.public, own.secret, self.server.keys.own.public)
+        made.connect(address)
+        self.sockets.append(made)
+        return made
+
+    def ask(self, body, *, payload=None, client=None, extra=()):
+        self.number += 1
+        facts = {"run": self.server._desk.run, "home": self.server._desk.home}
+        sent = wire.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
+        made = self.open(zmq.DEALER, self.server.endpoint)
+        made.send_multipart([*extra, b"", *sent])
+        frames = made.recv_multipart()
+        return wire.parse(frames[frames.index(b"") + 1 :]).body
+
+
+BODIES = {
+    wire.Type.HELLO: wire.Hello(role="doctor"),
+    wire.Type.UPDATE: wire.Update(),
+    wire.Type.FETCH: wire.Fetch(topic="policy"),
+    wire.Type.PUBLISH: wire.Publish(topic="policy", size=0, sha256=bytes(32)),
+    wire.Type.SUMS: wire.Sums(),
+    wire.Type.DRAW: wire.Draw(),
+    wire.Type.CONTROL: wire.Control(finish=True),
+    wire.Type.LEDGER: wire.Ledger(),
+    wire.Type.INHERIT: wire.Inherit(run_name="other"),
+    wire.Type.TAKE_SNAPSHOT: wire.TakeSnapshot(name="x", order=bytes(16)),
+}
+
+
+def test_each_role_may_do_what_the_table_says(server, keys, context):
+    for role in ("actor", "reader", "proxy", "learner"):
+        sender = Sender(context, server, keys / role)
+        for kind, body in BODIES.items():
+            said = sender.ask(body)
+            is_refused = isinstance(said, wire.Refused) and said.code == "role"
+            assert is_refused == (kind not in security.MAY[role]), (role, kind.name, said)
+        said = sender.ask(wire.Feedback(), payload=b"x")
+        assert (isinstance(said, wire.Refused) and said.code == "role") == (role != "learner")
+    assert server.finished  # by the learner
+    assert server.refused_peers["role"] == sum(len(set(BODIES) - security.MAY[role]) for role in security.MAY) + 3
+
+
+def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):
+    for role, is_taken in (("reader", False), ("proxy", False), ("actor", True)):
+        sender = Sender(context, server, keys / role)
+        made = sender.open(zmq.PUSH, server.push_endpoint)
+        before = server.refused_peers.get("role", 0), server.stats().refused.get("schema", 0)
+        made.send_multipart(wire.encode(wire.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
+        counted = (
+            (lambda: server.stats().refused.get("schema", 0))
+            if is_taken
+            else (lambda: server.refused_peers.get("role", 0))
+        )
+        until(lambda: counted() > before[is_taken])  # noqa: B023
+    with pytest.raises(Refused, match="'actors' is an actor's, and was used by a reader"):
+        Reader([server.endpoint], keys=keys / "actor", context=context, timeout=20.0)
+    with pytest.raises(Refused, match="'readers' is a reader's, and was used by an actor"):
+        connect(server.endpoint, keys=keys / "reader", context=context, timeout=20.0)
+
+
+def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(keys, context, tmp_path):
+    folder = another_key(keys)
+    security.authorize(keys / "server", Keys(folder).own)
+    options = {"keys": keys, "context": context, "limits": QUICK, "state_dir": tmp_path / "state", "name": "a"}
+    with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
+        mine, other = Sender(context, server, keys / "actor"), Sender(context, server, folder)
+        assert isinstance(mine.ask(wire.Hello()), wire.Welcome)
+        assert isinstance(mine.ask(wire.Update(episodes=1)), wire.Updated)
+        said = other.ask(wire.Update(episodes=1000), client=mine.client)
+        assert said.code == "client" and "belongs to the key actor/actors, not actor/other" in said.text
+        made = other.open(zmq.PUSH, server.push_endpoint)
+        made.send_multipart(wire.encode(wire.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
+        until(lambda: server.refused_peers.get("client", 0) == 2)
+        assert server.total_episodes == 1
+    with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
+        mine.server = other.server = server
+        assert other.ask(wire.Hello(), client=mine.client).code == "client"
+        assert isinstance(mine.ask(wire.Update(episodes=2)), wire.Updated) and server.total_episodes == 2
+
+
+def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
+    forged = security.passport(security.Peer("learner", "learners"))
+    said = Sender(context, server, keys / "proxy").ask(wire.Control(finish=True), extra=[forged, b"12345"])
+    assert isinstance(said, wire.Taken)
+    for role in ("actor", "reader"):
+        sender = Sender(context, server, keys / role)
+        before = server.refused_peers.get("passport", 0)
+        with pytest.raises(zmq.Again):
+            sender.open(zmq.DEALER, server.endpoint)
+            sender.sockets[-1].rcvtimeo = 300
+            sent = wire.encode(wire.Control(finish=True), client=sender.client, sequence=1)
+            sender.sockets[-1].send_multipart([forged, b"", *sent])
+            until(lambda: server.refused_peers.get("passport", 0) > before)  # noqa: B023
+            sender.sockets[-1].recv_multipart()
+    damaged = Sender(context, server, keys / "proxy")
+    made = damaged.open(zmq.DEALER, server.endpoint)
+    made.send_multipart([b"MEMP\x01\x09x", b"", *wire.encode(wire.Hello(), client=damaged.client, sequence=1)])
+    until(lambda: server.refused_peers["passport"] == 3)
+
+
+def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, keys, context):
+    from tcpkit import CutWay, place
+
+    recorded = []
+
+    class Recorder(CutWay):
+        def _read(self, made):
+            data = made.recv(1 << 16, socket.MSG_PEEK)
+            recorded.append((made, data))
+            super()._read(made)
+
+    way = Recorder(place(server.endpoint))
+    try:
+        sender = Sender(context, server, keys / "learner")
+        made = sender.open(zmq.DEALER, way.endpoint)
+        made.send_multipart([b"", *wire.encode(wire.Control(run="second"), client=sender.client, sequence=1)])
+        made.recv_multipart()
+    finally:
+        way.close()
+    dialler = recorded[0][0]
+    server.begin_run("third")
+    raw(server.endpoint, b"".join(data for end, data in recorded if end is dialler))
+    until(lambda: sum(server.refused_peers.values()) >= 1)
+    assert server.run == "third"
+
+
+def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
+    import threading
+
+    with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
+        backs = [f"inproc://{name}" for name in ("requests", "caches")]
+        fronts = ["tcp://127.0.0.1:43117", "tcp://127.0.0.1:43118"]
+        threading.Thread(target=server.run_request_proxy, args=(fronts[0], backs[0]), daemon=True).start()
+        threading.Thread(target=server.run_pull_proxy, args=(fronts[1], backs[1]), daemon=True).start()
+        server.add_request_worker(backs[0], bind=False)
+        server.add_pull_worker(backs[1], bind=False)
+        with Client(fronts[0], push=fronts[1], subscribe="", keys=keys, context=context, limits=QUICK) as actor:
+            push(actor)
+            until(lambda: server.total_caches == 1)
+            assert server._desk.ledger.find(actor.client_id).owner == "actor/actors"
+        with pytest.raises(Refused, match="was used by a reader"):
+            Reader([fronts[0]], keys=keys / "actor", context=context, timeout=20.0)
