@@ -46,7 +46,7 @@ REASONS: Final = {
     "protocol": "no ZeroMQ, or one that is too old for keys",
     "silent": "hung up or said nothing before it had shown a key",
     "role": "a message that its role may not send",
-    "client": "in the name of a client that belongs to another key",
+    "owner": "in the name of a client that belongs to another key",
     "passport": "in the name of somebody else, without a proxy's key",
 }
 """Why a peer was refused, by the word that counts it."""
@@ -135,7 +135,7 @@ class Gate:
             ProtocolError: (codes "revoked", "passport") it is not to be taken.
         """
         peer, may_vouch = self._sender(made, frames[-1])
-        if len(frames) > place and frames[place].bytes[:4] == security.PASSPORT_MAGIC:
+        if len(frames) > place and security.is_passport(frames[place]):
             if not may_vouch:
                 raise ProtocolError("passport", f"the key {peer.name!r} may speak for nobody else")
             return security.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
@@ -184,7 +184,7 @@ class Gate:
 
     def security(self) -> Security:
         """How it stands now."""
-        return Security(self.keys is not None, tuple(exposure.reachable(self._open)), dict(self.refused))
+        return Security(self.keys is not None, tuple(exposure.reachable(reversed(self._open))), dict(self.refused))
 
     def trouble(self) -> list[str]:
         """Why nobody new may get in, a sentence each."""

@@ -370,7 +370,7 @@ class Desk:
             principal: Role and name of the key that a message came by; "" where it came by none.
 
         Raises:
-            ProtocolError: (code "client") it belongs to another key.
+            ProtocolError: (code "owner") it belongs to another key.
         """
         if not principal or client == wire.NO_CLIENT:
             return
@@ -380,7 +380,7 @@ class Desk:
             if owner == principal:
                 return
             if owner:
-                raise ProtocolError("client", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")
+                raise ProtocolError("owner", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")
             if account is not None:
                 account.owner = principal
                 self._touch(self.runs.current, account)

@@ -429,8 +429,8 @@ class Proxy(Node):
             self._pub = doors.add(sockets.publisher(self._context))
             self._router = doors.add(sockets.request_server(self._context, self._limits.request_bytes))
             self._endpoints = wire.Endpoints(
-                push=self._bind(self._pull, push_front or beside[0]),
                 publish=self._bind(self._pub, pub_front or beside[1]),
+                push=self._bind(self._pull, push_front or beside[0]),
                 request=self._bind(self._router, front),
             )
             if self.keys is None:
@@ -457,11 +457,6 @@ class Proxy(Node):
     def keys(self) -> Keys | None:
         """Of this process; None where everybody is let in."""
         return self._gate.keys
-
-    @property
-    def refused_peers(self) -> dict[str, int]:
-        """Connections and messages that were refused for who they came from, by `authenticator.REASONS`."""
-        return dict(self._gate.refused)
 
     @property
     def endpoint(self) -> str:

@@ -125,6 +125,11 @@ def passport(peer: Peer) -> bytes:
     return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
 
 
+def is_passport(frame: wire.Buffer) -> bool:
+    """Whether a frame is meant to be one."""
+    return bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
+
+
 def read_passport(frame: wire.Buffer) -> Peer:
     """Who sent a message that a proxy passed on. Raises ProtocolError (code "passport") and nothing else."""
     said = bytes(memoryview(frame)[:128])

@@ -432,11 +432,6 @@ class Server(Node):
         """Of this process; None where everybody is let in."""
         return self._gate.keys
 
-    @property
-    def refused_peers(self) -> dict[str, int]:
-        """Connections and messages that were refused for who they came from, by `authenticator.REASONS`."""
-        return dict(self._gate.refused)
-
     def add_request_worker(self, endpoint: str, *, bind: bool = True) -> str:
         """Answer requests at one more address; returns it as it is bound.
 

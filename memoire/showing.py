@@ -107,8 +107,10 @@ class Shown:
         self._wrong.clear()
         self._pause(now)
         shown = ", ".join(key.fingerprint for key in self._servers)
-        advice = "Put its own.pub there, if it is who it should be."
-        return AuthError(self._endpoint, f"it has none of the keys in server.pub ({shown})", advice)
+        advice = "Put its own.pub there, if it is who it should be; or see in its log why it lets nobody in."
+        return AuthError(
+            self._endpoint, f"it ends the connection: it has none of the keys in server.pub ({shown})", advice
+        )
 
     def _pause(self, now: float) -> None:
         seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._refusals, 30))

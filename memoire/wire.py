@@ -51,6 +51,7 @@ CODES: Final = {
     "value": "a weight, total or discount that is not finite or not in its range",
     "codec": "a compression that this node does not have, or compressed bytes that are damaged",
     "client": "a client id that this node does not know, or that may not be used here",
+    "owner": "in the name of a client id that belongs to another key",
     "role": "sent by the key of a role that may not send this",
     "revoked": "sent by a key that is not authorized any more",
     "passport": "passed on by a proxy that does not say for whom, or says it without being one",

@@ -8,23 +8,22 @@ import zmq
 
 from memoire import security, sockets, wire
 from memoire.client import Client, connect
-from memoire.errors import AuthError, KeyFileError, Refused
+from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.proxy import Proxy
 from memoire.reader import Reader
 from memoire.security import Keys
 from memoire.server import Server
-from netkit import QUICK, SCHEMA, KeepingContext, record, until
+from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    """Keys are looked at more often than once a second, and who says nothing is given up sooner."""
+    """Keys are looked at more often than once a second."""
     monkeypatch.setattr(security, "REREAD", 0.05)
     monkeypatch.setattr("memoire.showing.REREAD", 0.05)
     monkeypatch.setattr("memoire.showing.PAUSE", 0.05)
     monkeypatch.setattr("memoire.authenticator.LOOK", 0.05)
     monkeypatch.setattr("memoire.channel.DENIED_FOR_GOOD", 0.5)
-    monkeypatch.setattr(sockets, "HANDSHAKE", 300)
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def server(keys, context):
 
 def refused(node):
     """Who was refused there. A process that knows several keys of others may try the wrong one first."""
-    return {reason: count for reason, count in node.refused_peers.items() if reason != "server_key"}
+    return {reason: count for reason, count in node._gate.refused.items() if reason != "server_key"}
 
 
 def push(client):
@@ -125,37 +124,42 @@ def ports_of(node):
     return [node.endpoint, node.push_endpoint, node.pub_endpoint]
 
 
-def test_on_every_port_strangers_hear_nothing_and_are_counted(server, keys, context):
+def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, monkeypatch):
+    monkeypatch.setattr(sockets, "HANDSHAKE", 1000)  # for who says nothing
+    options = {"keys": keys, "context": context, "limits": QUICK}
     with (
-        Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, context=context, limits=QUICK) as proxy,
-        connect(proxy.endpoint, keys=keys, context=context, limits=QUICK) as actor,
+        Server("tcp://127.0.0.1:0", SCHEMA, **options) as server,
+        Proxy("tcp://127.0.0.1:0", [server.endpoint], **options) as proxy,
     ):
-        for node in (server, proxy):
-            before = sum(node.refused_peers.values())
-            for address in ports_of(node):
-                for name, data in STRANGERS.items():
-                    heard = raw(address, data)
-                    # The greeting, which says that keys are asked for; of a stranger's own making nothing is answered.
-                    assert len(heard) <= 64, f"{name} heard {heard!r} at {address}"
-            expected = len(STRANGERS) * 3
-            until(lambda: sum(node.refused_peers.values()) >= before + expected)  # noqa: B023
-            assert sum(node.refused_peers.values()) == before + expected
-            assert node.refused_peers["plain"] >= 6 and node.refused_peers["silent"] >= 3
-        push(actor)
-        until(lambda: server.total_caches == 1)
+        with connect(proxy.endpoint, timeout=30.0, **options) as actor:
+            push(actor)
+            until(lambda: server.total_caches == 1)
+            before = [node._gate.refused.total() for node in (server, proxy)]
+            tried = [(at, name) for node in (server, proxy) for at in ports_of(node) for name in STRANGERS]
+            waiting = [in_thread(raw, at, STRANGERS[name]) for at, name in tried]
+            for (thread, box), (at, name) in zip(waiting, tried, strict=True):
+                thread.join(30.0)
+                # The greeting, which says that keys are asked for; a stranger's own words are never answered.
+                assert len(box["value"]) <= 64, f"{name} heard {box['value']!r} at {at}"
+            for node, count in zip((server, proxy), before, strict=True):
+                until(lambda: node._gate.refused.total() >= count + 3 * len(STRANGERS))  # noqa: B023
+                assert node.stats().security.refused["plain"] >= 6
+                assert node.stats().security.refused["silent"] + node.stats().security.refused["protocol"] >= 12
+            push(actor)
+            until(lambda: server.total_caches == 2)
 
 
 def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context):
     with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
         connect(server.endpoint, keys=another_key(keys), context=context, timeout=20.0)
-    assert server.refused_peers["unknown"] >= 1
+    assert server._gate.refused["unknown"] >= 1
     with pytest.raises(AuthError, match="asks for a key, and this process has none"):
         connect(server.endpoint, context=context, timeout=20.0)
-    until(lambda: server.refused_peers.get("plain"))
+    until(lambda: server._gate.refused.get("plain"))
     security.write_cluster(keys.parent / "elsewhere")
     with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=20.0)
-    assert server.refused_peers["server_key"] >= 2
+    assert server._gate.refused["server_key"] >= 2
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless,
         pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
@@ -210,7 +214,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         with pytest.raises(AuthError, match="any more"):
             leaving.update(1.0)
         assert leaving.model("policy").newest().body == b"1"
-        assert server.total_episodes == 2 and server.refused_peers["revoked"] >= 3
+        assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3
         push(staying)
         until(lambda: server.total_caches == 3)
         security.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
@@ -305,19 +309,19 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         said = sender.ask(wire.Feedback(), payload=b"x")
         assert (isinstance(said, wire.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
-    assert server.refused_peers["role"] == sum(len(set(BODIES) - security.MAY[role]) for role in security.MAY) + 3
+    assert server._gate.refused["role"] == sum(len(set(BODIES) - security.MAY[role]) for role in security.MAY) + 3
 
 
 def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):
     for role, is_taken in (("reader", False), ("proxy", False), ("actor", True)):
         sender = Sender(context, server, keys / role)
         made = sender.open(zmq.PUSH, server.push_endpoint)
-        before = server.refused_peers.get("role", 0), server.stats().refused.get("schema", 0)
+        before = server._gate.refused.get("role", 0), server.stats().refused.get("schema", 0)
         made.send_multipart(wire.encode(wire.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
         counted = (
             (lambda: server.stats().refused.get("schema", 0))
             if is_taken
-            else (lambda: server.refused_peers.get("role", 0))
+            else (lambda: server._gate.refused.get("role", 0))
         )
         until(lambda: counted() > before[is_taken])  # noqa: B023
     with pytest.raises(Refused, match="'actors' is an actor's, and was used by a reader"):
@@ -335,14 +339,14 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
         assert isinstance(mine.ask(wire.Hello()), wire.Welcome)
         assert isinstance(mine.ask(wire.Update(episodes=1)), wire.Updated)
         said = other.ask(wire.Update(episodes=1000), client=mine.client)
-        assert said.code == "client" and "belongs to the key actor/actors, not actor/other" in said.text
+        assert said.code == "owner" and "belongs to the key actor/actors, not actor/other" in said.text
         made = other.open(zmq.PUSH, server.push_endpoint)
         made.send_multipart(wire.encode(wire.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
-        until(lambda: server.refused_peers.get("client", 0) == 2)
+        until(lambda: server._gate.refused.get("owner", 0) == 2)
         assert server.total_episodes == 1
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine.server = other.server = server
-        assert other.ask(wire.Hello(), client=mine.client).code == "client"
+        assert other.ask(wire.Hello(), client=mine.client).code == "owner"
         assert isinstance(mine.ask(wire.Update(episodes=2)), wire.Updated) and server.total_episodes == 2
 
 
@@ -352,18 +356,18 @@ def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
     assert isinstance(said, wire.Taken)
     for role in ("actor", "reader"):
         sender = Sender(context, server, keys / role)
-        before = server.refused_peers.get("passport", 0)
+        before = server._gate.refused.get("passport", 0)
         with pytest.raises(zmq.Again):
             sender.open(zmq.DEALER, server.endpoint)
             sender.sockets[-1].rcvtimeo = 300
             sent = wire.encode(wire.Control(finish=True), client=sender.client, sequence=1)
             sender.sockets[-1].send_multipart([forged, b"", *sent])
-            until(lambda: server.refused_peers.get("passport", 0) > before)  # noqa: B023
+            until(lambda: server._gate.refused.get("passport", 0) > before)  # noqa: B023
             sender.sockets[-1].recv_multipart()
     damaged = Sender(context, server, keys / "proxy")
     made = damaged.open(zmq.DEALER, server.endpoint)
     made.send_multipart([b"MEMP\x01\x09x", b"", *wire.encode(wire.Hello(), client=damaged.client, sequence=1)])
-    until(lambda: server.refused_peers["passport"] == 3)
+    until(lambda: server._gate.refused["passport"] == 3)
 
 
 def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, keys, context):
@@ -388,7 +392,7 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     dialler = recorded[0][0]
     server.begin_run("third")
     raw(server.endpoint, b"".join(data for end, data in recorded if end is dialler))
-    until(lambda: sum(server.refused_peers.values()) >= 1)
+    until(lambda: sum(server._gate.refused.values()) >= 1)
     assert server.run == "third"
 
 
@@ -408,3 +412,62 @@ def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
             assert server._desk.ledger.find(actor.client_id).owner == "actor/actors"
         with pytest.raises(Refused, match="was used by a reader"):
             Reader([fronts[0]], keys=keys / "actor", context=context, timeout=20.0)
+
+
+# ----------------------------------------------------------------------------------------------- who decides
+
+
+def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):
+    from memoire import authenticator
+
+    with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
+        push(actor)
+        until(lambda: server.total_caches == 1)
+        deciding = server._gate._authenticator
+        monkeypatch.setattr(authenticator._Authenticator, "revive", lambda self: None)
+        deciding._worker.stop(20.0)
+        until(lambda: not deciding._worker.is_alive)
+        with pytest.raises((MemoireTimeout, AuthError)):
+            connect(server.endpoint, keys=keys, context=context, timeout=0.5)
+        push(actor)  # who was in goes on
+        until(lambda: server.total_caches == 2)
+        monkeypatch.undo()
+        with connect(server.endpoint, keys=keys, context=context, timeout=30.0):
+            pass
+
+
+def test_a_question_that_is_none_is_answered_or_passed_over(server, keys, context):
+    deciding = server._gate._authenticator
+    own = Keys(keys / "actor").own.public
+    asked = [b"who", b"", b"1.0", b"7", f"{server._gate.domain}:".encode(), b"127.0.0.1", b"", b"CURVE", own]
+    assert deciding._answer(asked)[4:7] == [b"200", b"OK", own.hex().encode()]
+    for place, value in ((4, b"memoire-99:"), (4, b""), (7, b"NULL"), (7, b"PLAIN"), (8, bytes(32)), (8, b"")):
+        assert deciding._answer([*asked[:place], value, *asked[place + 1 :]])[4] == b"400"
+    for count in range(4, len(asked)):
+        assert deciding._answer(asked[:count])[4] in (b"400", b"500")
+    assert [deciding._answer(asked[:count]) for count in range(4)] == [[]] * 4
+    assert deciding._answer([*asked[:4], b"\xff", *asked[5:]])[4] == b"400"
+    assert deciding._answer([*asked[:-1], b"\xff" * 100_000])[4] == b"400"
+
+
+def test_options_of_sockets_are_as_the_page_says(server, keys, context):
+    made = next(iter(server._gate._guarded))
+    assert made.getsockopt(zmq.CURVE_SERVER) == 1 and made.getsockopt(zmq.MECHANISM) == zmq.CURVE
+    assert made.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0").startswith(b"memoire-")
+    assert made.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
+    assert len(server._gate._guarded) == 3
+
+
+def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):
+    from memoire.cluster.doctor import REFUSED, WELL, examine
+
+    assert examine(server.endpoint, keys=keys / "actor", roundtrip=True, timeout=20.0) == WELL
+    said = capsys.readouterr().out
+    assert "keys: actor/actors" in said and "asks for a key" in said and "came back as they were" in said
+    assert examine(server.endpoint, timeout=20.0) == REFUSED
+    assert "Connect with keys" in capsys.readouterr().out
+    assert examine(server.endpoint, keys=another_key(keys), timeout=2.0) == REFUSED
+    assert "does not know the key actor/other" in capsys.readouterr().out
+    with Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless:
+        assert examine(careless.endpoint, keys=keys, timeout=20.0) == REFUSED
+    assert "asks for no key" in capsys.readouterr().out

@@ -175,10 +175,10 @@ NEVER = {
     Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
     Server: """accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
-        restore runs schema search set_logfile snapshot stats table tables total_caches total_episodes total_steps totals
+        restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
         update_priorities""",
     TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
-    Proxy: "closed endpoint liveness pub_endpoint push_endpoint readiness servers set_servers stats",
+    Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers stats",
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
 }

@@ -12,7 +12,6 @@ import platform
 import resource
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -33,7 +32,8 @@ FEW_FILES = 1024
 SKEW: Final = 2.0
 """Seconds between the clocks of two machines from which times in logs and sample ages mislead."""
 _SIGNATURE = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
-_GREETING = _SIGNATURE + b"\x03\x00NULL".ljust(22, b"\0") + b"\0" * 32
+_VERSION = b"\x03\x00"
+_NO_KEYS = b"NULL".ljust(20, b"\0") + b"\0" * 32
 _PORTS = {
     "PULL": "where caches go: memoire's requests go to the port below it",
     "PUB": "where notices of models come from: memoire's requests go two ports below it",
@@ -188,7 +188,7 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
     """ZMTP 3.0's handshake by hand, as far as the peer's READY: which socket type it has (rfc.zeromq.org/spec/23)."""
     heard = bytearray()
     try:
-        made.sendall(_GREETING)
+        made.sendall(_SIGNATURE + _VERSION)  # what it asks for is said before it hears what we have
         _receive(made, 10, heard)
         if heard[0] != 0xFF or heard[9] != 0x7F:
             raise _not_zeromq(endpoint, heard)
@@ -199,8 +199,9 @@ def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
         if mechanism != "NULL":
             advice = "It is not memoire's: its own processes use keys (CURVE), or none."
             raise Sick(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
-        ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-        made.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        made.sendall(
+            _NO_KEYS
+        )  # and no more: who is told of a kind that does not fit may hang up before it says its own
         flags, length = _receive(made, 2, bytearray())
         body = _receive(made, length, bytearray()) if flags == 4 else bytearray()
     except EOFError:
