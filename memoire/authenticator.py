@@ -71,8 +71,6 @@ class Gate:
         context: Where its sockets are.
         keys: Of this process; None lets everybody in.
 
-    Raises:
-        EndpointError: somebody else answers for keys in this context.
     """
 
     def __init__(self, context: Context, keys: Keys | None) -> None:
@@ -90,13 +88,14 @@ class Gate:
         """Whose key a connection has, by its descriptor, once it has sent a message."""
         self._ports: set[int] = set()
         self._local = security.OPEN
-        self._authenticator: _Authenticator | None = None
+        self._context = context
+        self._authenticator: _Authenticator | None = None  # since something was bound
+        self.domain = ""
+        """By which the authenticator knows this node."""
         if keys is not None:
             self._learn()
             if keys.own.role == "proxy":
                 self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
-            self._authenticator = _authenticator_of(context)
-            self.domain = self._authenticator.enter(self)
 
     def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, Way | None]:
         """Bind a socket; over TCP it asks for keys. Returns the address with its port, and what the doors that own it
@@ -106,7 +105,8 @@ class Gate:
             only: The one role that may come there.
 
         Raises:
-            EndpointError: the address is taken, or none; the socket is closed.
+            EndpointError: the address is taken, or none; or somebody else decides who may come in, in this context. The
+                socket is closed.
             KeyFileError: others may not come to who has such a key; the socket is closed.
         """
         if self.keys is None or not str(endpoint).startswith("tcp://"):
@@ -118,11 +118,23 @@ class Gate:
             advice = "Listen with a key that was made for a server or proxy."
             raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
         assert own.secret is not None
+        try:
+            self._enter()
+        except EndpointError:
+            made.close(0)
+            raise
         sockets.ask_for_keys(made, own.secret, f"{self.domain}:{only}")
         bound = sockets.bind(made, endpoint)
         self._guarded.add(made)
         self._ports.add(int(bound.rpartition(":")[2]))
         return bound, _Front(self, made)
+
+    def _enter(self) -> None:
+        """Be asked who may come in, from now on."""
+        with self._lock:
+            if self._authenticator is None:
+                self._authenticator = _authenticator_of(self._context)
+                self.domain = self._authenticator.enter(self)
 
     def admit(self, made: Socket, frames: list[zmq.Frame], place: int) -> tuple[Peer, list[zmq.Frame]]:
         """Who sent a message, and the message without its passport.
@@ -188,15 +200,13 @@ class Gate:
 
     def trouble(self) -> list[str]:
         """Why nobody new may get in, a sentence each."""
-        if self.keys is None or self._authenticator is None:
-            return []
-        found = self.keys.trouble
-        return [*self._authenticator.trouble(), *([found] if found else [])]
+        return [] if self._authenticator is None else self._authenticator.trouble()
 
     def look(self) -> None:
         """Take up what has changed in the keys folder, and cut off whose key is gone."""
-        assert self.keys is not None and self._authenticator is not None
-        self._authenticator.revive()
+        assert self.keys is not None
+        if self._authenticator is not None:
+            self._authenticator.revive()
         self.keys.refresh()
         if self.keys.changes == self._changes:
             return
@@ -224,6 +234,8 @@ class Gate:
     def _cut(self, descriptor: int) -> None:
         """End a connection. Its descriptor may be somebody else's by now: then it is no connection to us."""
         self.came.pop(descriptor, None)
+        if descriptor < 0:
+            return
         try:
             connection = _socket.socket(fileno=descriptor)
         except OSError:

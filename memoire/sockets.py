@@ -628,7 +628,8 @@ def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambd
         if frames is None:
             break
         data = frames[0].bytes
-        if admits(made, frames[0]) and len(frames) == 1 and data[:1] == b"\x01":
+        # Of a peer that has gone ZeroMQ itself says that it has unsubscribed; nobody has sent that.
+        if len(frames) == 1 and data[:1] == b"\x01" and admits(made, frames[0]):
             topics.append(data[1:])
     return topics
 

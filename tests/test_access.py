@@ -214,7 +214,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         with pytest.raises(AuthError, match="any more"):
             leaving.update(1.0)
         assert leaving.model("policy").newest().body == b"1"
-        assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3
+        assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
         security.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
@@ -250,9 +250,9 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
             push(actor)
         actor.update(20.0)
         assert server.total_episodes == 5 and server._desk.ledger.find(actor.client_id).owner == "actor/actors"
-        stats = actor.stats()
-        assert stats.pushed_caches == 5
-        until(lambda: server.total_caches + server.totals().lost_caches == 5)
+        push(actor)  # by which the home learns what was on the way when connections ended
+        until(lambda: server.total_caches + server.totals().lost_caches == 6)
+        assert server.stats().faults == proxy.stats().faults == 0
 
 
 # ------------------------------------------------------------------------------------------------------- roles
