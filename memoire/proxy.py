@@ -720,7 +720,8 @@ class Proxy(Node):
         model = self._models.serve(asked.topic, asked.version)
         if model is None:
             return self._hold(asking, header, asked)
-        reply = chunk_of(model, asked, self._limits)
+        told = (0, 0) if source is None else (source.home, source.epoch)
+        reply = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
         self._requests += 1
         sockets.send(self._router, [*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
         return True

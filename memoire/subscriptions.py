@@ -489,6 +489,9 @@ class Topics:
         self.fetched_bytes += len(payload)
         if fetching.assembly is None:
             topic.heard = max(topic.heard, chunk.version)  # the newest was asked for, and it is newer than expected
+            if chunk.epoch:  # its notice may come later, or never: its publisher may begin anew before
+                topic.source = (chunk.home, max(chunk.epoch, topic.epochs.get(chunk.home, 0)))
+                topic.epochs.setdefault(*topic.source)
             if self._is_here(topic, chunk.version, chunk.sha256):
                 return None  # not again, however large
             self._start(fetching, chunk, len(payload))

@@ -118,6 +118,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=2.0**40)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 Signed: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
 Word: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Hash: TypeAlias = Annotated[int, Meta(ge=0)]  # of 64 bits, which is all that msgpack has
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16384)]
 Topic: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern="^[^\x00]*$")]
@@ -372,6 +373,8 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     sha256: Digest
     offset: Count = 0
     text: bool = False
+    home: Hash = 0  # of the name of the server that it was published at, and its epoch, as in the notice
+    epoch: Word = 0
 
 
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):

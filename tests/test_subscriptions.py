@@ -12,6 +12,8 @@ from memoire.limits import Limits
 from memoire.models import ModelStore
 from memoire.subscriptions import Topics
 
+HOME = 7
+"""Stands for the hash of a server's name."""
 LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 
 
@@ -53,7 +55,7 @@ class Node:
             self.notice(model, body if inline else None)
         return body
 
-    def notice(self, model, payload=None, home=0):
+    def notice(self, model, payload=None, home=HOME):
         said = wire.Notice(
             topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
         )
@@ -63,7 +65,8 @@ class Node:
         """Answer one request; the reply goes through the wire's own functions."""
         asked, finish = self.asked.pop(place)
         try:
-            reply = chunk_of(self.store.serve(asked.topic, asked.version), asked, self.limits)
+            model = self.store.serve(asked.topic, asked.version)
+            reply = chunk_of(model, asked, self.limits, home=HOME, epoch=self.epoch)
         except ProtocolError as error:
             finish(Refused("node", error.code, error.detail))
             return
@@ -273,6 +276,20 @@ def test_a_newer_epoch_in_a_notice_says_the_same():
     for _ in range(5):
         node.publish()
         node.answer_all()
+    node.store, node.epoch = ModelStore(1000), 2
+    body = node.publish(fill=99)
+    node.answer_all()
+    assert (node.newest.version, node.newest.body) == (1, body)
+
+
+def test_a_publisher_that_begins_anew_is_known_again_where_its_models_were_only_fetched():
+    """A client may have heard of a model before its proxy did: the notice comes after the body, or never."""
+    node = following()
+    for _ in range(3):
+        node.publish(notice=False)
+    node.topics.announced(node.store.versions())
+    node.answer_all()
+    assert node.newest.version == 3
     node.store, node.epoch = ModelStore(1000), 2
     body = node.publish(fill=99)
     node.answer_all()
