@@ -55,15 +55,33 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+MOST_NAME = 256
+"""Characters that the name of a run or of a table has at most."""
+
+
+def is_name(value: str, most: int = MOST_NAME) -> bool:
+    """Whether text can be a name: 1 to `most` characters, all of them seen, none of them changing how others look."""
+    return 0 < len(value) <= most and value.isprintable()
+
+
+def name(what: str, value: Any) -> str:
+    """A name, such as a run's: printable text of 1 to 256 characters.
+
+    Raises:
+        WrongType, ParameterError: it is none; `what` says of what.
+    """
+    if not is_name(text(what, value)):
+        raise ParameterError(what, value[:80], f"printable text of 1 to {MOST_NAME} characters")
+    return str(value)
+
+
 def table_name(value: Any) -> str:
     """The name of a table, at most 256 characters; "" is a server's first.
 
     Raises:
         WrongType, ParameterError: it is none.
     """
-    if len(text("table", value)) > 256 or not value.isprintable():
-        raise ParameterError("table", value, "printable text of at most 256 characters")
-    return str(value)
+    return "" if value == "" else name("table", value)
 
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cache, wire
+from . import cache, checks, wire
 from .accounts import Rows, merge, page, row_of, rows_of
 from .batch import ID, td_errors_for
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
@@ -124,7 +124,7 @@ class Desk:
         clock: Callable[[], float],
     ) -> None:
         if run is not None:
-            _check_name(run)
+            checks.name("run", run)
         self.tables, self.limits = tables, limits
         self.name, self.home = name, wire.name_hash(name)
         self.epoch = past.epoch if past else time.time_ns()
@@ -289,7 +289,7 @@ class Desk:
         Raises:
             ParameterError: that is no name.
         """
-        _check_name(name)
+        checks.name("run", name)
         with self.lock:
             if name == self.run_name:
                 return
@@ -710,7 +710,7 @@ class Desk:
         if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
             text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
             return Reply(wire.Refused(code="missing", text=text))
-        return chunk_of(model, body, self.limits)
+        return chunk_of(model, body, self.limits, home=self.home, epoch=self.epoch)
 
     # ------------------------------------------------------------------------------------------------ learners
 
@@ -885,7 +885,7 @@ class Desk:
     def _former(self, name: str, finished: bool) -> Run:
         """A run that was counted elsewhere, and is kept here. Under the lock."""
         try:
-            _check_name(name)
+            checks.name("run", name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
         run = self.runs.keep(name, finished, self._clock())
@@ -934,13 +934,8 @@ def _chosen(key: str, saved: str) -> _Chosen:
         raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error
 
 
-def _check_name(run: str) -> None:
-    if type(run) is not str or not 0 < len(run) <= 256 or not run.isprintable():
-        raise ParameterError("run", run, "printable text of 1 to 256 characters")
-
-
-def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits) -> Reply:
-    """The stretch of a model that was asked for.
+def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0) -> Reply:
+    """The stretch of a model that was asked for; `home` and `epoch` are its publisher's, as in its notice.
 
     Raises:
         ProtocolError: (code "missing") there is no such model here, or no such stretch in it.
@@ -958,5 +953,7 @@ def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits) -> Reply:
         sha256=model.digest,
         offset=body.offset,
         text=model.is_text,
+        home=home,
+        epoch=epoch,
     )
     return Reply(chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None)

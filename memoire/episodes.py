@@ -112,7 +112,7 @@ class EpisodePool:
         self.byte_limit = byte_limit
         self._memory = self._make(self._fitting(byte_limit), byte_limit, parameters)
         self._owner = secrets.token_bytes(16)
-        self._put_back: set[int] = set()  # checksums of the names of episodes that came from files
+        self._put_back: dict[int, int] = {}  # checksum of the name of each episode that came from a file: its number
         self._changes = 0  # whatever may have brought something to draw
         self._sequence = 0
         self._clients: dict[bytes, float] = {}  # when each was last heard
@@ -285,7 +285,7 @@ class EpisodePool:
         """Store an episode that was walked over, here or elsewhere, with its priorities and ages. Ids are new.
 
         Returns:
-            Whether it was not here already, or put back before; and how many left to make room.
+            Whether it was not here already (also if it was put back before); and how many left to make room.
 
         Raises:
             MemoireError: it does not fit.
@@ -295,14 +295,17 @@ class EpisodePool:
             if self._closed:
                 raise Closed("the pool")
             name, memory = _core.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True)), self._memory
-            if name in self._put_back or (kept.owner == self._owner and _has(memory, kept.number)):
+            number = kept.number if kept.owner == self._owner else self._put_back.get(name)
+            if number is not None and _has(memory, number):
                 return False, 0
             with memory.held():
                 before = memory.num_episodes
-                dataset.put(memory, kept.episode)
+                number = int(dataset.put(memory, kept.episode)[0])
                 gone = before + 1 - memory.num_episodes
             with self._filled:
-                self._put_back.add(name)
+                self._put_back[name] = number
+                if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
+                    self._put_back = {name: number for name, number in self._put_back.items() if _has(memory, number)}
                 self._added += 1
                 self._overwritten += gone
                 self._tell()
@@ -375,12 +378,14 @@ class EpisodePool:
             capacity = self._fitting(byte_limit)
             old, gone = self._memory, 0
             if capacity != old.capacity:
-                fresh = self._make(capacity, byte_limit, self.parameters)
-                for episode in dataset.episodes(old):
-                    if len(episode) <= capacity:
-                        with suppress(EpisodeTooLong):  # its ragged values have no room
-                            dataset.put(fresh, episode)
+                fresh, moved = self._make(capacity, byte_limit, self.parameters), {}
+                with old.held():
+                    for number, episode in dataset.walk(old):
+                        if len(episode) <= capacity:
+                            with suppress(EpisodeTooLong):  # its ragged values have no room
+                                moved[number] = int(dataset.put(fresh, episode)[0])
                 gone = old.num_episodes - fresh.num_episodes
+                self._put_back = {name: moved[was] for name, was in self._put_back.items() if was in moved}
                 self._replace(fresh)
             else:
                 before = old.num_episodes

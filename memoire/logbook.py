@@ -18,8 +18,11 @@ import msgspec
 
 from .wire import Line
 
-# Whatever could start a new line or move a terminal's cursor; a tab may stay.
-_UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Whatever could start a new line, move a terminal's cursor, or change the direction in which the rest of the line is
+# read (Boucher and Anderson, Trojan Source, 2021); a tab may stay.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff" + "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 LINE_OVERHEAD = 100
 """Bytes that a line takes beside its text, about."""
 MOST_FOUND = 10_000
@@ -43,7 +46,9 @@ class Entry:
 
 
 def escape(text: str) -> str:
-    r"""`text` on one line: line breaks and control characters become escapes such as ``\n`` and ``\x1b``."""
+    r"""`text` on one line: line breaks, control characters and marks of direction become escapes: ``\n``, ``\x1b``,
+    ``\u202e``.
+    """
     return _UNSAFE.sub(_escaped, text)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from .checks import is_name
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
 
 TOPIC_BYTES = 255
@@ -65,7 +66,7 @@ def check_topic(topic: str) -> str:
     """`topic` itself when it may be one: text of 1 to 255 bytes without control characters."""
     if not isinstance(topic, str):
         raise WrongType("topic", "a str", type(topic).__name__)
-    if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not topic.isprintable():
+    if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not is_name(topic, TOPIC_BYTES):
         raise ParameterError("topic", topic[:80], f"printable text of 1 to {TOPIC_BYTES} bytes")
     return topic
 

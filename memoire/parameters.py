@@ -27,6 +27,8 @@ COMPRESSIONS = ("none", "zlib", "lz4")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
 MOST_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
+MOST_SAMPLES = 2.0**53
+"""Largest number of samples for each insert, and tolerance: up to here float64 counts one by one."""
 
 
 class HasColumns(Protocol):
@@ -100,10 +102,10 @@ class Parameters:
     """Columns that come of the entry `multi_step` later; None is the state columns."""
     samples_per_insert: float = 1.0
     """Samples that a client's writer pushes for each entry it records, and what drawing is held to where there is a
-    tolerance. At least 0; 0 pushes none."""
+    tolerance: there at least 2**-53. From 0 to 2**53; 0 pushes none."""
     samples_per_insert_tolerance: float | None = None
     """Samples by which drawing may run ahead of inserts * samples_per_insert, or stay behind: beyond it learners wait,
-    or actors do. None limits neither. At least samples_per_insert, and 1."""
+    or actors do. None limits neither. At least samples_per_insert, and 1; at most 2**53."""
     min_size: int = 0
     """Entries that can be drawn, over all clients, before anything is. At least 0."""
     max_times_sampled: int = 0
@@ -168,6 +170,8 @@ class Parameters:
         ):
             raise ParameterError("model_topic", self.model_topic, "a topic of 1 to 256 characters, or None")
         ratio = self.samples_per_insert
+        if ratio > MOST_SAMPLES:
+            raise ParameterError("samples_per_insert", ratio, f"at most {MOST_SAMPLES:g}: more cannot be counted")
         if 0 < self.max_times_sampled < ratio:
             expected = f"at most max_times_sampled, {self.max_times_sampled}: no entry may be drawn more often"
             raise ParameterError("samples_per_insert", ratio, expected)
@@ -175,10 +179,12 @@ class Parameters:
             return
         tolerance = _real("samples_per_insert_tolerance", self.samples_per_insert_tolerance)
         put(self, "samples_per_insert_tolerance", tolerance)
-        if ratio == 0.0:
-            raise ParameterError(
-                "samples_per_insert", ratio, "above 0 where there is a tolerance: nothing could be drawn"
-            )
+        if ratio < 1.0 / MOST_SAMPLES:
+            expected = f"above 0, at least {1.0 / MOST_SAMPLES:g}, where there is a tolerance: nothing could be drawn"
+            raise ParameterError("samples_per_insert", ratio, expected)
+        if tolerance > MOST_SAMPLES:
+            expected = f"at most {MOST_SAMPLES:g}, or None for no limit: more cannot be counted"
+            raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
         if tolerance < max(1.0, ratio):
             expected = f"at least {max(1.0, ratio):g}, what one sample or one insert moves it by"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)

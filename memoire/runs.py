@@ -19,7 +19,7 @@ from . import wire
 from .accounts import Rows, merge
 from .journal import Group, RunFacts
 from .ledger import Account, Ledger
-from .logbook import Entry, Logbook
+from .logbook import Entry, Logbook, Wanted
 from .models import Model
 
 RECENT_LINES = 1000
@@ -45,8 +45,8 @@ class Past(Protocol):
     def line_count(self, run: str) -> int:
         """Lines taken in all."""
 
-    def search(self, run: str, *, most: int, newest_first: bool) -> Sequence[Entry]:
-        """Lines of the run."""
+    def search(self, run: str, wanted: Wanted, *, most: int, newest_first: bool = False) -> Sequence[Entry]:
+        """Lines of the run, at most so many of those wanted."""
 
     def models(self, run: str) -> Iterable[Model]:
         """The newest of each topic."""
@@ -106,22 +106,6 @@ class Keeper(Past, Protocol):
 
     def space(self) -> FolderStats:
         """What the folder takes, and what is left."""
-
-    def search(
-        self,
-        run: str,
-        *,
-        text: str = "",
-        client: bytes | None = None,
-        label: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: int = 0,
-        before: int | None = None,
-        most: int = 100,
-        newest_first: bool = False,
-    ) -> Sequence[Entry]:
-        """Lines of the run that fulfil all conditions; see `logbook.Wanted`."""
 
     def wake(self) -> None:
         """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
@@ -219,7 +203,7 @@ class Runs:
         for account in self._past.accounts(name):
             run.ledger.restore(account)
         run.inherited = merge(np.frombuffer(self._past.inherited(name), wire.ACCOUNT))
-        newest = self._past.search(name, most=RECENT_LINES, newest_first=True)
+        newest = self._past.search(name, Wanted(), most=RECENT_LINES, newest_first=True)
         run.logbook.restore(self._past.lines_through(name), self._past.line_count(name), reversed(newest))
         return run
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import is_name
 from .errors import EntryError, SchemaError
 from .limits import MiB
 from .ragged import Ragged
@@ -388,7 +389,7 @@ def _check_name(name: Any, within: str) -> None:
     where = f" (in {within!r})" if within else ""
     if not isinstance(name, str):
         raise SchemaError(f"column names are strings, got {name!r}{where}.")
-    if not name or "." in name or not name.isprintable() or len(name) > _MOST_NAME:
+    if "." in name or not is_name(name, _MOST_NAME):
         raise SchemaError(
             f"column {name[:_MOST_NAME]!r}{where}: a name is 1 to {_MOST_NAME} printable characters without a dot "
             f"(dots separate nested names). Rename it."

@@ -10,7 +10,6 @@ It runs inside of the learner's process, or alone with learners that read over t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -969,9 +968,7 @@ class Server(Node):
             found = self._run(run)
             lines = found.logbook.recent(0, MOST_FOUND)
         if self._store is not None:
-            return list(
-                self._store.search(found.name, **dataclasses.asdict(wanted), most=most, newest_first=newest_first)
-            )
+            return list(self._store.search(found.name, wanted, most=most, newest_first=newest_first))
         chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)
         return [entry.escaped for entry in itertools.islice(chosen, most)]
 

@@ -35,7 +35,6 @@ import msgspec
 from . import _core, statefile
 from .errors import (
     Closed,
-    ParameterError,
     StateCorrupt,
     StateError,
     StateForeign,
@@ -47,7 +46,7 @@ from .journal import Group, RunFacts
 from .ledger import Account
 from .limits import Limits
 from .linelog import LineLog
-from .logbook import MOST_FOUND, Entry, escape
+from .logbook import Entry, Wanted, escape
 from .models import Model
 from .runs import FolderStats
 from .statefile import (
@@ -78,6 +77,7 @@ SOON: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
 MEND: Final = 1.0
 """Seconds between two tries to complete the log's text."""
+_EVERY: Final = Wanted()
 _LONGEST_TEXT: Final = 4096  # of a search; SQLite takes patterns of 50000 bytes, and a character may become twelve
 _INLINE: Final = 16 * 1024  # bytes of a model's body that are stored in the database itself
 _WITNESS: Final = struct.Struct("<8sQQ")
@@ -340,45 +340,28 @@ class Store:
     def search(
         self,
         run: str,
+        wanted: Wanted = _EVERY,
         *,
-        text: str = "",
-        client: bytes | None = None,
-        label: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after: int = 0,
-        before: int | None = None,
         most: int = 100,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Log lines of a run that fulfil all conditions, as the log file has them; beside the writer, from any thread.
-
-        Args:
-            run: An unknown one has no lines.
-            text: Somewhere in the line as the log file has it; letters A to Z in either case.
-            client: Id of the sender.
-            label: The sender's 32-bit uuid.
-            since, until: Received at or after, and before; seconds since 1970.
-            after, before: Index above, and below: the last index of a page is where the next one begins.
-            most: At most so many, 1 to 10000.
-            newest_first: Else the oldest come first.
+        """Log lines of a run, at most so many of those wanted, as the log file has them; beside the writer, from any
+        thread. An unknown run has none; the oldest come first unless asked otherwise.
         """
-        if not 1 <= most <= MOST_FOUND:
-            raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
         self._check_open()
         number = self._file.runs.get(run)
-        if number is None or len(text) > _LONGEST_TEXT or not 0 <= (label or 0) < 1 << 32:
+        if number is None or len(wanted.text) > _LONGEST_TEXT or not 0 <= (wanted.label or 0) < 1 << 32:
             return []
         top = (1 << INDEX_BITS) - 1
-        low, high = max(0, after) + 1, top if before is None else min(before - 1, top)
+        low, high = max(0, wanted.after) + 1, top if wanted.before is None else min(wanted.before - 1, top)
         where: list[str] = ["id BETWEEN ? AND ?"]
         values: list[Any] = [number << INDEX_BITS | min(low, top), (number << INDEX_BITS) + max(-1, high)]
         for condition, value in (
-            ("client = ?", client),
-            ("label = ?", label),
-            ("received >= ?", since),
-            ("received < ?", until),
-            ("text LIKE ? ESCAPE '\\'", _pattern(escape(text)) if text else None),
+            ("client = ?", wanted.client),
+            ("label = ?", wanted.label),
+            ("received >= ?", wanted.since),
+            ("received < ?", wanted.until),
+            ("text LIKE ? ESCAPE '\\'", _pattern(escape(wanted.text)) if wanted.text else None),
         ):
             if value is not None:
                 where.append(condition)

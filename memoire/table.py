@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from . import checks
 from .checks import mapping, whole
 from .errors import ParameterError, ProtocolError, WrongType
 from .parameters import Parameters
@@ -254,8 +255,7 @@ def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[st
 
 def checked(name: Any, settings: Any) -> Table:
     """A table's settings, as a server is given them. Raises ParameterError or WrongType."""
-    if type(name) is not str or not 0 < len(name) <= 256 or not name.isprintable():
-        raise ParameterError("tables", name, "names of printable text of 1 to 256 characters")
+    checks.name("tables", name)
     if not isinstance(settings, Table):
         raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)
     return settings

@@ -65,7 +65,7 @@ class MemoryStore:
     def line_count(self, run):
         return len(self.disk.lines.get(run, []))
 
-    def search(self, run, *, most, newest_first):
+    def search(self, run, wanted, *, most, newest_first):
         found = self.disk.lines.get(run, [])
         return found[::-1][:most] if newest_first else found[:most]
 

@@ -490,7 +490,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     made, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
     with pytest.raises(NotEnoughSamples, match="of 0 entries in 0 episodes of 0 clients none can be drawn"):
         made.get(4)
-    with pytest.raises(NotEnoughSamples, match=r"after waiting 0\.0 s"):
+    with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         made.get(4, timeout=0.01)
     assert made.stats().misses == 2
     waiting, box = in_thread(lambda: made.get(4, timeout=30.0))

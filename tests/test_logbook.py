@@ -32,9 +32,17 @@ def test_every_message_is_one_line(text):
     written.encode()
 
 
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
+MARKS_OF_DIRECTION = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters=MARKS_OF_DIRECTION)))
 def test_a_message_without_control_characters_is_written_as_it_is(text):
     assert escape(text) == text
+
+
+@pytest.mark.parametrize("mark", MARKS_OF_DIRECTION)
+def test_no_mark_of_direction_gets_through(mark):
+    assert escape(f"reward {mark}1") == f"reward \\u{ord(mark):04x}1"
 
 
 @pytest.mark.parametrize(("text", "escaped"), [("a\nb\r", "a\\nb\\r"), ("\x1b[2J", "\\x1b[2J"), ("\u2028", "\\u2028")])

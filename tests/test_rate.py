@@ -244,6 +244,9 @@ def test_a_draw_that_waits_goes_on_when_entries_come():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"samples_per_insert": 1e300}, "samples_per_insert must be at most"),
+        ({"samples_per_insert": 1e-300, "samples_per_insert_tolerance": 3.0}, "samples_per_insert must be above 0"),
+        ({"samples_per_insert_tolerance": 1e300}, "samples_per_insert_tolerance must be at most"),
         ({"samples_per_insert_tolerance": 0.5}, "samples_per_insert_tolerance must be at least 1"),
         ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 4.0}, "at least 4"),
         ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be above 0"),

@@ -551,7 +551,7 @@ def test_waiting_has_an_end_and_says_what_it_waited_for(serve, join):
         server.get_batch(8, 0.1)
     with pytest.raises(NotEnoughSamples, match="None was taken"):
         server.get_batch(8)
-    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*after waiting 0\.6 s.*Are actors running"):
+    with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*after waiting \d+\.\d s.*Are actors running"):
         next(server.batches(8, 0.6))
     client = join(server.endpoint)
     with pytest.raises(MemoireTimeout, match="model of topic 'x'"):

@@ -365,6 +365,16 @@ def test_no_episode_is_held_twice(tmp_path):
     assert (done.episodes, done.known, again.memory.num_episodes) == (3, 3, 3)
     pool.clear()
     assert load([tmp_path / "a"], table(pool, storage="episodes")).episodes == 3
+    pool.limit(pool.byte_limit // 2)
+    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also where the memory was made anew"
+
+
+def test_what_was_put_back_and_has_left_is_not_remembered_for_ever(tmp_path):
+    pool = episodes_of(Memory(STATES, 20))
+    for _ in range(150):
+        for kept in episodes_of(memory_of([5, 6, 7])).walk():
+            assert pool.put_back(kept)[0] and not pool.put_back(kept)[0]
+    assert len(pool._put_back) <= 2 * pool.memory.num_episodes + 100
 
 
 def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memoire import wire
-from memoire.errors import Closed, ParameterError, StateCorrupt, StateForeign, StateLocked, StateUnusable
+from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, StateUnusable
 from memoire.journal import RunFacts
 from memoire.limits import Limits
 from memoire.models import make
@@ -166,11 +166,6 @@ def test_a_missing_database_beside_other_files_is_no_empty_folder(tmp_path):
     (tmp_path / "state.db").unlink()
     with pytest.raises(StateCorrupt, match=r"it is missing, while .*state.db.backup-1 are there.*Put a backup back"):
         Store(tmp_path, "home")
-
-
-def test_search_checks_how_many_are_asked_for(tmp_path):
-    with Store(tmp_path, "a") as store, pytest.raises(ParameterError, match="from 1 to 10000"):
-        store.search(RUN, most=0)
 
 
 def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_path):

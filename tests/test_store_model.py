@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from memoire.journal import Group, RunFacts
 from memoire.limits import Limits
-from memoire.logbook import Entry, escape
+from memoire.logbook import Entry, Wanted, escape
 from memoire.models import make
 from memoire.store import Store
 from memoire.wire import Line
@@ -50,19 +50,18 @@ class Logged:
         self.store, self.entries = store, entries
 
 
-def slow_search(entries, text, client, label, since, until, after, before, most, newest_first):
-    found = [
+def slow_search(entries, wanted):
+    return [
         Entry(e.index, e.client, e.received, Line(e.line.number, e.line.time, e.line.label, escape(e.line.text)))
         for e in entries
-        if upper(escape(text)) in upper(escape(e.line.text))
-        and (client is None or e.client == client)
-        and (label is None or e.line.label == label)
-        and (since is None or e.received >= since)
-        and (until is None or e.received < until)
-        and e.index > after
-        and (before is None or e.index < before)
+        if upper(escape(wanted.text)) in upper(escape(e.line.text))
+        and (wanted.client is None or e.client == wanted.client)
+        and (wanted.label is None or e.line.label == wanted.label)
+        and (wanted.since is None or e.received >= wanted.since)
+        and (wanted.until is None or e.received < wanted.until)
+        and e.index > wanted.after
+        and (wanted.before is None or e.index < wanted.before)
     ]
-    return (found[::-1] if newest_first else found)[:most]
 
 
 def maybe(values):
@@ -91,9 +90,10 @@ def maybe(values):
 def test_search_finds_what_a_slow_model_finds(
     logged, run, text, client, label, since, until, after, before, most, newest_first
 ):
-    asked = {"text": text, "client": client, "label": label, "since": since, "until": until}
-    asked |= {"after": after, "before": before, "most": most, "newest_first": newest_first}
-    assert logged.store.search(run, **asked) == slow_search(logged.entries.get(run, []), **asked)
+    wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
+    expected = slow_search(logged.entries.get(run, []), wanted)
+    found = logged.store.search(run, wanted, most=most, newest_first=newest_first)
+    assert found == (expected[::-1] if newest_first else expected)[:most]
 
 
 operations = st.one_of(

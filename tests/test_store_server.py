@@ -6,6 +6,7 @@ import pytest
 
 from memoire import server as server_module
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
+from memoire.logbook import Wanted
 from memoire.store import Store
 from netkit import QUICK, Cluster, until
 
@@ -68,7 +69,7 @@ def test_a_server_goes_on_where_it_ended(cluster, on_disk):
     client.log("after")
     client.update()
     assert server.total_episodes == 6
-    assert [entry.line.text for entry in on_disk.store.search(server.run, text="after")] == ["after"]
+    assert [entry.line.text for entry in on_disk.store.search(server.run, Wanted(text="after"))] == ["after"]
 
 
 def test_a_backup_that_was_put_back_is_healed_by_two_updates_of_each_client(cluster, on_disk):

@@ -15,7 +15,7 @@ import numpy as np
 
 from memoire.cluster.launch import Child, Launcher
 from memoire.errors import ChildDied
-from memoire.logbook import format_line
+from memoire.logbook import Wanted, format_line
 from memoire.reader import Reader
 from memoire.schema import Column, Schema
 from memoire.store import Store
@@ -406,7 +406,7 @@ class Trial:
 def pages(store: Store, run: str) -> Iterator[list[str]]:
     """All lines in the index, oldest first, as they would stand in the file."""
     after = 0
-    while entries := store.search(run, after=after, most=1000):
+    while entries := store.search(run, Wanted(after=after), most=1000):
         yield [format_line(entry.received, entry.line.label, entry.line.text).rstrip("\n") for entry in entries]
         after = entries[-1].index
 

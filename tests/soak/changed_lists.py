@@ -21,7 +21,7 @@ from history import ports
 from memoire.client import connect
 from memoire.cluster.drain import drain
 from memoire.limits import Limits
-from memoire.logbook import format_line
+from memoire.logbook import Wanted, format_line
 from memoire.reader import Reader
 from memoire.store import Store
 from netkit import SCHEMA, record
@@ -160,7 +160,7 @@ def lines_in(place, names):
         with Store(place / name) as store:
             for run in store.runs():
                 after = 0
-                while entries := store.search(run.name, after=after, most=1000):
+                while entries := store.search(run.name, Wanted(after=after), most=1000):
                     after = entries[-1].index
                     yield from (
                         format_line(0.0, entry.line.label, entry.line.text).split(",", 1)[1] for entry in entries

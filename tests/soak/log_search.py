@@ -12,7 +12,7 @@ from _kit import end, folder, say, table
 
 from memoire.journal import Group, RunFacts
 from memoire.limits import Limits
-from memoire.logbook import Entry
+from memoire.logbook import Entry, Wanted
 from memoire.store import Store
 from memoire.wire import Line
 
@@ -48,14 +48,16 @@ def main() -> int:
         rows.append((f"save {given.lines:,} lines", f"{seconds:.1f} s", f"{given.lines / seconds:,.0f} lines/s"))
         say(rows[-1])
         searches = {
-            "a text that is nowhere": ({"text": "nowhere"}, 0),
-            "a text in the last line": ({"text": f"episode {given.lines} of"}, 1),
-            "a client that is nowhere": ({"client": b"x" * 16}, 0),
-            "the newest 100 of a client": ({"client": clients[7], "newest_first": True}, 100),
-            "the last hundred seconds": ({"since": given.lines - 99.0}, 100),
+            "a text that is nowhere": (Wanted(text="nowhere"), 0),
+            "a text in the last line": (Wanted(text=f"episode {given.lines} of"), 1),
+            "a client that is nowhere": (Wanted(client=b"x" * 16), 0),
+            "the newest 100 of a client": (Wanted(client=clients[7]), 100),
+            "the last hundred seconds": (Wanted(since=given.lines - 99.0), 100),
         }
         for name, (asked, expected) in searches.items():
-            seconds, found = timed(lambda asked=asked: store.search("run", **asked))
+            seconds, found = timed(
+                lambda name=name, asked=asked: store.search("run", asked, newest_first="newest" in name)
+            )
             rows.append((f"search: {name}", f"{1e3 * seconds:.1f} ms", f"{len(found)} found"))
             if len(found) != expected:
                 violations.append(f"{name}: {len(found)} lines, expected {expected}")
