@@ -90,7 +90,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """How fresh the samples of recent batches are: the oldest of what learners say."""
+    """How fresh the samples of recent batches are: the worst of what learners say."""
 
     age_median: float | None = None
     age_p90: float | None = None
@@ -98,6 +98,8 @@ class Fresh:
     lag_mean: float | None = None
     lag_max: float | None = None
     left_out: float | None = None
+    effective: float | None = None
+    """Effective size of a batch as a share of its samples: the least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -472,7 +472,7 @@ class Cluster:
 
         def worst(name: str) -> float | None:
             values = [each[name] for each in said if each and each.get(name) is not None]
-            return max(values, default=None)
+            return (min if name == "effective" else max)(values, default=None)
 
         return Fresh(**{name: worst(name) for name in names})
 
@@ -494,17 +494,18 @@ class Cluster:
         if settings.goal_episodes:
             goals.append(_until(settings.goal_episodes - totals.episodes, rate("episodes", SLOW_WINDOW)))
         return Forecast(
-            memory_full=self._memory_full(servers, tables),
+            memory_full=self._memory_full(tables),
             disk_full=min((each for each in disks if each is not None), default=None),
             goal=min((each for each in goals if each is not None), default=None),
         )
 
-    def _memory_full(self, servers: list[Node], tables: list[TableRow]) -> float | None:
+    def _memory_full(self, tables: list[TableRow]) -> float | None:
         if any(table.full is not None and table.full >= FULL for table in tables):
             return 0.0
-        if not self._slow.is_record("held", LONG_WINDOW):
+        by_bytes = [t for t in tables if t.byte_limit and t.full == t.held_bytes / t.byte_limit]
+        if not by_bytes or not self._slow.is_record("held", LONG_WINDOW):
             return None
-        left = sum(node.stats.get("byte_limit", 0) - node.stats.get("held_bytes", 0) for node in servers)
+        left = sum(table.byte_limit - table.held_bytes for table in by_bytes)
         return _until(left, self._slow.rate("held", SLOW_WINDOW))
 
     def _signs(self, overview: Overview, up: list[Node]) -> Signs:

@@ -103,6 +103,7 @@ def test_an_overview_shows_the_whole_cluster(small):
     (table,) = seen["tables"]
     assert (table["name"], table["samples"], table["held_caches"]) == ("default", 16, 3)
     assert table["full"] == table["held_bytes"] / table["byte_limit"]
+    assert 0.0 < seen["freshness"]["effective"] <= 1.0
     assert {(node["role"], node["state"]) for node in seen["nodes"]} == {("server", "up"), ("proxy", "up")}
     assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
 

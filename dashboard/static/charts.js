@@ -79,7 +79,7 @@ function optionsOf({format, isTime, sync, zoom, top}, plot, lines) {
     width: plot.clientWidth || 400,
     height: HEIGHT,
     scales: {x: {time: isTime}, ...(top ? {y: {range: (_, low, high) => [0, Math.max(top, high)]}} : {})},
-    padding: [10, 16, 0, 0],
+    padding: [10, 28, 0, 0],
     cursor: {sync: sync ? {key: sync} : undefined, drag: {x: true, y: false, setScale: !zoom}, points: {size: 6}},
     legend: {live: true, markers: {width: 0, fill: (chart, at) => at && chart.series[at].tint}},
     series: [{label: isTime ? "time" : "steps", value: (_, value) => shownX(value)}, ...lines.flatMap((line, at) => seriesOf(line, at, format))],

@@ -21,7 +21,8 @@ export function openMemory({root, parameters, stream, signal}) {
   const nodes = makeChart({title: "Memory of the nodes", unit: "bytes", format: bytes, sync: "memory"});
   const sent = makeChart({title: "Generated and sent", unit: "bytes in all", format: bytes, sync: "memory"});
   const lost = makeChart({title: "Caches that were not stored", unit: "in all", format: count, sync: "memory"});
-  const charts = [held, nodes, sent, lost];
+  const batches = makeChart({title: "Batches", unit: "share", format: share, top: 1, sync: "memory"});
+  const charts = [held, batches, nodes, sent, lost];
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.close()));
   const range = choice("Range", RANGES, state.range ?? "300", (chosen) => {
     state.range = chosen;
@@ -57,13 +58,14 @@ export function openMemory({root, parameters, stream, signal}) {
     try {
       const all = await get("figures", {}, signal);
       const [ofTables, ofNodes] = [IS_HELD, IS_NODE].map((kind) => all.filter((name) => kind.test(name)));
-      const name = [...ofTables, ...ofNodes, ...Object.keys(SENT), ...Object.keys(LOST)];
+      const name = [...ofTables, ...ofNodes, ...[SENT, LOST, BATCHES].flatMap(Object.keys)];
       const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
       const lines = (names) => Object.entries(names).map(([key, title]) => lineOf(found, key, title));
       held.set(found.time, lines(titles(ofTables, IS_HELD)));
       nodes.set(found.time, lines(titles(ofNodes, IS_NODE)));
       sent.set(found.time, lines(SENT));
       lost.set(found.time, lines(LOST));
+      batches.set(found.time, lines(BATCHES));
       showProblem(message, null);
     } catch (error) {
       if (error.name !== "AbortError") showProblem(message, error);
@@ -79,6 +81,8 @@ export function openMemory({root, parameters, stream, signal}) {
 
 const SENT = {generated_bytes: "generated", received_bytes: "sent"};
 const LOST = {skipped_caches: "skipped for want of credit", rejected_caches: "rejected", lost_caches: "lost on the way"};
+
+const BATCHES = {sample_effective: "effective size", sample_left_out: "weight left out"};
 
 const titles = (names, kind) => Object.fromEntries(names.map((name) => [name, name.match(kind)[1]]));
 
@@ -96,8 +100,9 @@ function worth({totals, rates, forecast}) {
 }
 
 function tableCard(row) {
-  const room = [row.byte_limit ? `of ${bytes(row.byte_limit)}` : "", row.capacity ? `of ${count(row.capacity)} ${row.storage === "caches" ? "caches" : "entries"}` : ""];
-  const full = row.full !== null && `, ${share(row.full)} ${room.filter(Boolean).join(" or ")}`;
+  const isByBytes = row.full === row.held_bytes / row.byte_limit;
+  const room = isByBytes ? bytes(row.byte_limit) : `${count(row.capacity)} ${row.storage === "caches" ? "caches" : "entries"}`;
+  const full = row.full !== null && `, ${share(row.full)} of ${room}`;
   return h("section.card", h("h2", `Table ${row.name}`),
     h("p.answer", `${bytes(row.held_bytes)} held${full || ", without a limit"}`),
     full && h("progress", {max: 1, value: row.full, "aria-label": `How full ${row.name} is`}),

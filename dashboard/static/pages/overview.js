@@ -138,6 +138,7 @@ function fresh({freshness, rates, tables}, line) {
     ["models behind the newest", `${figure(freshness.lag_mean)} (most ${figure(freshness.lag_max)})`],
     ["samples per insert", figure(rates.samples_per_insert) + (targets ? ` of ${targets}` : "")],
     ["weight that draws left out", share(freshness.left_out)],
+    ["a batch is worth, of its size", share(freshness.effective)],
   ]));
 }
 
