@@ -28,6 +28,7 @@ from memoire.cluster import pages as about
 from memoire.cluster.node import NodePages
 from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
+from memoire.security import write_cluster
 from memoire.server import ServerStats
 from netkit import SCHEMA, record, until
 
@@ -296,6 +297,20 @@ def test_an_open_server_says_so():
         said = ask(pages)[2]["security"]
         assert said["open"] == [server.endpoint, server.push_endpoint, server.pub_endpoint]
         assert "\nmemoire_open_endpoints 3.0\n" in fetch(pages, "/metrics")[1].decode()
+
+
+def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path):
+    write_cluster(tmp_path)
+    with memoire.Server("tcp://*:0", SCHEMA, keys=tmp_path) as server, NodePages("127.0.0.1:0", server) as pages:
+        assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}}
+        with socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2])), timeout=20.0) as stranger:
+            stranger.sendall(b"\xff" + 8 * b"\0" + b"\x01\x7f\x03\x00NULL".ljust(55, b"\0"))
+            hear(stranger)
+        until(lambda: sum(ask(pages)[2]["security"]["refused"].values()) == 1, 30.0)
+        said = fetch(pages, "/metrics")[1].decode()
+        assert "\nmemoire_open_endpoints 0.0\n" in said
+        counts = re.findall(r'memoire_refused_peers_total\{reason="(\w+)"\} ([\d.]+)', said)
+        assert dict(counts)["plain"] == "1.0" and {"unknown", "revoked", "role"} < dict(counts).keys()
 
 
 def test_a_mean_of_nothing_is_null_because_json_has_no_nan(server, pages):

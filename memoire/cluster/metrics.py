@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from memoire import wire
+from memoire.authenticator import REASONS as PEERS
 from memoire.figures import Timing
 from memoire.sockets import library_version
 from memoire.version import VERSION
@@ -387,8 +388,8 @@ NODE = {
 """Metrics of every node. Those for everybody by design (/livez, /readyz, /metrics) are not counted as open."""
 
 
-REASONS = ("http_guessing", "http_name", "http_token")
-"""Why a request is refused: too many wrong tokens, a name that is not this machine's, a wrong token."""
+REASONS = ("http_guessing", "http_name", "http_token", *PEERS)
+"""Why a request is refused (too many wrong tokens, a name that is not this machine's, a wrong token), or a peer."""
 
 
 class Look(NamedTuple):

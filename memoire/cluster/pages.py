@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from memoire import descriptors
+from memoire.authenticator import Security
 from memoire.client import Client
-from memoire.exposure import reachable
 from memoire.handle import TableHandle
 from memoire.logbook import timestamp
 from memoire.proxy import Proxy
@@ -116,7 +116,7 @@ def status(node: Node | None, request: Request) -> Page:
         "process": process_facts(),
     }
     stats = None if node is None else node.stats()
-    facts["security"] = security(node, stats, request.open, request.refused)._asdict()
+    facts["security"] = security(stats, request.open, request.refused)
     if node is not None:
         facts["stats"] = stats
     if isinstance(node, Server | Proxy):
@@ -126,26 +126,15 @@ def status(node: Node | None, request: Request) -> Page:
     return as_json(facts)
 
 
-class Security(NamedTuple):
-    """Who may come to a node, and who was sent away."""
+def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] | None = None) -> Security:
+    """What a node's stats say of who may come to it and who was sent away, and the same of its pages.
 
-    keys: bool
-    """Whether only peers with a key are let in."""
-    open: list[str]
-    """Addresses that other machines reach, and that ask nobody for a key or token."""
-    refused: dict[str, int]
-    """Connections and requests that were refused for who they came from, by reason."""
-
-
-def security(
-    node: Node | None, stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] | None = None
-) -> Security:
-    """Of a node and its pages: `pages` are those of their addresses that are open, `refused` counts requests."""
-    told = getattr(stats, "security", None)
-    if told is not None:
-        return Security(told.keys, [*told.open, *pages], {**told.refused, **(refused or {})})
-    endpoints = [node.endpoint, node.push_endpoint, node.pub_endpoint] if isinstance(node, Server | Proxy) else []
-    return Security(False, [*reachable(endpoints), *pages], dict(refused or {}))
+    Args:
+        pages: Their addresses that everybody on other machines may ask.
+        refused: Requests for them that were refused, by reason.
+    """
+    told: Security = getattr(stats, "security", None) or Security(keys=False, open=(), refused={})
+    return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})})
 
 
 def metrics(node: Node | None, request: Request) -> Page:
@@ -157,7 +146,7 @@ def metrics(node: Node | None, request: Request) -> Page:
 
     def look() -> Look:
         stats = None if node is None else node.stats()
-        known = security(node, stats, request.open, request.refused)
+        known = security(stats, request.open, request.refused)
         return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused)
 
     exposition = Exposition(NodeCollector(look))

@@ -230,7 +230,7 @@ def _announce(tether: Tether, role: str, node: Server | Proxy, pages: NodePages)
         if pages.probes_url is not None:
             print(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-    if found := security(node, node.stats(), pages.open).open:
+    if found := security(node.stats(), pages.open).open:
         print(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", file=sys.stderr, flush=True)
 
 
