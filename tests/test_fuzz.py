@@ -1,6 +1,6 @@
 """Hostile input: a short run of every target of tests/fuzz, and what such runs have found.
 
-Long runs are `make soak SOAK=fuzz`.
+Long runs are `make soak SOAK=fuzz_inputs`.
 """
 
 import json
