@@ -48,6 +48,8 @@ FEEDBACK_SAMPLES = 1 << 16
 FEEDBACK_PER_REPLY = 1 << 14
 MOST_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
+MOST_FORMER = 1 << 14
+"""Runs of other servers that are kept beside those that were counted here."""
 MOST_INHERITED = 1 << 18
 """Accounts of other servers that are kept for one run."""
 MOST_OWNERS = 1 << 14
@@ -888,6 +890,8 @@ class Desk:
             checks.name("run", name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
+        if len(self.runs.facts()) >= MOST_FORMER:
+            raise ProtocolError("busy", f"{MOST_FORMER} runs are kept here already")
         run = self.runs.keep(name, finished, self._clock())
         if self.journal is not None:
             self.journal.run(run.facts)

@@ -44,6 +44,8 @@ _EVERY: Final = 1.0  # seconds between two looks for silent clients and readers
 MOST_DRAWN: Final = 1 << 20
 """Samples that a reader may take at once."""
 MOST_BATCH: Final = (1 << 31) - 1
+MOST_READERS: Final = 1024
+"""Readers that are known at a time; one that is silent for `client_timeout` is forgotten."""
 MOST_CLIENTS: Final = 512
 """Clients whose caches are looked at for a histogram."""
 
@@ -753,15 +755,21 @@ class Pool:
             raise ParameterError("samples", samples, "at least 0")
         with self._lock:
             self._look()
+            self._hear_reader(reader)
             self._pass_over()
             before = self._elsewhere.setdefault(reader, elsewhere)
             if elsewhere > before:
                 self._held.draw_elsewhere(elsewhere - before)
                 self._elsewhere[reader] = elsewhere
             self._held.reserve(reader, samples, *part)
-            self._readers[reader] = self._clock()
             self._tell()  # it may keep fewer than before
             return np.frombuffer(self._held.sums(reader, self._parameters.reuse_cache, *part), CLIENT_SUMS)
+
+    def _hear_reader(self, reader: bytes) -> None:
+        """A sign of life. Whoever makes names up cannot fill the memory with them. Raises ProtocolError."""
+        if reader not in self._readers and len(self._readers) >= MOST_READERS:
+            raise ProtocolError("busy", f"{MOST_READERS} readers draw from this server already")
+        self._readers[reader] = self._clock()
 
     def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
@@ -780,7 +788,7 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise Closed("the pool")
-            self._readers[reader] = self._clock()
+            self._hear_reader(reader)
             wanted = [
                 (client, int(count))
                 for i, count in enumerate(counts["count"])

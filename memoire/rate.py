@@ -27,6 +27,8 @@ from .errors import ParameterError
 from .parameters import Parameters
 from .wire import NO_LIMIT, Band, Standing
 
+MOST_HUNGRY = 1024
+"""Readers whose waiting is looked at."""
 PATIENCE = 0.25
 """Seconds that a learner waits before what it needs may be recorded beyond what was granted."""
 FORGOTTEN = 2.0
@@ -382,9 +384,9 @@ class Limiter:
 
     def _wants(self, who: Hashable, samples: int) -> None:
         now = self._clock()
-        if samples:
+        if samples and (who in self._hungry or len(self._hungry) < MOST_HUNGRY):
             self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
-        else:
+        elif not samples:
             self._hungry.pop(who, None)
 
     def _starving(self) -> int:

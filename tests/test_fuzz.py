@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from fuzz import engine, snapshot_file, state_file
@@ -16,6 +17,9 @@ from memoire.accounts import rows_of, totals_of
 from memoire.cluster.tablefile import parameters_from, read_tables
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.ledger import Ledger
+from memoire.parameters import Parameters
+from memoire.pool import MOST_READERS
+from memoire.rate import MOST_HUNGRY
 from memoire.schema import Schema
 from memoire.snapshotfile import Client, Episode, Record
 from memoire.store import Store
@@ -86,6 +90,34 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
         wire.unpack_accounts(rows_of([tuple(row)]).tobytes())
     row[wire.ACCOUNT.names.index("returns_sum")] = wire.MOST_RETURNS
     assert totals_of(rows_of([tuple(row)] * 3)).returns_sum < float("inf")
+
+
+def test_readers_that_make_their_names_up_are_bounded():
+    desk = engine.load("desk")._desk(Parameters())
+    pool = desk.tables.first.pool
+    for number in range(MOST_READERS):
+        pool.reserve(number.to_bytes(16, "big"), 5)
+    with pytest.raises(ProtocolError, match="1024 readers"):
+        pool.reserve(b"r" * 16, 5)
+    with pytest.raises(ProtocolError, match="1024 readers"):
+        pool.draw_counts(b"r" * 16, np.zeros(0, wire.CLIENT_COUNTS))
+    pool.reserve(bytes(16), 5)  # one that is known goes on
+    for number in range(2 * MOST_HUNGRY):
+        desk.tables.first.limiter.wants(number, 5)
+    assert len(desk.tables.first.limiter._hungry) == MOST_HUNGRY
+    desk.tables.first.limiter.wants(0, 0)
+    assert len(desk.tables.first.limiter._hungry) == MOST_HUNGRY - 1
+
+
+def test_runs_of_other_servers_are_bounded(monkeypatch):
+    desk = engine.load("desk")._desk(Parameters())
+    monkeypatch.setattr("memoire.desk.MOST_FORMER", 3)
+    nothing = wire.unpack_accounts(b"")
+    for number in range(2):
+        desk.inherit(f"run {number}", False, nothing)
+    desk.inherit("run 1", False, nothing)
+    with pytest.raises(ProtocolError, match="3 runs are kept"):
+        desk.inherit("run 2", False, nothing)
 
 
 def schema_of(*columns):

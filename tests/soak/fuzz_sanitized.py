@@ -25,7 +25,9 @@ FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 
 def library(name: str) -> str:
     """Where the compiler has a sanitizer's runtime; "" where it has none."""
-    said = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
+    said = subprocess.run(
+        ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return said if os.path.isabs(said) and os.path.exists(said) else ""
 
 

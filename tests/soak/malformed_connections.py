@@ -276,7 +276,9 @@ def trial(count: int, seed: str, keys: str | None) -> tuple[list[list[object]], 
         totals = page(nodes["server"][1], "status")["stats"]["totals"]
         if (totals["episodes"], totals["accepted_caches"]) != (good.episodes, good.pushed):
             violations.append(f"{good.episodes} episodes and {good.pushed} caches were counted as {totals}")
-        rows.append([f"good clients{', keys' if keys else ''}", "-", "-", "-", f"{good.episodes} episodes", good.pushed, "-"])
+        rows.append(
+            [f"good clients{', keys' if keys else ''}", "-", "-", "-", f"{good.episodes} episodes", good.pushed, "-"]
+        )
     return rows, violations
 
 
@@ -289,7 +291,9 @@ def main() -> int:
     rows, violations = trial(given.connections, given.seed, None)
     if given.keys:
         with tempfile.TemporaryDirectory(prefix="memoire-soak-keys-") as folder:
-            subprocess.run([sys.executable, "-m", "memoire", "keys", "new", f"{folder}/keys"], check=True, stdout=sys.stderr)
+            subprocess.run(
+                [sys.executable, "-m", "memoire", "keys", "new", f"{folder}/keys"], check=True, stdout=sys.stderr
+            )
             more, wrong = trial(given.connections, f"keys {given.seed}", f"{folder}/keys")
             rows, violations = rows + more, violations + wrong
     print(f"Seed {given.seed}. MiB: more than after a quarter of the connections.\n")
