@@ -2,6 +2,7 @@
 #
 #     docker build --tag memoire .                          server, proxy, relay, dashboard, doctor, ... by command
 #     docker build --tag memoire-actor --target actor .     numpy, pyzmq, msgspec and memoire; nothing else
+#     docker build --tag memoire-demo --target demo .       and Gymnasium: python3 -m memoire.cluster.actor | learner
 #
 # Both run as user 10001 with a root file system that nobody can write to, and hold no compiler.
 
@@ -60,6 +61,13 @@ COPY --from=environments /actor/opt/memoire /opt/memoire
 COPY --from=lists /actor.cdx.json /usr/share/sbom/memoire.cdx.json
 USER 10001:0
 CMD ["python3"]
+
+# ---------------------------------------------------------------- the demo's actors and learner, as an example of that
+FROM actor AS demo
+USER 0
+RUN --mount=type=cache,target=/root/.cache/pip pip install --quiet --only-binary :all: gymnasium
+USER 10001:0
+CMD ["python3", "-m", "memoire.cluster.actor", "--help"]
 
 # -------------------------------------------------------------------------------------------------------- every role
 FROM base AS memoire

@@ -216,6 +216,10 @@ class Aggregator:
                 _log.exception("the nodes could not be asked")
             self._ended.wait(max(0.01, self.settings.poll_every - (time.monotonic() - began)))
 
+    def look_up(self) -> None:
+        """Look up the nodes' names now: they are anyway, now and then, on a thread of their own."""
+        self._addresses.look()
+
     def turn(self, patience: float) -> Overview:
         """Ask all nodes once, wait so many seconds for those that are slow, and look."""
         urls = self._addresses.now()

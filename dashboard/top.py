@@ -72,6 +72,7 @@ def top(
     )
     watch = Aggregator(settings, History(None))
     try:
+        watch.look_up()
         first = watch.turn(TIMEOUT)
         if not any(node.state != "down" for node in first.nodes):
             raise _nobody(nodes, first)

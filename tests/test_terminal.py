@@ -224,6 +224,13 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
     assert re.search(r"^server-0 +server +up ", out, re.M) and re.search(r"^proxy\S* +proxy +up ", out, re.M)
 
 
+def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch):
+    monkeypatch.setattr("memoire.dashboard.nodes._look_up", lambda host, port: urls(cluster) if host == "nodes" else [])
+    monkeypatch.setattr("memoire.dashboard.nodes.Addresses._run", lambda self: None)  # that thread may be late
+    assert top.top(["dns:nodes:8080"], once=True) == 0
+    assert "server-1" in capsys.readouterr().out
+
+
 def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, monkeypatch):
     monkeypatch.setattr(top, "FIRST_RATES", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as taken:

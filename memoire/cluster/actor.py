@@ -7,6 +7,7 @@ that ends when the run is finished. Everything else (counting, drawing caches, p
 """
 
 import argparse
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,9 @@ ANNEAL = 1000
 TELL_EVERY = 10_000
 """Steps between two log lines of an actor."""
 LAST_WORD = 2.0
-"""Seconds in which an actor that ends tries to tell what it did last."""
+"""Seconds in which an actor that ends tries to tell what it did last; a launcher waits no longer."""
+LAST_WORD_ALONE = 15.0
+"""The same of one that nobody launched."""
 
 
 class Player:
@@ -98,11 +101,14 @@ def play(
                 client.log(f"{told:,} steps, now with model version {version}")
         envs.close()
         try:
-            client.update(LAST_WORD)
+            client.update(LAST_WORD if tether.is_launched else LAST_WORD_ALONE)
         except MemoireTimeout as error:  # the cluster may be gone before us
             print(f"not everything could be told: {error}", file=sys.stderr)
         stats = client.stats()
-        tether.report(client=stats.client, episodes=stats.episodes, steps=stats.steps, caches=stats.pushed_caches)
+        counts = {"episodes": stats.episodes, "steps": stats.steps, "caches": stats.pushed_caches}
+        tether.report(client=stats.client, **counts)
+        if not tether.is_launched:
+            print(json.dumps({"client": stats.client} | counts), flush=True)
     return 0
 
 

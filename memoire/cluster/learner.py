@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from .tether import Tether
 
 PUBLISH_EVERY = 5
 """Batches between two versions of the network: with actors 40 batches behind, the pole is balanced for half as long."""
+SAVE_EVERY = 5.0
+"""Seconds between two times that the network is saved, where there is a file for it."""
 REPORT_EVERY = 0.25
 """Seconds between two reports to the launcher."""
 STARVED = 30.0
-"""Seconds without a batch after which the learner gives up."""
+"""Seconds without a batch after which the learner gives up, unless it is told otherwise."""
 
 
 class Meter:
@@ -64,18 +67,33 @@ class Meter:
         return facts
 
 
-def learn(endpoint: str, actions: int, *, seed: int, keys: str | None = None) -> int:
-    """Learn until the launcher says that it is enough, then end the run for everybody; the exit status."""
-    with Tether() as tether, Reader([endpoint], seed=seed, keys=keys) as reader:
+def learn(
+    endpoint: str,
+    actions: int,
+    *,
+    seed: int,
+    patience: float = STARVED,
+    checkpoint: Path | None = None,
+    keys: str | None = None,
+) -> int:
+    """Learn until the launcher says that it is enough, then end the run for everybody; the exit status.
+
+    Args:
+        patience: Seconds to wait for the cluster, and for each batch.
+        checkpoint: File that keeps the network over a restart.
+    """
+    with Tether() as tether, Reader([endpoint], seed=seed, keys=keys, timeout=patience) as reader:
         inputs = math.prod(reader.schema["obs"].shape)
         learner, meter = DoubleQ(inputs, actions, seed=seed), Meter()
+        if checkpoint is not None and checkpoint.exists():
+            learner.network.load(checkpoint.read_bytes())
         version = reader.publish(POLICY, learner.network.to_bytes())
-        report_at = 0.0
+        report_at = saved_at = time.monotonic()
         tether.ready(reader=reader.stats().reader)
         threading.Thread(target=_end, args=(tether, reader), name="memoire-end", daemon=True).start()
         asked_at = time.monotonic()
         with contextlib.suppress(Closed):  # the launcher may be gone at any moment
-            for batch in reader.batches(learner.settings.batch_size, timeout=STARVED):
+            for batch in reader.batches(learner.settings.batch_size, timeout=patience):
                 now = time.monotonic()
                 errors = learner.learn(batch)
                 batch.update_priorities(errors)
@@ -87,9 +105,22 @@ def learn(endpoint: str, actions: int, *, seed: int, keys: str | None = None) ->
                     reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})
                     tether.report(version=version, **reading)
                     report_at = now + REPORT_EVERY
+                if checkpoint is not None and now >= saved_at + SAVE_EVERY:
+                    _save(checkpoint, learner.network.to_bytes())
+                    saved_at = now
                 asked_at = time.monotonic()
         tether.report(version=version, **meter.reading())
+        if checkpoint is not None:
+            _save(checkpoint, learner.network.to_bytes())
     return 0
+
+
+def _save(checkpoint: Path, weights: bytes) -> None:
+    """Write a file that is there as a whole or as it was."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    new = checkpoint.with_name(checkpoint.name + ".new")
+    new.write_bytes(weights)
+    new.replace(checkpoint)
 
 
 def _end(tether: Tether, reader: Reader) -> None:
@@ -112,9 +143,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("endpoint", help="address of a server or proxy")
     parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--patience", type=float, default=STARVED, metavar="SECONDS", help="for the cluster, and for each batch"
+    )
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="keeps the network over a restart")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     given = parser.parse_args(arguments)
-    return learn(given.endpoint, given.actions, seed=given.seed, keys=given.keys)
+    return learn(
+        given.endpoint,
+        given.actions,
+        seed=given.seed,
+        patience=given.patience,
+        checkpoint=given.checkpoint,
+        keys=given.keys,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""The life of a release on a real cluster: it is installed, learns, loses Pods of each kind, grows, and leaves nothing.
+
+    KUBECONFIG=... pytest -m kubernetes
+
+needs helm and kubectl, and the images that values.yaml names where the nodes find them. One after the other: each test
+goes on where the one before it ended.
+"""
+
+import json
+import os
+import time
+
+import pytest
+from kubekit import Release, run, until
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
+RECOVERED: dict[str, float] = {}
+"""Seconds from a kill until everything was ready and had gone on, by kind of Pod."""
+
+
+@pytest.fixture(scope="module")
+def release():
+    with Release() as made:
+        # Whatever no policy of the chart's allows is cut off.
+        made.apply(
+            "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny-all}, "
+            "spec: {podSelector: {}, policyTypes: [Ingress, Egress]}}"
+        )
+        made.install()
+        yield made
+
+
+def progress(release):
+    """(steps recorded, samples drawn) at all servers together."""
+    found = release.servers()
+    return sum(each["stats"]["totals"]["steps"] for each in found), sum(each["stats"]["samples"] for each in found)
+
+
+def test_everything_is_ready_under_restricted_pod_security_and_a_default_deny(release):
+    for component, count in (("server", 2), ("proxy", 2), ("dashboard", 1), ("learner", 1), ("actor", 2)):
+        until(lambda component=component, count=count: release.are_ready(component, count), 60.0, component)
+
+
+def test_a_cache_goes_there_and_back(release):
+    release.helm("test", release.name, "--timeout", "100s")
+
+
+def test_the_agent_learns(release):
+    """A pole that is pushed at random falls after some 22 steps."""
+
+    def newest():
+        recent = [server["stats"]["recent"] for server in release.servers()]
+        return max(each["return_mean"] or 0.0 for each in recent if each["count"] == 100) > 44.0
+
+    until(newest, 300.0, "100 episodes twice as long as by chance")
+
+
+def test_dashboard_and_metrics_answer_through_their_services(release):
+    overview = until(
+        lambda: (seen := release.overview())["totals"]["steps"] > 0 and seen, 60.0, "steps on the dashboard"
+    )
+    assert {node["state"] for node in overview["nodes"]} == {"up"}
+    assert len(overview["nodes"]) == 4
+    pod = release.pods("server")[0]
+    assert "memoire_steps_total" in release.page(pod, "/metrics", port=8081)
+
+
+@pytest.mark.parametrize(
+    ("component", "count"), [("proxy", 2), ("dashboard", 1), ("actor", 2), ("learner", 1), ("server", 2)]
+)
+def test_after_a_kill_everything_goes_on(release, component, count):
+    killed = release.pods(component)[0]
+    before = progress(release)
+    began = time.monotonic()
+    uid = release.kubectl("get", "pod", killed, "-o", "jsonpath={.metadata.uid}")
+    release.kill(killed)
+    until(
+        lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "it is gone"
+    )
+    until(lambda: release.are_ready(component, count), 120.0, f"a new {component}")
+    since = progress(release)
+    assert all(now >= then for now, then in zip(since, before, strict=True) if component != "server")
+    assert since[0] >= before[0]  # on disk
+    until(lambda: all(now > then for now, then in zip(progress(release), since, strict=True)), 120.0, "more of both")
+    RECOVERED[component] = time.monotonic() - began
+
+
+def test_actors_and_proxies_are_scaled_and_all_take_part(release):
+    release.install("--set", "actors.replicas=6", "--set", "proxy.replicas=3")
+    until(lambda: release.are_ready("actor", 6) and release.are_ready("proxy", 3), 60.0, "six actors, three proxies")
+    before = {client: one["steps"] for client, one in release.accounts().items()}
+
+    def moving():
+        now = release.accounts()
+        return sum(one["steps"] > before.get(client, 0) for client, one in now.items()) == 6
+
+    until(moving, 90.0, "six actors that go on")
+
+
+def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
+    with release.last_words(release.pods("actor")) as words:
+        release.install("--set", "actors.replicas=0", "--set", "proxy.replicas=1")
+        until(lambda: not release.pods("actor"), 90.0, "no actor")
+    assert len(words) == 6
+    counted = release.accounts()
+    for client, said in words.items():
+        assert (counted[client]["episodes"], counted[client]["steps"]) == (said["episodes"], said["steps"]), client
+        assert counted[client]["pushed"] == said["caches"] == counted[client]["settled"], client
+    run_ = json.loads(release.kubectl("exec", release.pods("server")[0], "--", "python3", "-c", TOTALS))
+    assert run_ == sum(each["steps"] for each in counted.values())
+
+
+TOTALS = (
+    "import json; from memoire.reader import Reader\n"
+    "with Reader(['tcp://127.0.0.1:5560'], timeout=20) as reader: print(reader.totals().totals.steps)"
+)
+
+
+def test_an_upgrade_of_settings_and_a_roll_back_keep_the_totals(release):
+    before = {client: one["steps"] for client, one in release.accounts().items()}
+    release.install("--set", "actors.replicas=0", "--set", "server.parameters.priority_exponent=0.7")
+    assert all(status["parameters"]["priority_exponent"] == 0.7 for status in settings(release))
+    release.helm("rollback", release.name, "--wait", "--timeout", "150s")
+    assert all(status["parameters"]["priority_exponent"] == 0.6 for status in settings(release))
+    assert {client: one["steps"] for client, one in release.accounts().items()} == before
+
+
+def settings(release):
+    return [json.loads(release.page(pod, "/settings"))["tables"]["default"] for pod in release.pods("server")]
+
+
+def test_uninstalling_leaves_nothing_but_the_volumes_that_are_to_be_kept(release):
+    release.helm("uninstall", release.name, "--wait", "--timeout", "100s")
+    kinds = (
+        "all,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,ingresses"
+    )
+    left = run("kubectl", "-n", release.namespace, "get", kinds, "-o", "name").split()
+    expected = {f"persistentvolumeclaim/state-{release.full}-server-{number}" for number in range(2)}
+    own = {"configmap/kube-root-ca.crt", "serviceaccount/default", "networkpolicy.networking.k8s.io/deny-all"}
+    assert set(left) - own == expected
+    if path := os.environ.get("MEMOIRE_RECOVERY"):
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(RECOVERED, file)
+    print("\n".join(f"{component:10} {seconds:5.1f} s" for component, seconds in RECOVERED.items()))
