@@ -24,7 +24,7 @@ from .batch import Batch, Gathered
 from .schema import Schema
 
 MOST_LOOKED = 65_536
-"""Samples that are looked at for a histogram, or a few more."""
+"""Samples that are looked at for a histogram at most."""
 PER_TEN = 8
 """Buckets of a histogram between 1 and 10, and so on."""
 MOST_BUCKET = 12 * PER_TEN

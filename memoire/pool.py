@@ -650,7 +650,8 @@ class Pool:
             parts = math.fsum(client.total_weight / most for client in self._clients.values()) if most > 0.0 else 0.0
             reuse, clock = self._parameters.reuse_cache, self._clock()
             chosen = self._some_caches()
-        looked = [(client, _looked_at(caches, reuse, clock)) for client, caches in chosen]
+        each = MOST_LOOKED // max(1, len(chosen))
+        looked = [(client, _looked_at(caches, reuse, clock, each)) for client, caches in chosen]
         # Over the largest first: sums of what clients say could overflow.
         shares = [(client.total_weight / most / parts, found) for client, found in looked if len(found.chances)]
         whole = math.fsum(share for share, _ in shares)
@@ -673,8 +674,8 @@ class Pool:
         chosen = []
         for client in able:
             caches = client.queued()
-            fair = MOST_LOOKED // max(1, len(able) * caches[0].samples)
-            chosen.append((client, random.sample(caches, min(len(caches), max(1, fair)))))
+            wanted = -(-MOST_LOOKED // (len(able) * max(1, caches[0].samples)))
+            chosen.append((client, random.sample(caches, min(len(caches), wanted))))
         return chosen
 
     def peek(self) -> Peeked | None:
@@ -809,14 +810,15 @@ class _LookedAt(NamedTuple):
     ages: NDArray[np.float64]
 
 
-def _looked_at(caches: "Sequence[_core.HeldCache]", reuse: bool, clock: float) -> _LookedAt:
-    weights, chances, ages = [np.empty(0)], [np.empty(0)], [np.empty(0)]
+def _looked_at(caches: "Sequence[_core.HeldCache]", reuse: bool, clock: float, most: int) -> _LookedAt:
+    """Of these caches of one client, `most` samples: those of a cache lie in random order, so any will do."""
+    found = []
     for held in caches:
         left = slice(0 if reuse else held.drawn, None)
-        weights.append(np.frombuffer(held.part(cache.Part.WEIGHT), "<f8")[left])
-        chances.append(weights[-1] / held.total_weight)
-        ages.append(np.frombuffer(held.part(cache.Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived))
-    return _LookedAt(*map(np.concatenate, (weights, chances, ages)))
+        weights = np.frombuffer(held.part(cache.Part.WEIGHT), "<f8")[left]
+        ages = np.frombuffer(held.part(cache.Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
+        found.append((weights, weights / held.total_weight, ages))
+    return _LookedAt(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
 
 
 def _looks_of(held: "_core.HeldCache") -> tuple[float, ...]:

@@ -104,6 +104,8 @@ def test_of_many_caches_some_are_looked_at_and_used_samples_are_not(monkeypatch:
     monkeypatch.setattr("memoire.pool.MOST_LOOKED", 512)
     some = pool.distribution()
     assert 0 < some.looked <= 512 < some.held
+    monkeypatch.setattr("memoire.pool.MOST_LOOKED", 40)
+    assert pool.distribution().looked == 40  # however many samples a cache has
     assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
 
 
