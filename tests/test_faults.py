@@ -82,13 +82,13 @@ def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone
         assert client.push_cache()
         client.update()
         until(lambda: server.total_caches == 1)
-        assert time.monotonic() - began < 1.0 or many < 500
+        assert time.monotonic() - began < 10.0 or many < 500
         for made in held:
             made.settimeout(10.0)
             with contextlib.suppress(ConnectionResetError):
                 while made.recv(1000):  # its own greeting, and then the end
                     pass
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 20.0
 
 
 class Simulated:

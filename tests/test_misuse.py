@@ -308,10 +308,10 @@ def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, cap
     assert before.dropped_lines == 100 - len(taken) and before.waiting_lines == 5
     began = time.monotonic()
     assert not client.log("waits")
-    assert 0.2 <= time.monotonic() - began < 2.0
+    assert 0.2 <= time.monotonic() - began < 8.0
     began = time.monotonic()
     assert not any(client.log("does not wait again") for _ in range(20))
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 3.0
     with caplog.at_level(logging.WARNING, "memoire.client"):
         assert not client.log("one more", 0.0)
     assert len([each for each in caplog.records if "log()" in each.getMessage()]) == 1  # once a minute is enough
