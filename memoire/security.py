@@ -180,11 +180,16 @@ class Key:
 
 def make(role: str, name: str = "") -> Key:
     """A new key. Raises ValueError where role or name cannot be."""
-    name = name or f"{role}s"
+    name = name or plural(role)
     _check(role, name)
     _, secret = zmq.curve_keypair()
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return _from_secret(decode(secret), name, role, created)
+
+
+def plural(role: str) -> str:
+    """What keys of a role are called unless they have a name of their own."""
+    return "proxies" if role == "proxy" else f"{role}s"
 
 
 def _from_secret(secret: bytes, name: str, role: str, created: str) -> Key:

@@ -27,11 +27,11 @@ def read_again(keys):
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
     for role in security.ROLES:
         keys = Keys(cluster, role)
-        assert keys.folder == cluster / role and keys.own.peer == Peer(role, f"{role}s")
+        assert keys.folder == cluster / role and keys.own.peer == Peer(role, security.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy"}
         assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
-    assert admitted == {"actor/actors", "learner/learners", "reader/readers", "proxy/proxys", "server/servers"}
+    assert admitted == {"actor/actors", "learner/learners", "reader/readers", "proxy/proxies", "server/servers"}
     assert Keys(cluster, "server").peer(Keys(cluster, "actor").own.public) == Peer("actor", "actors")
     assert not Keys(cluster / "actor").authorized
 
