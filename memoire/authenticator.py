@@ -232,23 +232,29 @@ class Gate:
         return None
 
     def _cut(self, descriptor: int) -> None:
-        """End a connection. Its descriptor may be somebody else's by now: then it is no connection to us."""
+        """End a connection.
+
+        Its descriptor may be somebody else's by now. So a copy is looked at, which stays what it is, and only a
+        connection to one of our ports is ended: a listening socket that is shut down makes ZeroMQ abort.
+        """
         self.came.pop(descriptor, None)
-        if descriptor < 0:
-            return
         try:
-            connection = _socket.socket(fileno=descriptor)
+            copy = os.dup(descriptor)
         except OSError:
             return
         try:
-            name = connection.getsockname()
-            if connection.type == _socket.SOCK_STREAM and isinstance(name, tuple) and name[1] in self._ports:
-                connection.shutdown(_socket.SHUT_RDWR)
+            with _socket.socket(fileno=copy) as connection:
+                copy = -1  # closed with it
+                name = connection.getsockname()
+                listens = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN)
+                if isinstance(name, tuple) and name[1] in self._ports and not listens:
+                    connection.shutdown(_socket.SHUT_RDWR)
         except OSError as error:
-            if error.errno != errno.ENOTCONN:
+            if error.errno not in (errno.ENOTCONN, errno.ENOTSOCK):
                 _log.debug("a connection could not be cut: %s", error)
         finally:
-            connection.detach()  # it belongs to ZeroMQ
+            if copy >= 0:
+                os.close(copy)
 
     def close(self) -> None:
         """Nobody comes in any more. After the sockets were closed; may be called again."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import zmq
 
-from memoire import security, sockets, wire
+from classic_help import templates
+from memoire import ReplayMemoryServer, descriptors, security, sockets, wire
 from memoire.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.proxy import Proxy
@@ -253,6 +254,33 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
         push(actor)  # by which the home learns what was on the way when connections ended
         until(lambda: server.total_caches + server.totals().lost_caches == 6)
         assert server.stats().faults == proxy.stats().faults == 0
+
+
+def test_what_has_got_the_descriptor_of_a_revoked_connection_is_left_alone(server, keys, context, tmp_path):
+    """Above all a socket that listens: ZeroMQ ends the process when somebody shuts it down."""
+    guarded = list(descriptors.shared_guard()._listening)
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        (tmp_path / "file").open("w") as file,
+        connect(server.endpoint, keys=keys, context=context) as actor,
+    ):
+        for descriptor in (*guarded, ours.fileno(), file.fileno(), -1, 10**6):
+            server._gate.came[descriptor] = "a key that is gone"
+            server._gate._cut(descriptor)
+        ours.send(b"there")
+        assert theirs.recv(10) == b"there"
+        file.write("there")
+        with connect(server.endpoint, keys=keys, context=context) as another:
+            push(another)
+        push(actor)
+        until(lambda: server.total_caches == 2)
+
+
+def test_classic_classes_take_keys(keys, context):
+    with ReplayMemoryServer(*templates(), 100, "tcp://127.0.0.1:0", 10, keys=keys, context=context) as server:
+        assert server.server.keys.own.role == "server" and server.server.stats().security.keys
 
 
 # ------------------------------------------------------------------------------------------------------- roles
