@@ -231,7 +231,7 @@ def test_a_healthy_server_gets_a_clean_bill() -> None:
     for words in ("libzmq", "pyzmq", "msgspec", "numpy", "open files", "home 'heart'", "run 'r-1'", "obs float32[4]",
                   "UPDATE is answered", "its clock is", "memoire 0.1.0, and keeps what it acknowledges in memory only", "PULL socket", "XPUB socket", "all is well"):  # fmt: skip
         assert words in said
-    assert server.total_steps == 0
+    assert server.total_steps == 0 and "warn" not in said
 
 
 def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_path: Path) -> None:
@@ -246,6 +246,7 @@ def test_a_server_reached_through_a_wildcard_address_is_well() -> None:
         port = server.endpoint.rpartition(":")[2]
         status, said = examine(f"tcp://localhost:{port}", 5.0)
     assert status == 0, said
+    assert f"warn nobody is asked for a key at {server.push_endpoint}, {server.pub_endpoint}: whoever comes may" in said
 
 
 def test_the_clock_of_another_machine_is_compared() -> None:

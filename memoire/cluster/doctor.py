@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from memoire import links, sockets, wire
+from memoire import exposure, links, sockets, wire
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.parameters import Parameters
@@ -75,6 +75,9 @@ def examine(
         for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
             say(f"     {use}: {port}")
             _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
+        if shown is None and (found := exposure.reachable([endpoint, ports.push, ports.publish])):
+            places = ", ".join(found)
+            say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
         if roundtrip:
             _travel(endpoint, timeout, say, shown)
     except Sick as sick:
