@@ -511,6 +511,7 @@ class Cluster:
     def _signs(self, overview: Overview, up: list[Node]) -> Signs:
         folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
         rates, actors = overview.rates, overview.actors
+        drawn, seconds = self._ring.gained("samples", LONG_WINDOW)
         return Signs(
             nodes=len(overview.nodes),
             nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
@@ -526,6 +527,7 @@ class Cluster:
             waiting_share=rates.waiting_share,
             skipped_share=rates.skipped_share,
             left_out=overview.freshness.left_out,
+            is_idle=drawn == 0 and seconds > LONG_WINDOW / 2,
             disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
             refused_per_second=rates.refused,
             draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),

@@ -53,6 +53,8 @@ class Signs:
     """Tables whose learners have to wait for entries, with the reason."""
     inserts_wait: tuple[str, ...] = ()
     """Tables whose actors have to wait for draws, with the reason."""
+    is_idle: bool = False
+    """Whether nobody has drawn for a minute."""
     left_out: float | None = None
     """Share of all weight that a recent draw could not draw from."""
 
@@ -87,7 +89,7 @@ def _actors(signs: Signs) -> list[Verdict]:
     elif missing > 0:
         found.append(Verdict("notice", "actors_missing", f"{missing} of {signs.expected} actors are missing."))
     if signs.silent:
-        text = f"{signs.silent} actors fell silent without saying goodbye."
+        text = f"{signs.silent} actor{'s' * (signs.silent != 1)} fell silent without saying goodbye."
         found.append(Verdict("notice", "actors_silent", text))
     return found
 
@@ -113,7 +115,7 @@ def _flow(signs: Signs) -> list[Verdict]:
             "what holds the run up. More servers, a larger credit, or compression help."
         )
         return [Verdict("notice", "actors_ahead", text)]
-    if signs.waiting_share is None and not signs.samples_per_second:
+    if signs.is_idle or (signs.waiting_share is None and not signs.samples_per_second):
         return [Verdict("notice", "no_learner", "Nobody draws samples: is a learner running?")]
     come, go = f"{signs.steps_per_second:,.0f} steps/s come in", f"{signs.samples_per_second:,.0f} samples/s go out"
     waiting, skipped = signs.waiting_share or 0.0, signs.skipped_share

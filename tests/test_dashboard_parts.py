@@ -295,6 +295,7 @@ def test_nobody_is_said_to_wait_only_where_nobody_does():
         ({"waiting_share": 0.8}, "learner_waits"),
         ({"skipped_share": 0.5}, "actors_ahead"),
         ({"waiting_share": None, "samples_per_second": 0.0}, "no_learner"),
+        ({"waiting_share": 0.0, "is_idle": True}, "no_learner"),
         ({"finished": True, "active": 0}, "finished"),
         ({"inserts_wait": ("demo: 300 samples ahead",), "waiting_share": 0.0}, "inserts_limited"),
         ({"draws_wait": ("demo: 37 more entries",), "waiting_share": 0.9}, "draws_limited"),

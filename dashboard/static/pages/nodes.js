@@ -18,6 +18,7 @@ const COLUMNS = [
   {title: "Node", value: (row) => h("a", {href: address("nodes", {url: row.url})}, row.name || row.url)},
   {title: "Role", value: (row) => row.role},
   {title: "State", value: (row) => h(`span.state.${row.state}`, row.state)},
+  {title: "Why", value: (row) => row.reasons.join("; "), wrap: true},
   {title: "Since", value: (row) => ago(row.since, now()), number: true},
   {title: "Up for", value: (row) => duration(row.uptime), number: true},
   {title: "Memory", value: (row) => bytes(row.memory_bytes), number: true},
@@ -27,7 +28,6 @@ const COLUMNS = [
   {title: "Faults", value: (row) => count(row.faults), number: true},
   {title: "Answer took", value: (row) => duration(row.took), number: true},
   {title: "Software", value: (row) => row.software},
-  {title: "Why", value: (row) => row.reasons.join("; "), wrap: true},
 ];
 const LEARNERS = [
   {title: "Learner", value: (row) => h("span.mono", row.learner.slice(0, 24))},

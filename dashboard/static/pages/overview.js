@@ -31,7 +31,7 @@ export function openOverview({root, stream, signal}) {
   });
   return {
     update(overview) {
-      patch(verdicts, overview.verdicts.map(verdict));
+      patch(verdicts, overview.verdicts.map((each) => verdict(each, overview.verdicts[0].level)));
       const line = (name) => spark(curves[name] ?? [], `${words(name)}, the last ten minutes`);
       patch(rest, sections(overview, line, {trend: trendOf(curves.return ?? []), former}));
     },
@@ -84,10 +84,11 @@ function tile({name, title, total}, {totals, rates}, line) {
     h("div.rate", `${figure(rates[name])} per second`), line(`${name}_per_second`));
 }
 
-function verdict({level, code, text}) {
+function verdict({level, code, text}, worst) {
+  const title = level === "good" && worst !== "good" ? "Otherwise" : LEVELS[level] ?? level;
   const [page, state] = WHERE[code] ?? [];
   const link = page && h("a", {href: address(page, state)}, `See ${PAGE_NAMES[page]}`);
-  return h(`li.verdict.${level}`, h("b", LEVELS[level] ?? level), h("span", text, link && [" ", link]));
+  return h(`li.verdict.${level}`, h("b", title), h("span", text, link && [" ", link]));
 }
 
 const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
@@ -118,7 +119,7 @@ function learning({learning: found, totals}, line, {trend, former}) {
 
 function waiting({rates, latency, learners, tables}) {
   const held = tables.flatMap((each) => [each.draws_wait, each.inserts_wait]).filter(Boolean);
-  const learner = rates.waiting_share === null ? "Nobody learns now" :
+  const learner = rates.waiting_share === null ? "Nobody learns now" : !rates.samples && rates.waiting_share < 0.5 ? "Nobody draws samples now" :
     `The learner waits ${share(rates.waiting_share)} of its time`;
   return card("Who waits for whom?", learner, ...held.map((text) => h("p", text)), facts([
     ["caches that actors had to skip", share(rates.skipped_share)],
