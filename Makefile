@@ -104,6 +104,7 @@ format: setup-dev
 bench: setup-dev
 	$(BIN)/python benchmarks/core.py --write docs/benchmarks
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
+	$(BIN)/python benchmarks/encryption.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
