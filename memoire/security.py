@@ -245,7 +245,11 @@ def _read_block(kind: str, lines: Iterator[str]) -> Key:
     if next(lines, "").strip() != f"-----END MEMOIRE {kind} KEY-----":
         raise ValueError(f"a key has no line '-----END MEMOIRE {kind} KEY-----' after its one line of base64")
     name, role, created = headers.get("Name", ""), headers.get("Role", ""), headers.get("Created", "")
-    _check(role, name)
+    try:
+        _check(role, name)
+    except ValueError:  # which says what it found: in a file where lines have run together that may be a secret
+        name = "1 to 63 letters, digits, dots, dashes and underscores"
+        raise ValueError(f"a key's role is none of {', '.join(ROLES)}, or its name is not {name}") from None
     try:
         half = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):

@@ -39,7 +39,8 @@ def one(data: bytes) -> str:
         found = read_blocks(data[1:])
     except ValueError as error:
         # What looks like a key in the text may be one, or most of one.
-        assert not [word for word in re.findall(rb"[A-Za-z0-9+/]{20,}", data[1:]) if word.decode() in str(error)]
+        text = re.sub(rb"Name: .*", b"", data[1:])  # which are no secret
+        assert not [word for word in re.findall(rb"[A-Za-z0-9+/]{20,}", text) if word.decode() in str(error)]
         return "no key"
     for key in found:
         (again,) = read_blocks(key.text(secret=key.secret is not None).encode())

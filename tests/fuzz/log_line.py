@@ -40,6 +40,9 @@ def one(data: bytes) -> str:
     safe = escape(text)
     assert len(safe.splitlines()) <= 1 and escape(safe) == safe
     assert not [sign for sign in safe if unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") and sign != "\t"]
+    assert not [
+        sign for sign in safe if unicodedata.bidirectional(sign) in ("LRE", "RLE", "LRO", "RLO", "LRI", "RLI", "FSI")
+    ]
     safe.encode()
     short = cut(text, 100)
     assert len(short.encode()) <= 100
