@@ -163,4 +163,4 @@ class Release:
         finally:
             for process, _ in threads:
                 process.kill()
-                process.wait(10.0)
+                process.communicate(timeout=10.0)
