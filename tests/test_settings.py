@@ -57,13 +57,19 @@ def test_toml_and_json_say_the_same(tmp_path):
     other = parsed(["server", "--settings", written(tmp_path, as_json)])
     one.settings = other.settings = None
     assert one == other
-    assert one.set == ["multi_step=3", 'start="repeat"'] and one.snapshot_every == 60.0 and one.snapshot_caches is True
+    assert one.set == ["multi_step=3", "start=repeat"] and one.snapshot_every == 60.0 and one.snapshot_caches is True
 
 
 def test_what_may_be_repeated_adds_up(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "set": {"multi_step": 3}}})
     given = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
     assert given.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last one holds
+
+
+def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
+    file = written(tmp_path, {"server": {"env": "X", "set": {"priority_exponent": "0.7", "start": "repeat"}}})
+    parameters = read_parameters(parsed(["server", "--settings", file]).set)
+    assert (parameters.priority_exponent, parameters.start) == (0.7, "repeat")
 
 
 def test_of_alternatives_the_strongest_source_says_which(tmp_path):

@@ -228,7 +228,8 @@ def _taken(action: argparse.Action, value: Any, where: str) -> Any:
     if not _is_list(action):
         return _one(action, value, where)
     if isinstance(value, Mapping) and isinstance(action, argparse._AppendAction):  # names with values
-        value = [f"{name}={_json(each, where)}" for name, each in value.items()]
+        # A text is taken as on the command line: `helm --set` makes texts of numbers with a point.
+        value = [f"{name}={each if isinstance(each, str) else _json(each, where)}" for name, each in value.items()]
     if not isinstance(value, list):
         raise ParameterError(where, value, "a list")
     return [_one(action, each, where) for each in value]

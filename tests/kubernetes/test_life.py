@@ -115,7 +115,7 @@ def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
 
 def test_an_upgrade_of_settings_and_a_roll_back_keep_the_totals(release):
     before = {client: one["steps"] for client, one in release.accounts().items()}
-    release.install("--set", "actors.replicas=0", "--set", "server.parameters.priority_exponent=0.7")
+    release.install("--set", "actors.replicas=0", "--set-json", "server.parameters.priority_exponent=0.7")
     assert all(status["parameters"]["priority_exponent"] == 0.7 for status in settings(release))
     release.helm("rollback", release.name, "--wait", "--timeout", "150s")
     assert all(status["parameters"]["priority_exponent"] == 0.6 for status in settings(release))
