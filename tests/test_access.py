@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zmq
 
-from classic_help import templates
+from classic_help import tcp, templates
 from memoire import ReplayMemoryServer, descriptors, security, sockets, wire
 from memoire.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
@@ -430,7 +430,7 @@ def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
 
     with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
         backs = [f"inproc://{name}" for name in ("requests", "caches")]
-        fronts = ["tcp://127.0.0.1:43117", "tcp://127.0.0.1:43118"]
+        fronts = [tcp(), tcp()]
         threading.Thread(target=server.run_request_proxy, args=(fronts[0], backs[0]), daemon=True).start()
         threading.Thread(target=server.run_pull_proxy, args=(fronts[1], backs[1]), daemon=True).start()
         server.add_request_worker(backs[0], bind=False)
