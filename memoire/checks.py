@@ -68,11 +68,13 @@ def name(what: str, value: Any) -> str:
     """A name, such as a run's: printable text of 1 to 256 characters.
 
     Raises:
-        WrongType, ParameterError: it is none; `what` says of what.
+        ParameterError: it is none; `what` says of what.
     """
-    if not is_name(text(what, value)):
-        raise ParameterError(what, value[:80], f"printable text of 1 to {MOST_NAME} characters")
-    return str(value)
+    if not isinstance(value, str) or not is_name(value):
+        raise ParameterError(
+            what, value[:80] if isinstance(value, str) else value, f"printable text of 1 to {MOST_NAME} characters"
+        )
+    return value
 
 
 def table_name(value: Any) -> str:
@@ -81,7 +83,7 @@ def table_name(value: Any) -> str:
     Raises:
         WrongType, ParameterError: it is none.
     """
-    return "" if value == "" else name("table", value)
+    return "" if text("table", value) == "" else name("table", value)
 
 
 def mapping(name: str, value: Any) -> Mapping[Any, Any]:
