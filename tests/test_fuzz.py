@@ -28,15 +28,15 @@ from memoire.wire import Ended, Update
 ROUNDS = {
     "wire_message": 4000,
     "container": 1500,
-    "schema_text": 500,
+    "schema_text": 300,
     "table_file": 400,
     "settings_file": 60,
     "key_file": 800,
-    "log_line": 1500,
+    "log_line": 400,
     "http_request": 800,
     "model_transfer": 250,
     "minari_data": 400,
-    "desk": 120,
+    "desk": 80,
     "snapshot_file": 150,
     "state_file": 40,
 }
