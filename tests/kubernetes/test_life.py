@@ -133,10 +133,13 @@ def test_uninstalling_leaves_nothing_but_the_volumes_that_are_to_be_kept(release
     kinds = (
         "all,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,ingresses"
     )
-    left = run("kubectl", "-n", release.namespace, "get", kinds, "-o", "name").split()
     expected = {f"persistentvolumeclaim/state-{release.full}-server-{number}" for number in range(2)}
     own = {"configmap/kube-root-ca.crt", "serviceaccount/default", "networkpolicy.networking.k8s.io/deny-all"}
-    assert set(left) - own == expected
+
+    def left():
+        return set(run("kubectl", "-n", release.namespace, "get", kinds, "-o", "name").split()) - own
+
+    until(lambda: left() == expected, 90.0, f"nothing but {expected}")
     if path := os.environ.get("MEMOIRE_RECOVERY"):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(RECOVERED, file)
