@@ -69,6 +69,14 @@ class _Quiet(uvicorn.Server):
         """Takes none."""
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what goes on; whoever does not let go in time, or came at the last moment, is cut off."""
+        await super().shutdown(sockets)
+        for _ in range(3):  # turns of the loop: connections that were accepted come up, those that are cut off go
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)
+
 
 class Dashboard:
     """A dashboard on threads of its own, until `close`.
