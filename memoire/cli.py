@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import memoire
 from memoire import exposure
 from memoire.errors import InsecureWarning, MemoireError, ParameterError
+from memoire.sockets import use_io_threads
 
 if TYPE_CHECKING:
     from memoire.cluster.tokens import Tokens
@@ -132,6 +133,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     _add_keys(server)
+    _add_io_threads(server)
     server.set_defaults(command=_server)
 
 
@@ -154,6 +156,7 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
             "servers that are taken off go to others",
         )
         _add_keys(one)
+        _add_io_threads(one)
         one.set_defaults(command=_proxy, role=role)
 
 
@@ -510,6 +513,17 @@ def _add_keys(to: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_io_threads(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--io-threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads that move and encrypt bytes, each for connections of its own: more on more cores, where "
+        "encryption bounds what comes in (default: %(default)s)",
+    )
+
+
 def _add_schema(to: argparse.ArgumentParser) -> None:
     source = to.add_mutually_exclusive_group(required=True)
     source.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
@@ -597,6 +611,7 @@ def _add_counts(to: argparse.ArgumentParser) -> None:
 
 def _server(given: argparse.Namespace) -> int:
     doors = _doors(given)
+    use_io_threads(given.io_threads)
     from memoire.cluster import roles
 
     tables = _tables(given)
@@ -635,6 +650,7 @@ def _tables(given: argparse.Namespace) -> "dict[str, Table] | None":
 
 def _proxy(given: argparse.Namespace) -> int:
     doors = _doors(given)
+    use_io_threads(given.io_threads)
     from memoire.cluster import roles
 
     if bool(given.servers) == bool(given.servers_file):

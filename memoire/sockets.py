@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias
 import zmq
 
 from . import descriptors, names
-from .errors import EndpointError
+from .errors import EndpointError, ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -62,6 +62,9 @@ first.
 """
 SOCKETS_PER_CONTEXT = 8192
 
+MOST_IO_THREADS = 64
+
+_io_threads = 1  # of contexts that are made from now on
 _contexts: dict[int, Context] = {}  # by process id: one at most that is ours
 _context_lock = threading.Lock()
 
@@ -79,9 +82,20 @@ def shared_context() -> Context:
     with _context_lock:
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
-            context = _contexts[os.getpid()] = zmq.Context()
+            context = _contexts[os.getpid()] = zmq.Context(_io_threads)
             context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
         return context
+
+
+def use_io_threads(count: int) -> None:
+    """Have the context of this process, which is not made yet, move and encrypt bytes on so many threads of ZeroMQ's.
+
+    A connection belongs to one of them: more threads than connections bring nothing.
+    """
+    global _io_threads  # noqa: PLW0603
+    if not 1 <= count <= MOST_IO_THREADS:
+        raise ParameterError("--io-threads", count, f"a number from 1 to {MOST_IO_THREADS}")
+    _io_threads = count
 
 
 def library_version() -> str:

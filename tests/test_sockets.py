@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from memoire import sockets
-from memoire.errors import EndpointError
+from memoire.errors import EndpointError, ParameterError
 from netkit import KeepingContext
 
 
@@ -193,6 +193,20 @@ def test_waiting_for_room_and_for_messages(context):
 )
 def test_an_address_that_does_not_answer_is_explained(endpoint, advice):
     assert advice in sockets.why_unreachable(endpoint)
+
+
+def test_the_shared_context_has_the_threads_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(sockets, "_contexts", {})
+    monkeypatch.setattr(sockets, "_io_threads", 1)
+    for count in (0, 65):
+        with pytest.raises(ParameterError, match="a number from 1 to 64"):
+            sockets.use_io_threads(count)
+    sockets.use_io_threads(3)
+    context = sockets.shared_context()
+    try:
+        assert context.get(zmq.IO_THREADS) == 3
+    finally:
+        context.term()
 
 
 def test_a_forked_child_gets_a_context_of_its_own():
