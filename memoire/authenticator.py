@@ -308,12 +308,8 @@ class _Front:
 
     def heard(self) -> None:
         assert self.monitor is not None
-        while True:
-            try:
-                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._happened(*sockets.EVENT.unpack(frames[0]))
+        for event, value, _ in sockets.events(self.monitor):
+            self._happened(event, value)
 
     def _happened(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

@@ -85,8 +85,6 @@ NOTICES_PER_TURN = 100
 WARN_EVERY = 60.0
 """Seconds between two warnings that lines are dropped."""
 
-PARTING = 1.0
-"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 HELD_BACK = "held back"
 """Why nothing was pushed while learners are too far behind."""
 
@@ -1323,7 +1321,7 @@ class Client(Node):
         subscribe = self._given[1] or sockets.seen_from(self._channel.address, endpoints.publish)
         doors = self._worker.doors
         if self._push is not None:
-            doors.drop(self._push, PARTING)
+            doors.drop(self._push, sockets.PARTING)
         if self._sub is not None:
             doors.drop(self._sub)
         self._push, self._sub, self._is_push_blocked = None, None, False

@@ -159,14 +159,9 @@ class Link:
     def heard(self) -> None:
         """Take what the monitor has."""
         assert self.monitor is not None
-        while True:
-            try:
-                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            event, value = sockets.EVENT.unpack(frames[0])
+        for event, value, address in sockets.events(self.monitor):
             # An address that was given up may still have something to say.
-            if not self._host or _place(frames[-1].decode("utf-8", "replace")) == _place(self.address):
+            if not self._host or _place(address) == _place(self.address):
                 self._happened(event, value)
 
     def close(self) -> None:

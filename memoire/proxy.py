@@ -56,8 +56,6 @@ GRACE = 10.0
 """Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
 RETIRE = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
-PARTING = 1.0
-"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
 MESSAGES_PER_TURN = 200
@@ -254,7 +252,7 @@ class _Back:
     def _close_data(self) -> None:
         for made in (self.push, self.sub):
             if made is not None:
-                self._drop(made, PARTING if made is self.push else 0.0)
+                self._drop(made, sockets.PARTING if made is self.push else 0.0)
         self.push = self.sub = None
 
     def _drop(self, made: Socket, linger: float = 0.0) -> None:

@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import zmq
@@ -60,6 +60,8 @@ LULL = 0.05
 """Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
 first.
 """
+PARTING = 1.0
+"""Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 SOCKETS_PER_CONTEXT = 8192
 
 MOST_IO_THREADS = 64
@@ -313,6 +315,17 @@ def monitor(made: Socket, events: int) -> Socket:
     heard.setsockopt(zmq.RCVHWM, 0)
     heard.connect(address)
     return heard
+
+
+def events(heard: Socket) -> Iterator[tuple[int, int, str]]:
+    """What a monitor has told since the last call: event, value, and the address that it is about."""
+    while True:
+        try:
+            frames = heard.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        event, value = EVENT.unpack(frames[0])
+        yield event, value, frames[-1].decode("utf-8", "replace")
 
 
 def end_monitor(made: Socket, heard: Socket) -> None:
