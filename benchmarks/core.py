@@ -252,12 +252,14 @@ def rows(workloads: list[Workload], leaves: int) -> Iterator[Row]:
         yield name, partial(extending, workload), {"per_call": EPISODE, "baseline": SLICES}
     for workload in workloads:
         name = f"draw + gather {BATCH}, {workload.name}"
-        yield name, partial(drawing, workload), {"baseline": GATHER, "floor": 0.5, "aim": 0.8}
+        settings = {"baseline": GATHER, "floor": 0.5, "aim": f"draw-{workload.name}-numpy"}
+        yield name, partial(drawing, workload), settings
     for workload in workloads:
         name = f"get_batch of {BATCH} from held caches, {workload.name}"
-        yield name, partial(getting_batches, workload), {"baseline": GATHER, "floor": 0.5, "aim": 0.8}
+        settings = {"baseline": GATHER, "floor": 0.5, "aim": f"batch-{workload.name}-numpy"}
+        yield name, partial(getting_batches, workload), settings
         name = f"the same with out=, {workload.name}"
-        yield name, partial(getting_over, workload), {"baseline": TAKE, "floor": 0.5, "aim": 0.8}
+        yield name, partial(getting_over, workload), {"baseline": TAKE, "floor": 0.5}
         name = f"the same with reuse_cache, {workload.name}"
         yield name, partial(getting_again, workload), {"baseline": GATHER}
     for workload in workloads:

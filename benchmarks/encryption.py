@@ -15,6 +15,13 @@ import memoire
 from memoire import _core, cache, security, sockets, wire
 from memoire.security import Keys
 
+FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
+the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.
+Encryption is the work of ZeroMQ's I/O threads, and a connection belongs to one of them: a server whose ingest it
+bounds takes more threads (`--io-threads 4`, or `Server(..., context=zmq.Context(4))`) and as many connections
+(actors, or proxies), on as many cores. `ipc://` from a relay to the actors of its pod is not encrypted and costs
+nothing."""
+
 
 def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | None, rank: int) -> None:
     """PUSH caches that were made beforehand, by the key in a folder or without one."""
@@ -99,7 +106,7 @@ class Ingest:
 
 def main() -> None:
     chosen = arguments(__doc__)
-    report = Report(__doc__)
+    report = Report(__doc__, [FOLLOWS])
     report.heading()
     workload = w1()
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Report, Result, Side, arguments, distinct, installed, race
+from measure import Report, Side, arguments, distinct, installed, race
 
 import memoire
 from memoire import _core
@@ -392,26 +392,6 @@ def rows(tasks: list[Task], leaves: int) -> Iterator[Row]:
         yield f"tree of {leaves} leaves: update {BATCH}", partial(tree_updates, leaves, name), {"baseline": what}
 
 
-def draw(results: list[Result], path: Path) -> None:
-    """A bar for each row: how many times faster."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "learner"  # the same figures give the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(results) + 1.0), layout="constrained")
-    for place, each in enumerate(results[::-1]):
-        ratio, color = each.ratio.middle, "tab:blue" if "cpprb" in each.baseline else "tab:orange"
-        axes.barh(f"{each.what}, {each.baseline.split()[0]}", ratio - 1.0, left=1.0, color=color)
-        axes.annotate(f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}", (max(1.0, ratio) * 1.08, place), va="center")
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set(xscale="log", xlabel="times as fast as cpprb (blue), TorchRL (orange)")
-    axes.set_xlim(0.5, 2.0 * max(each.ratio.middle for each in results))
-    axes.margins(y=0.01)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     chosen = arguments(__doc__)
     in_peers_environment()
@@ -427,11 +407,6 @@ def main() -> None:
         if chosen.only in what + settings["baseline"]:
             report.add(race(what, *make(), **settings, **pace))
     report.finish(chosen.write, "learner")
-    if chosen.write:
-        page = Path(chosen.write) / "learner.md"
-        draw(report.results, page.with_suffix(".svg"))
-        with page.open("a", encoding="utf-8") as file:
-            file.write("\n".join(["", *report.facts, "", "![ratios](learner.svg)", ""]))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ side is called often enough to fill a time slice, the slices of both alternate, 
 
 import argparse
 import gc
+import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +50,8 @@ class Result:
     ratio: Spread
     baseline: str
     floor: float | None = None
-    aim: float | None = None
+    aim: str = ""
+    """The row of aims.toml that this ratio answers."""
     floor_rate: float | None = None
 
     @property
@@ -58,30 +62,53 @@ class Result:
 
 @dataclass
 class Report:
-    """The rows of one file, printed as they come and written as a page at the end."""
+    """The rows of one file, printed as they come; written as a page, a plot and figures at the end."""
 
     question: str
     facts: list[str] = field(default_factory=list)
+    """Paragraphs below the table: what the workloads are, what follows."""
     results: list[Result] = field(default_factory=list)
 
-    def add(self, result: Result) -> None:
-        self.results.append(result)
-        print(line(result), flush=True)
+    def add(self, *results: Result) -> None:
+        self.results += results
+        for result in results:
+            print(line(result), flush=True)
 
     def heading(self) -> None:
         print(f"{self.question}\n{machine()}\n\n{HEAD}\n{RULE}", flush=True)
 
     def finish(self, folder: str | None, name: str) -> None:
+        """Say what is below its floor; write `name`.md, .svg and .json, and what follows for the aims."""
         below = [result.what for result in self.results if result.is_below]
         print("\nbelow the floor: " + ", ".join(below) if below else "\nall at or above their floors")
-        if folder:
-            path = Path(folder) / f"{name}.md"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows = "\n".join(line(result) for result in self.results)
-            path.write_text(
-                PAGE.format(name=name, question=self.question, machine=machine(), rows=rows), encoding="utf-8"
-            )
-            print(f"written to {path}")
+        if folder and self.results:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)
+            page = PAGE.format(name=name, question=self.question, machine=machine(), rows=rows, facts=facts)
+            Path(folder, f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
+            draw(self.results, Path(folder, f"{name}.svg"))
+            record(folder, name, {each.aim: each.ratio for each in self.results if each.aim}, self.results)
+            print(f"written to {folder}/{name}.md")
+
+
+def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence[Result] = ()) -> None:
+    """Write the figures that answer rows of aims.toml to `name`.json, and the table of all aims anew.
+
+    Args:
+        folder: docs/benchmarks, or another.
+        name: The benchmark's.
+        aims: By the row's key what was measured: a ratio as the row wants it.
+        results: All rows of the benchmark, kept with them.
+    """
+    import aims as table
+
+    figures = {
+        "machine": machine(),
+        "aims": {key: [round(value, 4) for value in asdict(spread).values()] for key, spread in aims.items()},
+        "rows": [[each.what, each.baseline, float(f"{each.ratio.middle:.4g}")] for each in results],
+    }
+    Path(folder, f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    table.write(Path(folder))
 
 
 HEAD = "| what | memoire | baseline | ratio (quartiles) | floor | aim | baseline is |"
@@ -97,7 +124,34 @@ Medians; the sides took turns in one run, and the ratio was taken in each round:
 {HEAD}
 {RULE}
 {{rows}}
+
+![ratios]({{name}}.svg)
+
+{{facts}}
 """
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """A bar for each row: how many times as fast as its baseline."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # the same figures, the same small file
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(each.baseline.split()[0] for each in results))
+    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(results) + 1.0), layout="constrained")
+    for place, each in enumerate(results[::-1]):
+        ratio, name = each.ratio.middle, each.baseline.split()[0]
+        axes.barh(place, ratio - 1.0, left=1.0, color=f"C{names.index(name) % 10}")
+        axes.annotate(f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}", (max(1.0, ratio) * 1.08, place), va="center")
+    axes.set_yticks(range(len(results)), [f"{each.what}: {each.baseline.split(',')[0][:24]}" for each in results[::-1]])
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    middles = [each.ratio.middle for each in results]
+    axes.set(xscale="log", xlabel="times as fast as the baseline", xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
+    axes.margins(y=0.01)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def line(result: Result) -> str:
@@ -106,9 +160,16 @@ def line(result: Result) -> str:
     floor = f"{result.floor:g}" if result.floor else ""
     if result.floor_rate:
         floor = f"{amount(result.floor_rate)}{result.unit}"
-    aim = f"{result.aim:g}" if result.aim else ""
+    aim = aim_of(result.aim)
     ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
     return f"| {result.what} | {ours} | {theirs} | {ratio} | {floor} | {aim} | {result.baseline} |"
+
+
+def aim_of(key: str) -> str:
+    """What a row of aims.toml wants, as a cell of a table; empty where no row is named."""
+    import aims
+
+    return str(aims.read()[key]) if key else ""
 
 
 def amount(value: float) -> str:
@@ -155,59 +216,98 @@ def calls_per_slice(side: Side, seconds: float) -> int:
 
 def clock(side: Side, count: int) -> float:
     """Seconds for `count` calls."""
+    if hasattr(side, "clock"):
+        return float(side.clock(count))
     began = time.perf_counter()
     for _ in range(count):
         side()
     return time.perf_counter() - began
 
 
-def race(
+def race(what: str, ours: Side, theirs: Side, *, baseline: str, aim: str = "", **settings: Any) -> Result:
+    """`contest` with one baseline."""
+    return contest(what, ours, {baseline: theirs}, aims={baseline: aim}, **settings)[0]
+
+
+def contest(
     what: str,
     ours: Side,
-    theirs: Side,
+    theirs: Mapping[str, Side],
     *,
-    baseline: str,
     unit: str = "/s",
     per_call: float = 1.0,
     rounds: int = 15,
     seconds: float = 0.05,
+    aims: Mapping[str, str] | None = None,
     floor: float | None = None,
-    aim: float | None = None,
     floor_rate: float | None = None,
-) -> Result:
-    """Let two sides take turns.
+) -> list[Result]:
+    """Let memoire and its baselines take turns.
 
     Args:
         what: What a row is called: workload, shapes, dtypes.
-        ours: Does the thing once with memoire. It may have `prepare()`, called before each turn, and `most`, the calls
-            of a turn.
-        theirs: Does the same with the baseline.
-        baseline: What `theirs` is, in words.
+        ours: Does the thing once with memoire. A side may have `prepare()`, called before each turn, and `most`, the
+            calls of a turn; one in another process has `clock(count)`.
+        theirs: Do the same, by what they are in words.
         unit: What is counted per second.
         per_call: How many of them one call does.
         rounds: How often each side has its turn.
         seconds: About how long one turn takes.
+        aims: The rows of aims.toml that are answered, by the baseline.
         floor: The ratio below which something is wrong.
-        aim: The ratio that the design aims at.
         floor_rate: The rate below which something is wrong.
     """
-    sides = (ours, theirs)
+    sides = [ours, *theirs.values()]
     counts = [calls_per_slice(side, seconds) for side in sides]
-    prepare = [getattr(side, "prepare", lambda: None) for side in sides]
-    rates: tuple[list[float], list[float]] = ([], [])
+
+    def take(place: int) -> float:
+        getattr(sides[place], "prepare", lambda: None)()
+        return counts[place] * per_call / clock(sides[place], counts[place])
+
     gc.collect()
     gc.disable()
     try:
-        for turn in range(rounds):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                prepare[index]()
-                rates[index].append(counts[index] * per_call / clock(sides[index], counts[index]))
+        rates = in_turns([partial(take, place) for place in range(len(sides))], rounds)
     finally:
         gc.enable()
-    ratios = [a / b for a, b in zip(*rates, strict=True)]
-    return Result(
-        what, unit, Spread.of(rates[0]), Spread.of(rates[1]), Spread.of(ratios), baseline, floor, aim, floor_rate
-    )
+    return results(what, rates, list(theirs), unit=unit, aims=aims, floor=floor, floor_rate=floor_rate)
+
+
+def in_turns(takes: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+    """What each returned in each round; every other round goes the other way, so that nobody is always first."""
+    found: list[list[float]] = [[] for _ in takes]
+    for turn in range(rounds):
+        for place in list(range(len(takes)))[:: 1 if turn % 2 else -1]:
+            found[place].append(takes[place]())
+    return found
+
+
+def results(
+    what: str,
+    rates: Sequence[Sequence[float]],
+    baselines: Sequence[str],
+    *,
+    unit: str,
+    aims: Mapping[str, str] | None = None,
+    floor: float | None = None,
+    floor_rate: float | None = None,
+) -> list[Result]:
+    """A row for each baseline; the first rates are memoire's, the others' follow."""
+    ours = rates[0]
+    return [
+        Result(
+            what,
+            unit,
+            Spread.of(ours),
+            Spread.of(theirs),
+            Spread.of([a / b for a, b in zip(ours, theirs, strict=True)]),
+            baseline,
+            floor,
+            (aims or {}).get(baseline, ""),
+            floor_rate,
+        )
+        for baseline, theirs in zip(baselines, rates[1:], strict=True)
+    ]
 
 
 def arguments(description: str) -> argparse.Namespace:

@@ -3,12 +3,13 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 import zmq
-from measure import Report, Result, Spread, arguments, distinct
+from measure import Report, Result, arguments, distinct, in_turns, results
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
@@ -232,24 +233,13 @@ def compare(
     what: str, ours: Receiver, theirs: Receiver, *, count: int, rounds: int, per_message: float, **settings: Any
 ) -> Result:
     """Let both sides take turns; one turn of each that is not counted comes first."""
-    rates: tuple[list[float], list[float]] = ([], [])
-    sides = (ours, theirs)
-    for turn in range(rounds + 1):
-        for index in (0, 1) if turn % 2 else (1, 0):
-            seconds = sides[index].take(count)
-            if turn:
-                rates[index].append((count - 1) * per_message / seconds)
-    ratios = [a / b for a, b in zip(*rates, strict=True)]
-    return Result(
-        what,
-        settings["unit"],
-        Spread.of(rates[0]),
-        Spread.of(rates[1]),
-        Spread.of(ratios),
-        settings["baseline"],
-        settings.get("floor"),
-        settings.get("aim"),
-    )
+
+    def rate(side: Receiver) -> float:
+        return (count - 1) * per_message / side.take(count)
+
+    baseline, aim = settings.pop("baseline"), settings.pop("aim", "")
+    rates = in_turns([partial(rate, ours), partial(rate, theirs)], rounds + 1)
+    return results(what, [each[1:] for each in rates], [baseline], aims={baseline: aim}, **settings)[0]
 
 
 def main() -> None:
@@ -273,7 +263,7 @@ def main() -> None:
                     unit="B/s",
                     baseline="PULL socket, 1 sender",
                     floor=0.5,
-                    aim=0.8,
+                    aim=f"ingest-{workload.name}-raw",
                 )
             )
         ours.close()
@@ -309,6 +299,7 @@ def main() -> None:
                     per_message=BATCH,
                     unit=" samples/s",
                     baseline=f"PULL socket, {actors} senders, as many bytes",
+                    aim=f"end-W2-{actors}-raw" if workload.name == "W2" else "",
                 )
             )
             raw.close()

@@ -1,0 +1,86 @@
+"""Which aims of speed are reached? Renders docs/benchmarks/README.md from the figures that benchmarks wrote there."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGES = HERE.parent / "docs" / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A row: what is measured against what, and the bound of the ratio's median."""
+
+    what: str
+    against: str
+    shown_by: str
+    """The benchmark, and so the page, that shows it."""
+    least: float | None = None
+    most: float | None = None
+    bounded_by: str = ""
+    """What stands in the way where it is not reached."""
+
+    def __str__(self) -> str:
+        return f"{self.least:g}" if self.least is not None else f"at most {self.most:g}"
+
+    def is_reached(self, ratio: float) -> bool:
+        return ratio >= (self.least or 0.0) and (self.most is None or ratio <= self.most)
+
+
+@cache
+def read() -> dict[str, Aim]:
+    """The rows by their keys, in their order."""
+    with (HERE / "aims.toml").open("rb") as file:
+        return {key: Aim(**row) for key, row in tomllib.load(file).items()}
+
+
+def measured(folder: Path) -> dict[str, list[float]]:
+    """By the row's key the quartiles that the benchmark of that row wrote."""
+    found: dict[str, list[float]] = {}
+    for key, aim in read().items():
+        path = folder / f"{aim.shown_by}.json"
+        if path.exists():
+            figures = json.loads(path.read_text(encoding="utf-8"))["aims"]
+            if key in figures:
+                found[key] = figures[key]
+    return found
+
+
+def render(folder: Path = PAGES) -> str:
+    """The page: a row for each aim, and below them what bounds those that are not reached."""
+    found, rows, bounds = measured(folder), [], []
+    for key, aim in read().items():
+        low, middle, high = found.get(key, [float("nan")] * 3)
+        reached = "not measured" if key not in found else "yes" if aim.is_reached(middle) else "**no**"
+        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in found else ""
+        page = f"[{aim.shown_by}]({aim.shown_by}.md)" if (folder / f"{aim.shown_by}.md").exists() else aim.shown_by
+        rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure} | {reached} | {page} |")
+        if key in found and not aim.is_reached(middle) and aim.bounded_by:
+            bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
+    heading = "\n## What bounds those that are not reached\n\n" if bounds else ""
+    return PAGE.format(rows="\n".join(rows), bounds=heading + "\n".join(bounds)).rstrip() + "\n"
+
+
+def write(folder: Path = PAGES) -> None:
+    (folder / "README.md").write_text(render(folder), encoding="utf-8")
+
+
+PAGE = """# What was aimed at, and what was measured
+
+Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; where the aim is "at
+most", smaller is better. Ratios and shares hardly depend on the machine; the rates, on the pages of each benchmark, do.
+W1: states of 64 float32, actions of 8, n-step 1. W2: frames of 84 x 84 uint8, stack 4, n-step 3; a sample is both
+stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its rows are in `benchmarks/aims.toml`.
+
+| what | against | aim | measured | reached | shown by |
+| --- | --- | ---: | --- | --- | --- |
+{rows}
+{bounds}"""
+
+
+if __name__ == "__main__":
+    write()
+    print(render())
