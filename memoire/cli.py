@@ -470,6 +470,10 @@ def _add_key_tool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     shown = actions.add_parser("list", help="what is in a keys folder; no secret is shown")
     shown.add_argument("folder", metavar="FOLDER", help="of a process, or of a cluster")
     shown.set_defaults(command=_keys_list)
+    printed = actions.add_parser("export", help="print them as Kubernetes Secrets: secret keys, too")
+    printed.add_argument("folder", metavar="FOLDER", help="of a process, or of a cluster")
+    printed.add_argument("--kubernetes", metavar="NAME", required=True, help="of the Secrets: NAME-server, ...")
+    printed.set_defaults(command=_keys_export)
     let_in = actions.add_parser("authorize", help="let keys in")
     let_in.add_argument("folder", metavar="FOLDER", help="of a server or proxy, or of a cluster")
     let_in.add_argument("files", nargs="+", metavar="FILE", help="public keys, or keys folders")
@@ -490,6 +494,12 @@ def _keys_list(given: argparse.Namespace) -> int:
     from memoire.cluster import keytool
 
     return keytool.show(given.folder)
+
+
+def _keys_export(given: argparse.Namespace) -> int:
+    from memoire.cluster import keytool
+
+    return keytool.export(given.folder, given.kubernetes)
 
 
 def _keys_authorize(given: argparse.Namespace) -> int:

@@ -589,16 +589,40 @@ def public_keys(path: Path) -> list[Key]:
     return [Key(key.public, key.name, key.role, key.created) for key in keys]
 
 
-def secrets(name: str) -> str:
-    """A new cluster's keys as Kubernetes Secrets in YAML, one for each role: each is mounted whole as a keys folder."""
+def files_in(folder: Path) -> dict[str, str]:
+    """The files of a keys folder by their path in it, as text: written elsewhere they are the same folder.
+
+    Raises:
+        KeyFileError: one of them is no file of keys.
+    """
+    paths = [path for name in ("own.pub", "server.pub") if (path := folder / name).exists()]
+    files = {"own.key": _read_own(folder / "own.key").text(secret=True)}
+    for path in [*paths, *(path for _, path in _authorized_files(folder))]:
+        files[str(path.relative_to(folder))] = "".join(_only_public(path, key).text() for key in _load(path))
+    return files
+
+
+def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """Keys as Kubernetes Secrets in YAML, one for each role: each is mounted whole as a keys folder.
+
+    Args:
+        name: Of the Secrets, which are called NAME-ROLE.
+        keys: Files of each role's keys folder; by default those of a new cluster.
+    """
     documents = []
-    for role, files in cluster_files().items():
+    for role, files in (cluster_files() if keys is None else keys).items():
         lines = [
             "apiVersion: v1", "kind: Secret", "metadata:", f"  name: {name}-{role}", "  labels:",
             "    app.kubernetes.io/part-of: memoire", "type: Opaque", "stringData:",
         ]  # fmt: skip
+        flat: dict[str, str] = {}  # a Secret has no folders
         for path, text in files.items():
-            flat = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
-            lines += [f"  {flat}: |", *(f"    {line}".rstrip() for line in text.splitlines())]
+            key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
+            flat[key] = flat.get(key, "") + text
+        for other in ROLES if role in ADMITTED else ():
+            # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
+            flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
+        for key, text in flat.items():
+            lines += [f"  {key}: |", *(f"    {line}".rstrip() for line in text.splitlines())]
         documents.append("\n".join(lines) + "\n")
     return "---\n".join(documents)

@@ -164,6 +164,12 @@ def test_every_role_reads_its_settings(values, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- upgrades
 
 
+def test_the_charts_version_is_told_of():
+    said = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    headings = re.findall(r"(?m)^## (.*)", (CHART / "UPGRADING.md").read_text(encoding="utf-8"))
+    assert re.fullmatch(r"\d+\.\d+\.\d+", said["version"]) and said["version"].rpartition(".")[0] == headings[0]
+
+
 def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
     other = tmp_path / "memoire"
     shutil.copytree(CHART, other)

@@ -266,5 +266,47 @@ def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path,
     assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
 
 
+def mounted(text, where):
+    """Folders with the files of these Secrets, as they are in Pods."""
+    for secret in pytest.importorskip("yaml").safe_load_all(text):
+        for path, content in secret["stringData"].items():
+            security.write_new(where / secret["metadata"]["name"] / path, content)
+    return where
+
+
+def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_from_them(tmp_path, capsys):
+    folder, new = str(tmp_path / "keys"), str(tmp_path / "new")
+    assert cli.main(["keys", "new", folder]) == 0
+    assert cli.main(["keys", "new", new, "--role", "actor", "--server", f"{folder}/actor"]) == 0
+    assert cli.main(["keys", "authorize", folder, new]) == 0
+    former, key = Keys(f"{folder}/actor").own, Keys(new).own
+    capsys.readouterr()
+    assert cli.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
+    there = mounted(capsys.readouterr().out, tmp_path / "both")
+    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in security.ROLES)
+    for role in security.ROLES:
+        own, exported = Keys(f"{folder}/{role}"), Keys(there / f"ant-{role}")
+        assert own.own.text(secret=True) == exported.own.text(secret=True)
+        assert (own.servers, own.authorized) == (exported.servers, exported.authorized)
+    assert Keys(there / "ant-proxy").peer(key.public) == Keys(there / "ant-proxy").peer(former.public)
+    assert cli.main(["keys", "revoke", folder, key.fingerprint, "actor/actors"]) == 0
+    capsys.readouterr()
+    assert cli.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
+    text = capsys.readouterr().out
+    # The file stays, with nobody in it: applying a Secret takes away no key of it that stringData does not name.
+    assert text.count("authorized-actor.pub: |\n    # nobody\n") == 2
+    assert Keys(mounted(text, tmp_path / "after") / "ant-proxy").peer(former.public) is None
+
+
+def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsys):
+    assert cli.main(["keys", "new", str(tmp_path / "new"), "--role", "actor", "--name", "team-b"]) == 0
+    capsys.readouterr()
+    assert cli.main(["keys", "export", str(tmp_path / "new"), "--kubernetes", "ant"]) == 0
+    found = mounted(capsys.readouterr().out, tmp_path / "made") / "ant-actor"
+    assert Keys(found).own.name == "team-b"
+    assert cli.main(["keys", "export", str(tmp_path / "nowhere"), "--kubernetes", "ant"]) == 1
+    assert "is no folder" in capsys.readouterr().err
+
+
 def test_the_command_line_knows_the_roles_of_keys():
     assert cli.ROLES == security.ROLES

@@ -2,7 +2,7 @@
 
     python tools/chart.py [--check]
 
-`values.schema.yaml` says each value once, with type, default and meaning; the version is the package's; rules and
+`values.schema.yaml` says each value once, with type, default and meaning; the appVersion is the package's; rules and
 boards are those of deploy/monitoring. --check writes nothing, and fails where something is not as it would be written.
 """
 
@@ -95,7 +95,6 @@ def version():
 
 def chart_yaml():
     text = (CHART / "Chart.yaml").read_text(encoding="utf-8")
-    text = re.sub(r"^version: .*$", f"version: {version()}", text, flags=re.M)
     return re.sub(r"^appVersion: .*$", f'appVersion: "{version()}"', text, flags=re.M)
 
 

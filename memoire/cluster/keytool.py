@@ -54,6 +54,17 @@ def show(folder: str, say: Say = print) -> int:
     return 0
 
 
+def export(folder: str, kubernetes: str, say: Say = print) -> int:
+    """Print the keys of a cluster's folder, or of one process', as Secrets in YAML, secret halves and all.
+
+    Raises:
+        KeyFileError: what is there is no keys folder.
+    """
+    found = [(Keys(path).own.role, path) for path in security.folders_in(Path(folder))]
+    say(security.secrets(kubernetes, {role: security.files_in(path) for role, path in found}).rstrip("\n"))
+    return 0
+
+
 def authorize(folder: str, files: Sequence[str], say: Say = print) -> int:
     """Let the keys in these files in, at the process of a keys folder, or at a cluster's servers and proxies."""
     keys = [key for path in files for key in security.public_keys(Path(path))]

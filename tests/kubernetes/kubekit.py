@@ -1,9 +1,15 @@
-"""A release of the chart on a real cluster, seen through kubectl and helm alone: works from anywhere with a kubeconfig."""
+"""A release of the chart on a real cluster, seen through kubectl and helm alone: works from anywhere with a kubeconfig.
+
+Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values, as a cluster of yours may want them (images of
+your registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that is made, and gone at the end.
+"""
 
 import contextlib
 import json
 import os
+import secrets
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -12,7 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
 VALUES = Path(__file__).with_name("values.yaml")
+MORE_VALUES = os.environ.get("MEMOIRE_HELM_VALUES")
 HELM = os.environ.get("MEMOIRE_HELM", "helm").split(":")[0]
+NAMESPACE = os.environ.get("MEMOIRE_NAMESPACE", "memoire-test")
+KEYS, TOKENS = "demo-keys", "demo-tokens"
+"""What values.yaml calls the Secrets."""
 # One node's page, or the dashboard's, as from its own container: no NetworkPolicy is in the way, and no token leaves it.
 PAGE = """
 import os, pathlib, sys, urllib.request
@@ -24,11 +34,16 @@ print(urllib.request.urlopen(request, timeout=10).read().decode())
 """
 
 
-def run(*command, timeout=60.0, check=True):
+def run(*command, timeout=60.0, check=True, given=None):
     """Standard output; the test fails with all that was said."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=given)
     assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def memoire(*words):
+    """What a command of memoire printed, on this machine."""
+    return run(sys.executable, "-m", "memoire", *words)
 
 
 def until(condition, seconds, what):
@@ -47,8 +62,14 @@ def until(condition, seconds, what):
 class Release:
     """A release in a namespace of its own, under restricted Pod Security. Everything is gone at the end."""
 
-    def __init__(self, namespace="memoire-test", name="demo"):
+    VALUES = VALUES
+    """The file that each installation begins with."""
+
+    def __init__(self, namespace=NAMESPACE, name="demo"):
         self.namespace, self.name, self.full = namespace, name, f"{name}-memoire"
+        self.folder = tempfile.TemporaryDirectory(prefix="memoire-keys-")
+        self.keys = Path(self.folder.name) / "keys"
+        """The cluster's folder of keys, as whoever installs it has one; the Secrets follow it by `apply_keys`."""
 
     def kubectl(self, *words, **options):
         return run("kubectl", "-n", self.namespace, *words, **options)
@@ -60,24 +81,35 @@ class Release:
         run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", timeout=120.0)
         run("kubectl", "create", "namespace", self.namespace)
         run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
+        memoire("keys", "new", str(self.keys))
+        self.apply_keys()
+        self.apply_tokens(*(secrets.token_hex(24) for _ in range(2)))
         return self
 
     def __exit__(self, kind, *_):
         if kind is not None:
             self.explain()
         run("kubectl", "delete", "namespace", self.namespace, timeout=120.0, check=False)
+        self.folder.cleanup()
 
-    def apply(self, text):
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            file.write(text)
-            file.flush()
-            self.kubectl("apply", "-f", file.name)
+    def apply_keys(self):
+        """Make the Secrets what the folder of keys is."""
+        self.apply(memoire("keys", "export", str(self.keys), "--kubernetes", KEYS))
 
-    def install(self, *words):
+    def apply_tokens(self, dashboard, nodes):
+        """Make these the tokens; several of one kind are given as lines."""
+        said = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": TOKENS}}
+        self.apply(said | {"stringData": {"dashboard": dashboard, "nodes": nodes}})
+
+    def apply(self, *objects, namespace=None):
+        """Make these objects, given as maps or YAML, or change them."""
+        text = "\n---\n".join(each if isinstance(each, str) else json.dumps(each) for each in objects)
+        run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", given=text)
+
+    def install(self, *words, chart=CHART):
         """Install it, or change it; done when everything is ready."""
-        self.helm(
-            "upgrade", "--install", self.name, str(CHART), "-f", str(VALUES), "--wait", "--timeout", "150s", *words
-        )
+        files = [word for path in (self.VALUES, MORE_VALUES) if path for word in ("-f", str(path))]
+        self.helm("upgrade", "--install", self.name, str(chart), *files, "--wait", "--timeout", "150s", *words)
 
     def explain(self):
         """What a person would look at next."""
@@ -97,6 +129,16 @@ class Release:
         label += f",app.kubernetes.io/component={component}" if component else ""
         found = json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
         return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def addresses(self, component):
+        """Where the component's Pods are."""
+        found = [json.loads(self.kubectl("get", "pod", pod, "-o", "json")) for pod in self.pods(component)]
+        return [pod["status"]["podIP"] for pod in found]
+
+    @property
+    def endpoint(self):
+        """What clients connect to."""
+        return f"tcp://{self.full}.{self.namespace}.svc:5560"
 
     def are_ready(self, component, count):
         label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"

@@ -11,7 +11,8 @@ import os
 import time
 
 import pytest
-from kubekit import Release, run, until
+from accesskit import CLIENT, Visitor, refused, replace_key, replace_tokens, sees_refusals
+from kubekit import Release, memoire, run, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
 RECOVERED: dict[str, float] = {}
@@ -65,6 +66,64 @@ def test_dashboard_and_metrics_answer_through_their_services(release):
     assert "memoire_steps_total" in release.page(pod, "/metrics", port=8081)
 
 
+@pytest.fixture(scope="module")
+def strangers(release):
+    """(a Pod without the label of clients, one with it that has the actors' key as it is now, and another cluster's)."""
+    release.apply(memoire("keys", "new", "--kubernetes", "other"))
+    release.apply(memoire("keys", "export", str(release.keys / "actor"), "--kubernetes", "former"))
+    with (
+        Visitor(release, "stranger") as stranger,
+        Visitor(release, "friend", CLIENT, mounts=["former-actor", "other-actor"]) as friend,
+    ):
+        yield stranger, friend
+
+
+def test_policies_let_labelled_pods_reach_the_proxies_and_nobody_anything_else(strangers):
+    stranger, friend = strangers
+    everybody = {"dashboard": {8265}, "server": set(), "proxy": set(), "learner": set(), "actor": set()}
+    assert {each: stranger.reaches(each) for each in everybody} == everybody
+    assert {each: friend.reaches(each) for each in everybody} == {**everybody, "proxy": {5560, 5561, 5562}}
+
+
+def test_who_has_no_key_of_the_cluster_gets_nowhere_and_is_counted(release, strangers):
+    _, friend = strangers
+    before = refused(release)
+    assert friend.is_let_in("former-actor")
+    assert not friend.is_let_in()
+    sees_refusals(release, "plain", before)
+    assert not friend.is_let_in("other-actor")
+    sees_refusals(release, "unknown", before)
+    assert friend.publishes("former-actor") == "AuthError"
+    sees_refusals(release, "role", before)
+
+
+def test_the_dashboard_asks_for_its_token_and_takes_another_one_once_that_is_changed(release, strangers):
+    stranger, _ = strangers
+    url = f"http://{release.full}-dashboard.{release.namespace}.svc/api/overview"
+    new, old = replace_tokens(release)
+    until(lambda: (stranger.gets(url), stranger.gets(url, old), stranger.gets(url, new)) == (401, 401, 200), 60.0, url)
+    until(lambda: {node["state"] for node in release.overview()["nodes"]} == {"up"}, 60.0, "nodes that answer it")
+
+
+def test_actors_go_on_while_their_key_is_replaced_and_the_old_one_opens_nothing(release, strangers):
+    _, friend = strangers
+
+    def recording():
+        return {client: one for client, one in release.accounts().items() if one["steps"]}
+
+    before = recording()
+    replace_key(release, "actor")
+
+    def all_go_on():
+        now = recording()
+        return set(now) == set(before) and all(now[client]["steps"] > before[client]["steps"] for client in now)
+
+    until(all_go_on, 120.0, "the same actors, with more steps")
+    counts = refused(release)
+    assert not friend.is_let_in("former-actor")
+    sees_refusals(release, "revoked", counts)
+
+
 @pytest.mark.parametrize(
     ("component", "count"), [("proxy", 2), ("dashboard", 1), ("actor", 2), ("learner", 1), ("server", 2)]
 )
@@ -107,9 +166,8 @@ def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
     for client, said in words.items():
         assert (counted[client]["episodes"], counted[client]["steps"]) == (said["episodes"], said["steps"]), client
         assert counted[client]["pushed"] == said["caches"] == counted[client]["settled"], client
-    said = release.kubectl(
-        "exec", release.pods("proxy")[0], "--", "memoire", "totals", "--json", "tcp://127.0.0.1:5560"
-    )
+    addresses = [f"tcp://{pod}.{release.full}-server:5560" for pod in release.pods("server")]
+    said = release.kubectl("exec", release.pods("server")[0], "--", "memoire", "totals", "--json", *addresses)
     assert json.loads(said)["totals"]["steps"] == sum(each["steps"] for each in counted.values())
 
 

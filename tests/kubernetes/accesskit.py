@@ -1,0 +1,194 @@
+"""Who gets in: a Pod that is nobody's, what it reaches, and keys that are replaced by changing Secrets while all runs."""
+
+import base64
+import json
+import secrets
+import time
+from pathlib import Path
+
+from kubekit import KEYS, TOKENS, memoire, run, until
+
+from memoire import security
+
+REACH = """
+import concurrent.futures, json, socket, sys
+def is_open(address):
+    try:
+        socket.create_connection(tuple(address), timeout=3).close()
+    except OSError:
+        return False
+    return True
+targets = json.loads(sys.argv[1])
+with concurrent.futures.ThreadPoolExecutor(len(targets)) as pool:
+    print(json.dumps(list(pool.map(is_open, targets))))
+"""
+PUBLISH = """
+import memoire, sys
+try:
+    with memoire.Reader([sys.argv[1]], keys=sys.argv[2], timeout=10.0) as reader:
+        reader.publish("policy", b"another one")
+except Exception as error:
+    print(type(error).__name__)
+"""
+GET = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1])
+if len(sys.argv) > 2:
+    request.add_header("Authorization", "Bearer " + sys.argv[2])
+try:
+    print(urllib.request.urlopen(request, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+CLIENT = {"memoire.io/client": "true"}
+PORTS = (5560, 5561, 5562, 8080, 8081, 8265)
+"""On which anything of memoire listens."""
+
+
+class Visitor:
+    """A Pod of the same image that is no part of the release. It may send anything; what it reaches is up to the others.
+
+    Args:
+        mounts: Names of Secrets, each mounted at /keys/NAME.
+        namespace: Another one than the release's.
+    """
+
+    def __init__(self, release, name, labels=None, *, mounts=(), namespace=None):
+        self.release, self.name, self.namespace = release, name, namespace or release.namespace
+        server = json.loads(release.kubectl("get", "pod", release.pods("server")[0], "-o", "json"))["spec"]
+        closed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        pod = {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "nodeSelector": server.get("nodeSelector", {}),
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "visitor",
+                    "image": server["containers"][0]["image"],
+                    "imagePullPolicy": server["containers"][0]["imagePullPolicy"],
+                    "command": ["sleep", "infinity"],
+                    "securityContext": closed,
+                    "volumeMounts": [{"name": each, "mountPath": f"/keys/{each}"} for each in mounts],
+                }
+            ],
+            "volumes": [{"name": each, "secret": {"secretName": each, "defaultMode": 0o440}} for each in mounts],
+        }
+        about = {"name": name, "labels": {"visitor": name, **(labels or {})}}
+        sends = {"podSelector": {"matchLabels": {"visitor": name}}, "policyTypes": ["Egress"], "egress": [{}]}
+        release.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": pod},
+            {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name}, "spec": sends},
+            namespace=self.namespace,
+        )
+        self._kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s", timeout=70.0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._kubectl("delete", f"pod/{self.name}", f"networkpolicy/{self.name}", "--wait=false", check=False)
+
+    def _kubectl(self, *words, **options):
+        return run("kubectl", "-n", self.namespace, *words, **options)
+
+    def do(self, *words, check=True):
+        return self._kubectl("exec", self.name, "--", *words, check=check, timeout=90.0)
+
+    def python(self, program, *words):
+        return self.do("python3", "-c", program, *words).strip()
+
+    def reaches(self, component):
+        """Ports of the component's Pods that take its connections: {5560, ...}; every Pod of them has to be alike."""
+        found = [(pod, port) for pod in self.release.addresses(component) for port in PORTS]
+        is_open = json.loads(self.python(REACH, json.dumps(found)))
+        by_pod = {pod: frozenset() for pod, _ in found}
+        for (pod, port), yes in zip(found, is_open, strict=True):
+            by_pod[pod] |= {port} if yes else set()
+        assert len(set(by_pod.values())) == 1, by_pod
+        return set(next(iter(by_pod.values())))
+
+    def publishes(self, keys):
+        """What came of publishing a model with these keys: the error's name, nothing if it was taken."""
+        return self.python(PUBLISH, self.release.endpoint, f"/keys/{keys}")
+
+    def is_let_in(self, keys=None):
+        """Whether the doctor gets through to the cluster."""
+        words = ["--keys", f"/keys/{keys}"] if keys else []
+        said = self.do("sh", "-c", 'memoire doctor --timeout 3 "$@" >&2; echo $?', "sh", *words, self.release.endpoint)
+        return said.split()[-1] == "0"
+
+    def gets(self, url, token=None):
+        """Status of a page."""
+        return int(self.python(GET, url, *([token] if token else [])))
+
+
+def refused(release):
+    """{reason: how often} of all servers and proxies."""
+    total = {}
+    for pod in (*release.pods("server"), *release.pods("proxy")):
+        for reason, count in release.status(pod)["security"]["refused"].items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def sees_refusals(release, reason, before):
+    until(lambda: refused(release).get(reason, 0) > before.get(reason, 0), 30.0, f"somebody refused: {reason}")
+
+
+def taken_up(release, component, container, folder, name):
+    """Wait until every Pod of a component has what is in a Secret now. Kubelets look at Secrets now and then, and at once where
+    the Pod has changed: so it gets an annotation.
+    """
+    said = json.loads(release.kubectl("get", "secret", name, "-o", "json"))["data"]
+    pods = release.pods(component)
+    release.kubectl("annotate", "pods", *pods, f"memoire.io/looked-at={time.time_ns()}", "--overwrite")
+    show = f"cd {folder} && for each in *; do echo $each; base64 -w 0 $each; echo; done"
+
+    def has_it(pod):
+        lines = release.kubectl("exec", pod, "-c", container, "--", "sh", "-c", show).split()
+        there = dict(zip(lines[::2], lines[1::2], strict=True))
+        return all(said[each] == text for each, text in there.items())
+
+    until(lambda: all(has_it(pod) for pod in pods), 150.0, f"each {component} has the new {name}")
+
+
+def spread(release):
+    """Make the Secrets what the folder of keys is, and wait until all Pods have them."""
+    release.apply_keys()
+    for component, container in (("server",) * 2, ("proxy",) * 2, ("learner",) * 2, ("actor", "relay")):
+        taken_up(release, component, container, "/etc/memoire/keys", f"{KEYS}-{component}")
+
+
+def replace_tokens(release):
+    """Other tokens for the dashboard and the nodes, both of which hold for a while; the new dashboard's."""
+    former = json.loads(release.kubectl("get", "secret", TOKENS, "-o", "json"))["data"]
+    old = {name: base64.b64decode(text).decode() for name, text in former.items()}
+    new = {name: secrets.token_hex(24) for name in old}
+    # Nodes know both before the dashboard asks them with the new one, which is the first that it finds.
+    for said in ({name: f"{new[name]}\n{old[name]}" for name in old}, new):
+        release.apply_tokens(said["dashboard"], said["nodes"])
+        for component in ("server", "proxy", "dashboard"):
+            taken_up(release, component, component, "/etc/memoire/tokens", TOKENS)
+    return new["dashboard"], old["dashboard"]
+
+
+def replace_key(release, role):
+    """Give a role another key and take the old one away, as docs/operations.md says."""
+    new = Path(release.folder.name) / f"new-{role}-{time.time_ns()}"
+    own = release.keys / role
+    former = security.Keys(own).own
+    memoire("keys", "new", str(new), "--role", role)
+    memoire("keys", "authorize", str(release.keys), str(new))
+    if role in security.ADMITTED:
+        for other in security.ROLES:
+            with (release.keys / other / "server.pub").open("a") as file:
+                file.write((new / "own.pub").read_text())
+    spread(release)
+    for file in ("own.key", "own.pub"):
+        (new / file).replace(own / file)
+    spread(release)
+    memoire("keys", "revoke", str(release.keys), former.fingerprint)
+    for other in security.ROLES if role in security.ADMITTED else ():
+        dialled = [key for key in security.Keys(release.keys / other).servers if key.public != former.public]
+        (release.keys / other / "server.pub").write_text("".join(key.text() for key in dialled))
+    spread(release)
