@@ -22,6 +22,14 @@ targets = json.loads(sys.argv[1])
 with concurrent.futures.ThreadPoolExecutor(len(targets)) as pool:
     print(json.dumps(list(pool.map(is_open, targets))))
 """
+CONNECT = """
+import memoire, sys
+try:
+    with memoire.connect(sys.argv[1], keys=sys.argv[2] if len(sys.argv) > 2 else None, timeout=10.0):
+        print("welcome")
+except Exception as error:
+    print(type(error).__name__)
+"""
 PUBLISH = """
 import memoire, sys
 try:
@@ -97,25 +105,26 @@ class Visitor:
     def python(self, program, *words):
         return self.do("python3", "-c", program, *words).strip()
 
-    def reaches(self, component):
-        """Ports of the component's Pods that take its connections: {5560, ...}; every Pod of them has to be alike."""
-        found = [(pod, port) for pod in self.release.addresses(component) for port in PORTS]
-        is_open = json.loads(self.python(REACH, json.dumps(found)))
-        by_pod = {pod: frozenset() for pod, _ in found}
-        for (pod, port), yes in zip(found, is_open, strict=True):
-            by_pod[pod] |= {port} if yes else set()
-        assert len(set(by_pod.values())) == 1, by_pod
-        return set(next(iter(by_pod.values())))
+    def reaches(self):
+        """{component: ports of its Pods that take its connections}; all Pods of one have to be alike."""
+        there = self.release.addresses()
+        tried = [(pod, port) for pods in there.values() for pod in pods for port in PORTS]
+        is_open = dict(zip(tried, json.loads(self.python(REACH, json.dumps(tried))), strict=True))
+        found = {}
+        for component, pods in there.items():
+            if component != "test":
+                each = [{port for port in PORTS if is_open[pod, port]} for pod in pods]
+                assert all(one == each[0] for one in each), (component, each)
+                found[component] = each[0]
+        return found
 
     def publishes(self, keys):
         """What came of publishing a model with these keys: the error's name, nothing if it was taken."""
         return self.python(PUBLISH, self.release.endpoint, f"/keys/{keys}")
 
     def is_let_in(self, keys=None):
-        """Whether the doctor gets through to the cluster."""
-        words = ["--keys", f"/keys/{keys}"] if keys else []
-        said = self.do("sh", "-c", 'memoire doctor --timeout 3 "$@" >&2; echo $?', "sh", *words, self.release.endpoint)
-        return said.split()[-1] == "0"
+        """Whether a client with these keys gets through to the cluster."""
+        return self.python(CONNECT, self.release.endpoint, *([f"/keys/{keys}"] if keys else [])) == "welcome"
 
     def gets(self, url, token=None):
         """Status of a page."""

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,23 +60,37 @@ def until(condition, seconds, what):
     raise AssertionError(f"not within {seconds:g} s: {what}; last: {last}")
 
 
+def missing():
+    """Why there is no cluster to try a release on; "" when there is one."""
+    for tool in ("kubectl", HELM):
+        if shutil.which(tool) is None:
+            return f"{tool} is not on PATH"
+    try:
+        run("kubectl", "get", "nodes", "--request-timeout=5s", timeout=20.0)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        return f"no cluster answers: {str(error).strip().splitlines()[-1]}"
+    return ""
+
+
 class Release:
     """A release in a namespace of its own, under restricted Pod Security. Everything is gone at the end."""
 
     VALUES = VALUES
     """The file that each installation begins with."""
 
-    def __init__(self, namespace=NAMESPACE, name="demo"):
-        self.namespace, self.name, self.full = namespace, name, f"{name}-memoire"
+    def __init__(self, namespace=NAMESPACE, name="demo", helm=HELM):
+        self.namespace, self.name, self.full, self._helm = namespace, name, f"{name}-memoire", helm
         self.folder = tempfile.TemporaryDirectory(prefix="memoire-keys-")
         self.keys = Path(self.folder.name) / "keys"
         """The cluster's folder of keys, as whoever installs it has one; the Secrets follow it by `apply_keys`."""
+        self.applied = set()
+        """Objects that `apply` made: no part of what Helm installs."""
 
     def kubectl(self, *words, **options):
         return run("kubectl", "-n", self.namespace, *words, **options)
 
     def helm(self, *words, timeout=200.0):
-        return run(HELM, "-n", self.namespace, *words, timeout=timeout)
+        return run(self._helm, "-n", self.namespace, *words, timeout=timeout)
 
     def __enter__(self):
         run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", timeout=120.0)
@@ -104,12 +119,26 @@ class Release:
     def apply(self, *objects, namespace=None):
         """Make these objects, given as maps or YAML, or change them."""
         text = "\n---\n".join(each if isinstance(each, str) else json.dumps(each) for each in objects)
-        run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", given=text)
+        said = run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", "-o", "name", given=text)
+        self.applied |= set(said.split())
 
     def install(self, *words, chart=CHART):
         """Install it, or change it; done when everything is ready."""
         files = [word for path in (self.VALUES, MORE_VALUES) if path for word in ("-f", str(path))]
         self.helm("upgrade", "--install", self.name, str(chart), *files, "--wait", "--timeout", "150s", *words)
+
+    def uninstall(self):
+        """Take it away; fails unless nothing of it is left but its servers' volumes, which are to be kept."""
+        self.helm("uninstall", self.name, "--wait", "--timeout", "100s")
+        own = {"configmap/kube-root-ca.crt", "serviceaccount/default"} | self.applied
+        kinds = "all,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,ingresses"
+        volume = f"persistentvolumeclaim/state-{self.full}-server-"
+
+        def left():
+            return [name for name in self.kubectl("get", kinds, "-o", "name").split() if name not in own]
+
+        until(lambda: all(name.startswith(volume) for name in left()), 90.0, "nothing left but volumes of servers")
+        return left()
 
     def explain(self):
         """What a person would look at next."""
@@ -130,10 +159,15 @@ class Release:
         found = json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
         return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
-    def addresses(self, component):
-        """Where the component's Pods are."""
-        found = [json.loads(self.kubectl("get", "pod", pod, "-o", "json")) for pod in self.pods(component)]
-        return [pod["status"]["podIP"] for pod in found]
+    def addresses(self):
+        """{component: [where each of its Pods is]}."""
+        label = f"app.kubernetes.io/instance={self.name}"
+        found: dict[str, list[str]] = {}
+        for pod in json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]:
+            if "deletionTimestamp" not in pod["metadata"] and "podIP" in pod["status"]:
+                component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+                found.setdefault(component, []).append(pod["status"]["podIP"])
+        return found
 
     @property
     def endpoint(self):
@@ -176,6 +210,29 @@ class Release:
                 known["settled"] += one["accepted_caches"] + sum(one["rejected"].values()) + one["lost_caches"]
         return merged
 
+    def totals(self):
+        """What the cluster says that all of it has counted, asked as a person would."""
+        addresses = [f"tcp://{pod}.{self.full}-server:5560" for pod in self.pods("server")]
+        said = self.kubectl("exec", self.pods("server")[0], "--", "memoire", "totals", "--json", *addresses)
+        return json.loads(said)["totals"]
+
+    def differences(self, words):
+        """Where the cluster's accounts and totals are not what its actors have counted, by their last words."""
+        counted = {client: one for client, one in self.accounts().items() if one["steps"] or client in words}
+        found = [f"client {client} is counted and said no word" for client in counted.keys() - words.keys()]
+        for client, said in words.items():
+            has = counted.get(client, {"episodes": 0, "steps": 0, "pushed": 0, "settled": 0})
+            did = {
+                "episodes": said["episodes"],
+                "steps": said["steps"],
+                "pushed": said["caches"],
+                "settled": said["caches"],
+            }
+            if did != has:
+                found.append(f"client {client} did {did}, and {has} are counted")
+        steps, told = sum(one["steps"] for one in counted.values()), self.totals()["steps"]
+        return found + [f"the cluster's total is {told} steps, its accounts have {steps}"] * (steps != told)
+
     # ---------------------------------------------------------------------------------------------- what is done to it
 
     def kill(self, pod):
@@ -183,26 +240,44 @@ class Release:
         self.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--wait=false")
 
     @contextlib.contextmanager
-    def last_words(self, pods):
-        """Follow the actors' logs until they have ended; {client: counts} of each one's last line is filled in."""
-        words, threads = {}, []
-        for pod in pods:
-            command = ["kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", "actor", "--tail=1"]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def last_words(self):
+        """Follow the actors' logs, also of those that come later; {client: counts} is filled in with each one's last line,
+        complete when all of them have ended.
+        """
+        words, followed, over = {}, {}, threading.Event()
 
-            def follow(process=process):
-                for line in process.stdout:
-                    with contextlib.suppress(ValueError, KeyError, TypeError):
-                        said = json.loads(line)
-                        words[said["client"]] = said
+        def follow(process):
+            for line in process.stdout:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    said = json.loads(line)
+                    words[said["client"]] = said
 
-            threads.append((process, threading.Thread(target=follow, daemon=True)))
-            threads[-1][1].start()
+        def look():
+            label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=actor"
+            for pod in self.kubectl("get", "pods", "-l", label, "-o", "name", check=False).split():
+                if (
+                    pod not in followed or followed[pod][0].poll() is not None
+                ):  # it was not there yet, or the connection broke
+                    command = ["kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", "actor", "--tail=3"]
+                    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                    followed[pod] = (process, threading.Thread(target=follow, args=(process,), daemon=True))
+                    followed[pod][1].start()
+
+        def watch():
+            while not over.wait(1.0):
+                look()
+
+        watcher = threading.Thread(target=watch, daemon=True)
         try:
+            look()
+            watcher.start()
             yield words
-            for _, thread in threads:
+            over.set()
+            watcher.join(60.0)
+            for _, thread in list(followed.values()):
                 thread.join(60.0)
         finally:
-            for process, _ in threads:
+            over.set()
+            for process, _ in list(followed.values()):
                 process.kill()
                 process.communicate(timeout=10.0)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from accesskit import CLIENT, Visitor, refused, replace_key, replace_tokens, sees_refusals
-from kubekit import Release, memoire, run, until
+from kubekit import Release, memoire, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
 RECOVERED: dict[str, float] = {}
@@ -81,8 +81,8 @@ def strangers(release):
 def test_policies_let_labelled_pods_reach_the_proxies_and_nobody_anything_else(strangers):
     stranger, friend = strangers
     everybody = {"dashboard": {8265}, "server": set(), "proxy": set(), "learner": set(), "actor": set()}
-    assert {each: stranger.reaches(each) for each in everybody} == everybody
-    assert {each: friend.reaches(each) for each in everybody} == {**everybody, "proxy": {5560, 5561, 5562}}
+    assert stranger.reaches() == everybody
+    assert friend.reaches() == {**everybody, "proxy": {5560, 5561, 5562}}
 
 
 def test_who_has_no_key_of_the_cluster_gets_nowhere_and_is_counted(release, strangers):
@@ -158,7 +158,7 @@ def test_actors_and_proxies_are_scaled_and_all_take_part(release):
 
 def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
     actors = release.pods("actor")
-    with release.last_words(actors) as words:
+    with release.last_words() as words:
         release.install("--set", "actors.replicas=0", "--set", "proxy.replicas=1")
         until(lambda: not release.pods("actor"), 90.0, "no actor")
     assert len(words) == len(actors)
@@ -166,9 +166,7 @@ def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
     for client, said in words.items():
         assert (counted[client]["episodes"], counted[client]["steps"]) == (said["episodes"], said["steps"]), client
         assert counted[client]["pushed"] == said["caches"] == counted[client]["settled"], client
-    addresses = [f"tcp://{pod}.{release.full}-server:5560" for pod in release.pods("server")]
-    said = release.kubectl("exec", release.pods("server")[0], "--", "memoire", "totals", "--json", *addresses)
-    assert json.loads(said)["totals"]["steps"] == sum(each["steps"] for each in counted.values())
+    assert release.totals()["steps"] == sum(each["steps"] for each in counted.values())
 
 
 def test_an_upgrade_of_settings_and_a_roll_back_keep_the_totals(release):
@@ -187,17 +185,8 @@ def settings(release):
 
 
 def test_uninstalling_leaves_nothing_but_the_volumes_that_are_to_be_kept(release):
-    release.helm("uninstall", release.name, "--wait", "--timeout", "100s")
-    kinds = (
-        "all,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,ingresses"
-    )
     expected = {f"persistentvolumeclaim/state-{release.full}-server-{number}" for number in range(2)}
-    own = {"configmap/kube-root-ca.crt", "serviceaccount/default", "networkpolicy.networking.k8s.io/deny-all"}
-
-    def left():
-        return set(run("kubectl", "-n", release.namespace, "get", kinds, "-o", "name").split()) - own
-
-    until(lambda: left() == expected, 90.0, f"nothing but {expected}")
+    assert set(release.uninstall()) == expected
     if path := os.environ.get("MEMOIRE_RECOVERY"):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(RECOVERED, file)
