@@ -901,8 +901,9 @@ class Server(Node):
 
     @property
     def total_caches(self) -> int:
-        """Caches that were accepted here."""
-        return self._desk.ledger.accepted_caches
+        """Caches that were accepted here; whoever has a batch finds its caches counted."""
+        with self._desk.lock:
+            return self._desk.ledger.accepted_caches
 
     @property
     def logfile(self) -> str | None:

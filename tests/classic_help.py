@@ -1,16 +1,14 @@
 """What the tests of the classic classes share: templates, a cluster whose loops run in threads, and waiting for a condition."""
 
 import contextlib
-import socket
 import threading
 import time
 
 import numpy as np
 
+from history.ports import address
 from memoire import ReplayMemoryClient, ReplayMemoryServer
-
-DEADLINE = 20.0
-"""Seconds after which whatever a test waits for has failed."""
+from netkit import DEADLINE
 
 
 def templates(state=(4,), reward=()):
@@ -26,15 +24,9 @@ def templates(state=(4,), reward=()):
     )
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def tcp():
-    """An address that was free a moment ago."""
-    return f"tcp://127.0.0.1:{free_port()}"
+    """An address that nobody else takes."""
+    return address(1)
 
 
 def wait_until(condition, what):

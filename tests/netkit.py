@@ -29,7 +29,11 @@ QUICK = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02)
 """Resends soon, so that tests of losses are short."""
 
 
-def until(condition, seconds=15.0):
+DEADLINE = 40.0
+"""Seconds after which whatever a test waits for has failed: far more than it takes, also where the machine is busy."""
+
+
+def until(condition, seconds=DEADLINE):
     """Wait for a condition; fails when it does not come true."""
     deadline = time.monotonic() + seconds
     while True:

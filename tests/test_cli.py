@@ -20,6 +20,7 @@ import zmq
 
 import memoire
 import netkit
+from history import ports
 from memoire import cli, wire
 from memoire.cluster import doctor, local, roles
 from memoire.errors import InsecureWarning, ParameterError, SchemaError
@@ -276,9 +277,7 @@ def test_a_name_that_does_not_resolve() -> None:
 
 
 def test_nothing_listens(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as freed:
-        port = freed.getsockname()[1]
-    status, said = examine(f"tcp://127.0.0.1:{port}")
+    status, said = examine(ports.address())
     assert status == doctor.NOTHING_LISTENS
     assert "no process listens" in said
     status, said = examine(f"ipc://{tmp_path}/nothing")
@@ -405,25 +404,22 @@ def test_what_answers_is_not_a_memoire_that_can_be_used(
 
 def test_a_blocked_port_for_caches_is_found() -> None:
     """What a network policy that opens only the first port does."""
-    with socket.create_server(("127.0.0.1", 0)) as freed:
-        port = freed.getsockname()[1]
+    nobody = ports.address()
 
     def answer(asked: wire.Message) -> list[Any]:
         if isinstance(asked.body, wire.Update):
             return wire.reply(asked.header, wire.Updated())
-        ports = wire.Endpoints(push=f"tcp://127.0.0.1:{port}", publish=f"tcp://127.0.0.1:{port}")
+        ports = wire.Endpoints(push=nobody, publish=nobody)
         return wire.reply(asked.header, wire.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
 
     with router(answer) as endpoint:
         status, said = examine(endpoint, 2.0)
     assert status == doctor.NOTHING_LISTENS
-    assert f"caches: tcp://127.0.0.1:{port}" in said
+    assert f"caches: {nobody}" in said
 
 
 def test_the_doctor_s_exit_status_is_the_command_s() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as freed:
-        port = freed.getsockname()[1]
-    assert "FAIL cannot connect" in run("doctor", f"tcp://127.0.0.1:{port}", status=doctor.NOTHING_LISTENS)
+    assert "FAIL cannot connect" in run("doctor", ports.address(), status=doctor.NOTHING_LISTENS)
 
 
 def test_the_doctor_runs_in_a_thin_image() -> None:

@@ -192,7 +192,7 @@ def test_every_loop_ends_on_close_and_close_may_be_called_again():
         cluster.server.close()
         for thread in cluster.threads:
             thread.join(DEADLINE)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < DEADLINE
         cluster.server.close()
         with pytest.raises(Closed):
             cluster.server.get_batch(1)
@@ -481,7 +481,7 @@ def test_write_log_does_not_wait_for_a_server_that_is_gone():
         started = time.monotonic()
         for k in range(1000):
             client.write_log(f"line {k}")
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < DEADLINE
 
 
 # -------------------------------------------------------------------------------------------------- client's methods
@@ -559,7 +559,7 @@ def test_calls_to_a_server_that_is_not_there_say_so_in_time():
     with pytest.raises(MemoireTimeout, match=r"127\.0\.0\.1.*within 0\.3 s") as error:
         ReplayMemoryClient(tcp(), tcp(), tcp(), timeout=0.3)
     assert isinstance(error.value, TimeoutError)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < DEADLINE
     with Cluster() as cluster:
         client = cluster.client()
         cluster.server.close()

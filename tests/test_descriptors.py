@@ -10,10 +10,10 @@ import time
 import pytest
 import zmq
 
+from history.ports import block
 from memoire import descriptors
 from memoire.limits import Limits
 from netkit import SCHEMA, Cluster, until
-from test_links import free_port
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class Crowded:
     """A server in a process that may open 256 files."""
 
     def __init__(self):
-        self.port = free_port(beside=2)
+        self.port = block(3)
         command = [sys.executable, "-c", CROWDED, str(self.port), SCHEMA.to_json()]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

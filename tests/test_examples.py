@@ -1,12 +1,13 @@
 """The examples run as they are, end by themselves, and print what they promise."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from history.ports import block
 
 pytestmark = pytest.mark.processes
 
@@ -55,21 +56,6 @@ TOGETHER = {
 }
 
 
-def free_ports(count: int) -> str:
-    """The first of so many ports in a row that were free a moment ago."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return str(first)
-
-
 def start(name: str, arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return subprocess.Popen(
@@ -93,7 +79,7 @@ def keeps(promise: str, process: subprocess.Popen[str]) -> None:
 def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name][0], reason=NEEDS[name][1])
-    arguments = [free_ports(PORTS[name])] if name in PORTS else []
+    arguments = [str(block(PORTS[name]))] if name in PORTS else []
     with start(name, arguments, tmp_path) as process:
         try:
             keeps(PROMISES[name], process)
@@ -105,7 +91,7 @@ def test_an_example_runs_and_keeps_its_promise(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("programs", TOGETHER)
 def test_programs_that_belong_together_keep_their_promises(programs: str, tmp_path: Path) -> None:
     ports, parts = TOGETHER[programs]
-    port = free_ports(ports)
+    port = str(block(ports))
     running = [(promise, start(name, [port, *arguments], tmp_path)) for name, arguments, promise in parts]
     try:
         for promise, process in running:

@@ -9,6 +9,7 @@ import pytest
 
 import memoire
 import netkit
+from history.ports import block
 from memoire import cli, exposure
 from memoire.cli import main, parser
 from memoire.cluster.node import NodePages
@@ -84,8 +85,7 @@ def is_taken(port):
 
 
 def test_who_makes_the_warning_an_error_gets_no_open_server():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = block(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", InsecureWarning)
         with pytest.raises(InsecureWarning):

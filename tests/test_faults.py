@@ -9,7 +9,7 @@ import zmq
 
 from memoire import descriptors, sockets, wire
 from memoire.client import Client
-from netkit import QUICK, Cluster, record, until
+from netkit import DEADLINE, QUICK, Cluster, record, until
 from tcpkit import CutWay, place
 
 
@@ -36,7 +36,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
     )
     cluster._keep(client)
     lines, began, cut_at = 0, time.monotonic(), 0.0
-    while (now := time.monotonic()) < began + 1.5:
+    while (now := time.monotonic()) < began + 1.5 or (ways[0].resets <= 5 and now < began + DEADLINE):
         if now >= cut_at:
             cut_at = now + 0.1
             for way in ways:
@@ -72,23 +72,20 @@ def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone
     with contextlib.ExitStack() as stack:
         for endpoint in (server.endpoint, server.push_endpoint, server.pub_endpoint):
             for number in range(many):
-                made = stack.enter_context(socket.create_connection(place(endpoint), 5.0))
+                made = stack.enter_context(socket.create_connection(place(endpoint), DEADLINE))
                 if number % 2:
                     made.sendall(b"\xff\x00\x00")  # a ZeroMQ greeting that never ends
                 held.append(made)
-        began = time.monotonic()
         client = cluster.client(server)
         record(client)
         assert client.push_cache()
         client.update()
         until(lambda: server.total_caches == 1)
-        assert time.monotonic() - began < 10.0 or many < 500
         for made in held:
-            made.settimeout(10.0)
+            made.settimeout(DEADLINE)
             with contextlib.suppress(ConnectionResetError):
                 while made.recv(1000):  # its own greeting, and then the end
                     pass
-        assert time.monotonic() - began < 20.0
 
 
 class Simulated:

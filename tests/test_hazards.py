@@ -172,7 +172,7 @@ def request(context, endpoint, frames):
         stranger.linger = 0
         stranger.connect(endpoint)
         stranger.send_multipart([b"", *frames])
-        return stranger.recv_multipart()[1:] if stranger.poll(1000) else None
+        return stranger.recv_multipart()[1:] if stranger.poll(1000 * int(DEADLINE)) else None
 
 
 def test_another_version_of_the_protocol_is_refused_with_a_reason():
@@ -224,7 +224,7 @@ def test_a_client_whose_server_is_gone_closes_in_time():
         client.write_log("nobody reads this")
         started = time.monotonic()
         client.close(timeout=0.5)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < DEADLINE
 
 
 def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
@@ -255,7 +255,7 @@ def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():
         client.rem.add_entries(*columns)
         started = time.monotonic()
         client.rem.close_episode()
-        assert time.monotonic() - started < 15.0
+        assert time.monotonic() - started < DEADLINE
         assert client.push_cache() == 0
         cluster.held(1)
         assert client.client.stats().pushed_bytes < 64 * 4 * client.rem.entry_size + 4096
@@ -297,7 +297,7 @@ def test_a_killed_actor_leaves_nobody_waiting():
         started = time.monotonic()
         with pytest.raises(NotEnoughSamples):
             cluster.server.get_batch(10_000, timeout=0.2)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < DEADLINE
 
 
 def test_pull_workers_may_start_together_and_under_load():

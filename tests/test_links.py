@@ -10,6 +10,7 @@ import time
 import pytest
 import zmq
 
+from history.ports import address, block
 from memoire import links, names, sockets, wire
 from memoire.channel import Channel
 from memoire.errors import EndpointError, MemoireTimeout
@@ -51,6 +52,7 @@ class Answering:
     """A ROUTER on one address that gives every request back."""
 
     def __init__(self, context, host="127.0.0.1", port=0):
+        port = port or block(1)  # on all addresses: another test's might answer at the others of a name
         self.socket = sockets.request_server(context, 1000)
         host = f"[{host}]" if ":" in host else host
         self.endpoint = sockets.bind(self.socket, f"tcp://{host}:{port}")
@@ -70,17 +72,17 @@ def dial(context, doors, endpoint, book=None, **options):
     return made, links.dial(doors, made, endpoint, watch=True, known=known, **options)
 
 
-def turning(doors, condition, seconds=10.0):
+def turning(doors, condition):
     """`until`, while the owner of the doors waits for them."""
 
     def turned():
         doors.wait(time.monotonic() + 0.01)
         return condition()
 
-    return until(turned, seconds)
+    return until(turned)
 
 
-def echoes(doors, made, answering, seconds=10.0):
+def echoes(doors, made, answering):
     def once():
         if sockets.send(made, [b"", b"hello"]):
             answering.socket.poll(200)
@@ -88,17 +90,7 @@ def echoes(doors, made, answering, seconds=10.0):
             made.poll(200)
         return sockets.receive(made) is not None
 
-    return turning(doors, once, seconds)
-
-
-def free_port(beside=0):
-    """A port (and those `beside` it) free on all of this machine, that no connection gets by itself meanwhile."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for number in range(port, port + beside + 1):
-                stack.enter_context(socket.socket()).bind(("0.0.0.0", number))
-            return port
+    return turning(doors, once)
 
 
 # --------------------------------------------------------------------------------------------------------- names
@@ -125,31 +117,30 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, do
 
 def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
-    port = free_port()
+    port = block(1)
     _, link = dial(context, doors, f"tcp://proxy:{port}", book)
     began = time.monotonic()
-    turning(doors, lambda: time.monotonic() - began > 1.5)
-    assert 2 <= link.failures <= 30
-    assert len(book.asked) <= 8
+    turning(doors, lambda: time.monotonic() - began > 1.5 and link.failures >= 2)
+    seconds = time.monotonic() - began  # more than asked for, where the machine is busy
+    assert link.failures <= 20 * seconds
+    assert len(book.asked) <= 2 + 4 * seconds
 
 
 def test_a_dead_host_is_left_for_the_address_that_its_name_has_now(context, doors, book):
-    port = free_port()
+    port = block(1)
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
     made, link = dial(context, doors, f"tcp://proxy:{port}", book)
     echoes(doors, made, former)
     book.known["proxy"] = ["127.0.0.2"]
     former.close()
-    began = time.monotonic()
     turning(doors, lambda: link.address == later.endpoint and link.is_connected)
-    assert time.monotonic() - began < 5.0
     echoes(doors, made, later)
 
 
 @pytest.mark.parametrize("later", ["127.0.0.1", "127.0.0.2"])
 def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_name_is_fresh(context, doors, book, later):
-    port = free_port()
+    port = block(1)
     former = Answering(context, "127.0.0.1", port)
     book.known["proxy"] = ["127.0.0.1"]
     made = doors.add(sockets.request_client(context, 1000))
@@ -159,9 +150,8 @@ def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_nam
     turning(doors, lambda: link.failures)  # reported under another spelling of the address
     book.known["proxy"] = [later]
     again = Answering(context, later, port)
-    began = time.monotonic()
     turning(doors, lambda: link.connections == 2)
-    assert link.address == again.endpoint and time.monotonic() - began < 5.0
+    assert link.address == again.endpoint
     echoes(doors, made, again)
 
 
@@ -205,7 +195,7 @@ def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors,
 
 
 def test_sockets_that_joined_follow_the_link(context, doors, book):
-    port = free_port()
+    port = block(1)
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
     _, link = dial(context, doors, f"tcp://proxy:{port}", book)
@@ -262,13 +252,11 @@ def test_a_socket_is_never_given_a_name(context, endpoint):
 
 
 def test_a_lost_connection_is_known_at_once_and_so_is_its_return(context, doors):
-    answering = Answering(context, port=free_port())
+    answering = Answering(context, port=block(1))
     _, link = dial(context, doors, answering.endpoint)
     turning(doors, lambda: link.is_connected)
     answering.close()
-    began = time.monotonic()
     turning(doors, lambda: link.is_down)
-    assert time.monotonic() - began < 5.0
     again = Answering(context, port=answering.port)
     turning(doors, lambda: link.connections == 2)
     assert not link.is_down
@@ -322,7 +310,7 @@ def test_silence_is_told_from_a_stranger(context, doors):
 
 
 def test_a_refused_connection_is_called_so(context, doors):
-    _, link = dial(context, doors, f"tcp://127.0.0.1:{free_port()}")
+    _, link = dial(context, doors, f"tcp://127.0.0.1:{block(1)}")
     assert "nothing listens at tcp://127.0.0.1" in link.explain() and "memoire doctor" in link.explain()
 
 
@@ -356,7 +344,7 @@ def test_what_a_dropped_socket_held_is_given_back(context, doors):
 
 
 def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(context, doors):
-    answering, answers = Answering(context, port=free_port()), []
+    answering, answers = Answering(context, port=block(1)), []
     limits = Limits(resend_after=60.0, resend_most=60.0)
     channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
 
@@ -377,21 +365,20 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
     assert not answers
 
 
-def test_a_killed_server_is_away_for_its_proxy_at_once(cluster):
+def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.proxy.AWAY_AFTER", 300.0)  # it does not wait for that
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
     assert not any(back.is_away for back in proxy.stats().backs)
     servers[1].close(0.0)
-    began = time.monotonic()
     until(lambda: proxy.stats().backs[1].is_away)
-    assert time.monotonic() - began < 5.0
     assert {cluster.client(proxy).home for _ in range(5)} == {"a"}
 
 
 def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
     """Also caches and notices, which have no name of their own, go to the host that answered."""
-    server = cluster.server("tcp://127.0.0.2:0")
+    server = cluster.server(f"tcp://127.0.0.2:{block(3)}")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     monkeypatch.setattr(names, "_names", Names(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
@@ -402,7 +389,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
 
 def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkeypatch):
     """A service that moves: requests, caches and notices all go where the name leads now."""
-    port = free_port(beside=2)
+    port = block(3)
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
     book.known["service"] = ["127.0.0.1"]
@@ -444,7 +431,7 @@ def test_readers_say_what_is_wrong_with_a_name(cluster, book, monkeypatch):
 
 def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
     server = cluster.server()
-    front, back, port = (f"tcp://127.0.0.1:{free_port()}" for _ in range(3))
+    front, back = address(), address()
     book.known["back"] = ["127.0.0.1"]
     monkeypatch.setattr(names, "_names", Names(book))
     proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
@@ -457,7 +444,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
 
 
 def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 30.0)
+    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 300.0)
     servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
     for server in servers:
         client = cluster.client(server)
@@ -469,12 +456,12 @@ def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeyp
     servers[1].close(0.0)
 
     def goes_on():  # a reader finds out when it asks, and it asks when a batch is taken
-        assert len(reader.get_batch(64, timeout=5.0).ids) == 64
+        assert len(reader.get_batch(64, timeout=30.0).ids) == 64
         return reader.stats().away == ("b",)
 
-    until(goes_on, 5.0)
+    until(goes_on)
     for _ in range(5):
-        assert len(reader.get_batch(64, timeout=5.0).ids) == 64
+        assert len(reader.get_batch(64, timeout=30.0).ids) == 64
 
 
 def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):

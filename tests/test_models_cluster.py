@@ -13,9 +13,13 @@ from history.ports import block
 from memoire import subscriptions, wire
 from memoire.errors import Closed, MemoireTimeout
 from memoire.limits import KiB, Limits, MiB
-from netkit import QUICK, Cluster, in_thread, until
+from netkit import DEADLINE, QUICK, Cluster, in_thread, until
 
 NAMES = ["anna", "bert"]
+
+
+PATIENT = Limits(resend_after=10.0, update_every=0.02)
+"""Asks for nothing again, also where the machine is busy."""
 
 
 @pytest.fixture
@@ -85,13 +89,13 @@ class Watcher:
 def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluster):
     server = cluster.server(name="anna")
     served = count_fetches(server)
-    proxy = cluster.proxy([server])
-    models = [cluster.client(proxy, limits=QUICK).model("policy") for _ in range(8)]
+    proxy = cluster.proxy([server], limits=PATIENT)
+    models = [cluster.client(proxy, limits=PATIENT).model("policy") for _ in range(8)]
     for number in (1, 2):
         body = body_of(number)
         server.publish("policy", body)  # clients hear of it from their server's replies before the proxy has it
         assert all(model.wait(20.0, after=number - 1).body == body for model in models)
-    # Once, and perhaps a chunk that was asked for again: QUICK does so after 50 ms. Each by itself would be eight times.
+    # Once, and perhaps a chunk of what the proxy was asked for before it had it. Each by itself would be eight times.
     assert served.keys() == {1, 2} and all(len(body) <= sent <= 1.5 * len(body) for sent in served.values())
     crossed = dict(served)
     late = [cluster.client(proxy).model("policy") for _ in range(4)]
@@ -125,10 +129,8 @@ def test_who_joins_gets_the_newest_at_once_again_and_again(cluster):
         node = (server, proxy)[number % 2]
         if node is proxy:
             until(lambda number=number: proxy.stats().models == {"policy": number})
-        began = time.monotonic()
         client = cluster.client(node)
-        assert client.model("policy").wait(5.0).body == body
-        assert time.monotonic() - began < 5.0
+        assert client.model("policy").wait(DEADLINE).body == body
         client.close(0.5)
 
 
@@ -199,7 +201,7 @@ def test_what_was_published_while_a_server_was_away_reaches_it_when_it_is_back(c
     assert reader.publish("policy", body_of(1), 10.0) == 1
     servers[1].close()
     with pytest.raises(MemoireTimeout, match=r"at server 'bert'.*goes on being sent"):
-        reader.publish("policy", body_of(2), 0.7)
+        reader.publish("policy", body_of(2, 1000), 2.0)
     assert reader.publish("policy", body_of(3), 10.0) == 3  # it waits no more for who said nothing
     assert servers[0].model("policy").version == 3 and reader.stats().away == ("bert",)
     back = cluster.restart(servers[1])
@@ -218,6 +220,7 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
     reader.publish("policy", body_of(2), 10.0)
     model.wait(10.0, after=1)
     watcher = Watcher(model)
+    until(lambda: watcher.versions)
     fetched = client.stats().fetched_bytes
     again = cluster.restart(server)
     until(lambda: (newest := again.model("policy")) is not None and newest.version == 2, 30.0)
@@ -293,6 +296,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
         server.publish("policy", body_of(number))
     assert number_of(model.wait(10.0, after=2).body) == 3
     watcher = Watcher(model)
+    until(lambda: watcher.versions)
     for number in range(4, 7):
         fetched = client.stats().fetched_bytes
         server.close()
@@ -301,6 +305,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
         assert number_of(server.model("policy").body) == number - 1
         assert server.publish("policy", body_of(number)) == number
         assert number_of(model.wait(20.0, after=number - 1).body) == number
+        until(lambda number=number: watcher.versions[-1] == number)
         # The one that it had was not fetched again: a chunk at most said that it is the same.
         assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * 256 * KiB
     assert watcher.end() == [3, 4, 5, 6]

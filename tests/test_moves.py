@@ -1,7 +1,6 @@
 """Clients that change their home: whatever list of servers their proxy has, the merged totals are what they counted."""
 
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -100,7 +99,7 @@ def test_an_address_that_is_added_gets_new_clients_and_the_others_stay(cluster):
     former = [cluster.client(proxy, seed=seed) for seed in range(3)]
     proxy.set_servers([first.endpoint, second.endpoint])
     until(lambda: set(proxy.servers) == {"first", "second"})
-    newer = [cluster.client(proxy, seed=seed) for seed in range(12)]
+    newer = [cluster.client(proxy, seed=seed) for seed in range(20)]  # all at one home: one time in half a million
     assert {client.home for client in former} == {"first"}
     assert {client.home for client in newer} == {"first", "second"}
     proxy.set_servers([first.endpoint, second.endpoint])  # the same list again changes nothing
@@ -228,7 +227,7 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     old.begin_run("two")
     until(lambda: client.run == "two")
     record(client, episodes=3)
-    client.close(5.0)
+    client.close(30.0)
     assert drained(old, [heir], cluster.context)[0] == 2
     assert drained(old, [heir], cluster.context)[0] == 2  # again: nothing is doubled
     reader = cluster.reader([heir])
@@ -290,6 +289,7 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
         for server in servers:
             server.begin_run(run)
         until(lambda run=run: all(client.run == run for client in load.clients))
+        until(lambda run=run: any(server.totals(run).episodes for server in servers))
     logged = load.stop()
     reader = cluster.reader([proxy])
     runs = [reader.totals(run).totals for run in ("one", "two", "three")]
@@ -337,15 +337,14 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
     assert sum(server._desk.runs.named(run).logbook.count for run in ("old", "new")) == 5000 + before
 
 
-def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster):
+def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.client.HEARTBEAT", 300.0)  # they do not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
     until(lambda: all(client.stats().updates for client in clients))
-    began = time.monotonic()
     server.finish()
-    until(lambda: all(client.finished for client in clients), 4.0)  # a heartbeat would take 5 seconds
-    assert time.monotonic() - began < 4.0
+    until(lambda: all(client.finished for client in clients))
 
 
 # --------------------------------------------------------------------------------------------------- the commands
@@ -428,7 +427,8 @@ def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster
     assert set(learner.servers) == {"a", "b"}
 
 
-def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster):
+def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.client.HEARTBEAT", 300.0)  # it does not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -436,7 +436,7 @@ def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster):
         record(client, episodes=3)
         client.update(10.0)
     again = cluster.restart(server)
-    until(lambda: again.total_episodes == 6, 4.5)  # a heartbeat may take 5 seconds
+    until(lambda: again.total_episodes == 6)
 
 
 @pytest.mark.parametrize("forgets", [False, True])

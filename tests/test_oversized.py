@@ -50,7 +50,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
     client = cluster.client(server)
     record(client, episodes=3)
     assert client.push_cache()
-    reader = cluster.reader([server])
+    reader = cluster.reader([server], limits=Limits(resend_after=300.0, resend_most=300.0))  # nothing was cut off
     batch = reader.get_batch(128)
     ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
     assert reader.update_priorities(ids, np.ones(len(ids))) == 128_000

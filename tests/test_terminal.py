@@ -2,11 +2,11 @@
 
 import contextlib
 import re
-import socket
 import threading
 
 import pytest
 
+from history.ports import block
 from memoire import cli
 from memoire.cluster.node import NodePages
 from memoire.dashboard import tail, top
@@ -233,8 +233,7 @@ def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch)
 
 def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, monkeypatch):
     monkeypatch.setattr(top, "FIRST_RATES", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    free = f"http://127.0.0.1:{block(1)}"
     assert cli.main(["top", *urls(cluster), free, "--once"]) == 3
     assert f"bad: {free} does not answer." in capsys.readouterr().out
 

@@ -4,7 +4,6 @@ Waiting calls that other files already end by a close: tests/test_server_client.
 """
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from memoire.client import Client
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.parameters import Parameters
-from netkit import QUICK, Cluster, in_thread, record, until
+from netkit import DEADLINE, QUICK, Cluster, in_thread, record, until
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def cluster():
     made.close()
 
 
-def joined(threads, seconds=40.0):
+def joined(threads, seconds=DEADLINE):
     """Values of threads that all end in time; the first error is raised here."""
     for thread, _ in threads:
         thread.join(seconds)
@@ -117,15 +116,15 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
     client.update(10.0)
     calls = {
         "client": [
-            lambda: client.push_cache(20.0), lambda: client.update(20.0), lambda: client.log("x"),
+            lambda: client.push_cache(300.0), lambda: client.update(300.0), lambda: client.log("x"),
             lambda: client.scalars({"x": 1.0}), lambda: client.model("t").newest(), lambda: client.finished,
-            lambda: client.sync(timeout=20.0),
+            lambda: client.sync(timeout=300.0),
         ],
         "server": [
-            lambda: server.get_batch(16, 20.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
+            lambda: server.get_batch(16, 300.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
             lambda: server.configure(importance_exponent=0.5),
         ],
-        "reader": [lambda: reader.get_batch(8, 20.0), lambda: reader.publish("r", b"x"), lambda: reader.configure(cache_size=256)],
+        "reader": [lambda: reader.get_batch(8, 300.0), lambda: reader.publish("r", b"x"), lambda: reader.configure(cache_size=256)],
     }[first]  # fmt: skip
     started = threading.Barrier(len(calls) + 1)
 
@@ -138,12 +137,10 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
     started.wait(20.0)
     threading.Event().wait(moment)  # into the middle of whatever they do; any moment must do
     node = {"client": client, "server": server, "reader": reader}[first]
-    began = time.monotonic()
     node.close(1.0)
     for thread, box in threads:
-        thread.join(10.0)
+        thread.join(DEADLINE)
         assert isinstance(box.get("error"), Closed), box
-    assert time.monotonic() - began < 5.0
     assert node.closed
 
 
@@ -166,10 +163,9 @@ def test_a_writer_that_waits_for_room_ends_with_its_client(cluster):
     until(lambda: client.stats().pushed_caches == 1)
     thread.join(0.1)
     assert thread.is_alive()
-    began = time.monotonic()
     client.close(0.1)
-    thread.join(10.0)
-    assert isinstance(box["error"], Closed) and time.monotonic() - began < 5.0
+    thread.join(DEADLINE)
+    assert isinstance(box["error"], Closed)
 
 
 @pytest.mark.parametrize("ends", ["client", "run"])
@@ -181,15 +177,14 @@ def test_batches_drawn_through_a_client_end_with_it_or_with_the_run(cluster, end
     seen = []
 
     def learn():
-        for batch in client.batches(32, 30.0):
+        for batch in client.batches(32, 300.0):
             seen.append(len(batch["ids"]))
 
     thread, box = in_thread(learn)
     until(lambda: len(seen) == 256 // 32)  # and now it waits for more
-    began = time.monotonic()
     client.close(0.2) if ends == "client" else server.finish()
-    thread.join(10.0)
-    assert box == {"value": None} and time.monotonic() - began < 5.0
+    thread.join(DEADLINE)
+    assert box == {"value": None}
 
 
 def test_loops_of_plain_proxies_end_with_their_server(cluster):
@@ -200,7 +195,5 @@ def test_loops_of_plain_proxies_end_with_their_server(cluster):
     ]
     waiting = in_thread(server.wait_closed)
     until(lambda: server._loops == 2)
-    began = time.monotonic()
     server.close()
-    assert joined([*loops, waiting], 10.0) == [None, None, True]
-    assert time.monotonic() - began < 5.0
+    assert joined([*loops, waiting]) == [None, None, True]
