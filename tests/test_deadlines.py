@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -287,32 +287,37 @@ def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
     assert not closing.is_alive()
 
 
-@dataclass
-class Interrupts:
-    """SIGINT to this thread after a moment; a KeyboardInterrupt only while `waiting`."""
-
-    waiting: bool = False
-    came: list = field(default_factory=list)
-
-    def __call__(self, number, frame):
-        self.came.append(number)
-        if self.waiting:
-            raise KeyboardInterrupt
+def is_waiting(frame):
+    """Whether a function of ours waits there for another thread."""
+    while frame is not None and frame.f_globals["__name__"] == "threading":
+        frame = frame.f_back
+        if frame is not None and frame.f_globals["__name__"].startswith("memoire."):
+            return True
+    return False
 
 
 @contextlib.contextmanager
-def interrupted(after=0.1):
-    state = Interrupts()
-    former = signal.signal(signal.SIGINT, state)
-    timer = threading.Timer(after, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+def interrupted(every=0.1):
+    """SIGINT to this thread again and again, until one has come while a call of ours waited."""
+    ended = threading.Event()
+
+    def interrupt(number, frame):
+        if is_waiting(frame) and not ended.is_set():
+            ended.set()
+            raise KeyboardInterrupt
+
+    def send():
+        while not ended.wait(every):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    former, sender = signal.signal(signal.SIGINT, interrupt), threading.Thread(target=send, daemon=True)
     try:
-        timer.start()
-        state.waiting = True
+        sender.start()
         with pytest.raises(KeyboardInterrupt):
             yield
     finally:
-        state.waiting = False
-        timer.join()
+        ended.set()
+        sender.join()
         signal.signal(signal.SIGINT, former)
 
 
