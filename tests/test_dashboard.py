@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import memoire
+from boardkit import three_actors
 from memoire.cluster.node import NodePages
 from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
@@ -73,17 +74,8 @@ def small(cluster):
     with contextlib.ExitStack() as stack:
         server = cluster.server(name="home", run="r-1")
         proxy = cluster.proxy([server])
-        clients = [cluster.client(server, seed=n) for n in range(3)]
         pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
-        for number, client in enumerate(clients, 1):
-            record(client, episodes=number, length=20)
-            client.scalars({"epsilon": number / 10})
-            client.log(f"hello from {number} <script>alert(1)</script>")
-            assert client.push_cache(5.0)
-            client.update(5.0)
-        until(lambda: server.total_caches == 3)
-        server.scalars({"loss": 0.5})
-        server.get_batch(16, timeout=5.0)
+        clients = three_actors(cluster, server, "<script>alert(1)</script>")
         board = stack.enter_context(watch(*pages, expected_actors=5, goal_steps=1_000))
         until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
         yield server, clients, board
@@ -364,7 +356,7 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
     assert "<script>" in page["rows"][0]["text"]
     rest = get(board, "/api/logs?text=script&cursor=" + urllib.parse.quote(page["older"]))
     texts = [row["text"] for row in (*page["rows"], *rest["rows"])]
-    assert sorted(texts) == [f"hello from {n} <script>alert(1)</script>" for n in (1, 2, 3)]
+    assert sorted(texts) == [f"line of {n} <script>alert(1)</script>" for n in (1, 2, 3)]
     _, headers, _ = ask(board, "/api/logs")
     assert headers["Content-Type"] == "application/json" and headers["X-Content-Type-Options"] == "nosniff"
     clients[0].log("and another")

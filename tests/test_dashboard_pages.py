@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import memoire
+from boardkit import three_actors
 from memoire import wire
 from memoire.cluster.node import NodePages
-from netkit import Cluster, record, until
+from netkit import Cluster, until
 from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
 
 pages = pytest.importorskip("memoire.dashboard.pages")
@@ -45,16 +46,7 @@ def cluster():
 def node(cluster):
     """A server with three actors that have something to show, one of them hostile."""
     server = cluster.server(name="home", run="r-1")
-    clients = [cluster.client(server, seed=n) for n in range(3)]
-    for number, client in enumerate(clients, 1):
-        record(client, episodes=number, length=20)
-        client.scalars({"epsilon": number / 10})
-        client.log(f"line of {number} {HOSTILE}")
-        assert client.push_cache(5.0)
-        client.update(5.0)
-    server.scalars({"loss": 0.5})
-    until(lambda: server.total_caches == 3)
-    server.get_batch(16, timeout=5.0)
+    clients = three_actors(cluster, server, HOSTILE)
     with NodePages("127.0.0.1:0", server) as answers:
         yield server, clients, answers
 

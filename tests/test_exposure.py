@@ -68,10 +68,10 @@ def test_a_classic_server_that_is_open_warns_and_works():
     one, none = np.zeros(1, np.float32), np.float32(0)
     with pytest.warns(InsecureWarning, match="for everybody"):
         server = memoire.ReplayMemoryServer(one, one, one, none, one, one, one, 64, "tcp://*:0", 4)
-    with pytest.warns(InsecureWarning, match="for everybody"):
+    with pytest.warns(InsecureWarning, match="for everybody") as said:
         loop = threading.Thread(target=server.rep_worker_main, args=("tcp://*:0", "Bind"))
         loop.start()
-        until(lambda: len(server.server._bound) == 2)
+        until(lambda: len(said))
     server.close()
     loop.join(20.0)
 

@@ -15,21 +15,10 @@ from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import Pool
 from memoire.schema import Schema
+from poolkit import Clock, name
 
 SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
 SETTINGS = Parameters(priority_exponent=1.0, frame_stack=2, importance_exponent=0.5)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def name(i: int) -> bytes:
-    return i.to_bytes(16, "little")
 
 
 def memory_of(weights: Any, parameters: Parameters = SETTINGS) -> Memory:

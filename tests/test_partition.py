@@ -12,6 +12,7 @@ from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import Pool
 from netkit import SCHEMA, Cluster, entry, until
+from poolkit import name
 
 EXACT = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=256)
 
@@ -23,10 +24,6 @@ def cluster():
     made.close()
 
 
-def named(number):
-    return number.to_bytes(16, "little")
-
-
 def pool_of(clients):
     pool = Pool(SCHEMA, EXACT, seed=1)
     memory = Memory(SCHEMA, 50, EXACT, seed=2)
@@ -35,7 +32,7 @@ def pool_of(clients):
         memory.add(0, entry(SCHEMA, step))
     memory.close(terminated=True)
     for number in range(1, clients + 1):
-        pool.add(named(number), 1, cache.check(cache.build(memory, 100, now=0.0), pool.layout))
+        pool.add(name(number), 1, cache.check(cache.build(memory, 100, now=0.0), pool.layout))
     return pool
 
 
@@ -45,29 +42,29 @@ def clients_in(rows):
 
 def test_every_client_is_in_one_part_and_parts_are_alike_in_size():
     pool = pool_of(8)
-    parts = [pool.reserve(named(100 + part), 30, 0, (part, 3)) for part in range(3)]
+    parts = [pool.reserve(name(100 + part), 30, 0, (part, 3)) for part in range(3)]
     assert [len(rows) for rows in parts] == [3, 3, 2]
-    assert set.union(*map(clients_in, parts)) == {named(number) for number in range(1, 9)}
-    assert clients_in(parts[1]) == {named(2), named(5), named(8)}
+    assert set.union(*map(clients_in, parts)) == {name(number) for number in range(1, 9)}
+    assert clients_in(parts[1]) == {name(2), name(5), name(8)}
     for rows in parts:  # all that is asked for is kept among its own clients
         assert 30 <= rows["reserved"].sum() < 40
-    pool.forget(named(2))
-    assert clients_in(pool.reserve(named(101), 30, 0, (1, 3))) == {named(5), named(8)}, "the others stay where they are"
+    pool.forget(name(2))
+    assert clients_in(pool.reserve(name(101), 30, 0, (1, 3))) == {name(5), name(8)}, "the others stay where they are"
 
 
 def test_a_learner_that_takes_another_part_gives_the_former_back():
     pool = pool_of(2)
-    pool.reserve(named(100), 100, 0, (0, 2))
-    rows = pool.reserve(named(100), 100, 0, (1, 2))
-    assert clients_in(rows) == {named(2)} and rows["reserved"].sum() == 100
-    assert pool.reserve(named(101), 100, 0, (0, 2))["reserved"].sum() == 100
+    pool.reserve(name(100), 100, 0, (0, 2))
+    rows = pool.reserve(name(100), 100, 0, (1, 2))
+    assert clients_in(rows) == {name(2)} and rows["reserved"].sum() == 100
+    assert pool.reserve(name(101), 100, 0, (0, 2))["reserved"].sum() == 100
 
 
 def test_a_part_that_is_none_is_refused():
     pool = pool_of(1)
     for part in ((2, 2), (0, 0)):
         with pytest.raises(ValueError, match="part"):
-            pool.reserve(named(100), 1, 0, part)
+            pool.reserve(name(100), 1, 0, part)
     for kind in (wire.Type.SUMS, wire.Type.DRAW):
         assert wire._decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
         for part, of in ((2, 2), (0, 0)):

@@ -14,24 +14,10 @@ from memoire.cache import Head, Kind, Part
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.parameters import Parameters
 from memoire.pool import Pool, finish, plan
-from memoire.schema import Schema
+from poolkit import PLAIN, SCHEMA, Clock, name
 
-SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
-PLAIN = Parameters(importance_exponent=1.0)
 STACKED = Parameters(frame_stack=3, multi_step=2)
 LAYOUT = cache.layout_of(SCHEMA, PLAIN)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def name(i: int) -> bytes:
-    return i.to_bytes(16, "little")
 
 
 def made(

@@ -13,22 +13,7 @@ from memoire.cache import Head, Kind, Part
 from memoire.errors import NotEnoughSamples
 from memoire.parameters import Parameters
 from memoire.pool import Pool, finish, plan
-from memoire.schema import Schema
-
-SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
-PLAIN = Parameters(importance_exponent=1.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def name(i: int) -> bytes:
-    return i.to_bytes(16, "little")
+from poolkit import PLAIN, SCHEMA, Clock, name
 
 
 def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:

@@ -18,20 +18,13 @@ from memoire.rate import PATIENCE, Limiter, check_batch
 from memoire.sampling import Prioritized
 from memoire.schema import Column, Schema
 from memoire.wire import NO_LIMIT, Band, Standing
+from poolkit import Clock
 
 numbers = itertools.count(1)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def limiter(entries: int = 10**6, clock=None, **fields) -> Limiter:
-    return Limiter(Parameters(**fields), lambda: entries, clock or Clock())
+    return Limiter(Parameters(**fields), lambda: entries, clock or Clock(0.0))
 
 
 def test_a_grant_is_never_more_than_a_message_can_say():
@@ -131,7 +124,9 @@ def test_both_sides_say_why_they_wait():
 def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
     held = [0]
     band = Limiter(
-        Parameters(min_size=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0), lambda: held[0], Clock()
+        Parameters(min_size=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0),
+        lambda: held[0],
+        Clock(0.0),
     )
     assert band.why_not_draw(1).startswith(
         "waits for 1000 more entries: 0 can be drawn, and 1000 are to be there first"
@@ -147,7 +142,7 @@ def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
 
 
 def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
-    clock = Clock()
+    clock = Clock(0.0)
     band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=32.0, cache_size=8)
     client = b"d" * 16
     band.reported(client, 0, next(numbers))

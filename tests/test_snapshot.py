@@ -21,7 +21,8 @@ from memoire.pool import KeptCache, KeptClient, Pool, plan
 from memoire.schema import Column, Schema
 from memoire.server import Server
 from memoire.snapshotfile import Record, SnapshotFile
-from test_pool import PLAIN, SCHEMA, made, name, pool_of
+from poolkit import PLAIN, SCHEMA, name
+from test_pool import made, pool_of
 
 LIMITS = Limits()
 STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.float32, (), "reward")})

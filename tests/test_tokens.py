@@ -7,6 +7,7 @@ import pytest
 from memoire.cluster import tokens
 from memoire.cluster.tokens import MOST_WRONG, PENALTY, Guesses, Tokens, read_tokens
 from memoire.errors import ParameterError
+from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
 
@@ -92,16 +93,8 @@ def test_nothing_is_no_token():
 # ------------------------------------------------------------------------------------------------------------- guesses
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_some_mistakes_are_free_and_then_each_costs_time():
-    clock = Clock()
+    clock = Clock(1000.0)
     guesses = Guesses(clock)
     for _ in range(MOST_WRONG):
         assert guesses.wait("10.0.0.1") == 0.0
@@ -117,7 +110,7 @@ def test_some_mistakes_are_free_and_then_each_costs_time():
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():
-    guesses = Guesses(Clock())
+    guesses = Guesses(Clock(1000.0))
     for last in range(MOST_WRONG):
         guesses.wrong(f"2001:db8::{last:x}")
     assert guesses.wait("2001:db8::ffff") > 0.0 and guesses.wait("2001:db8:0:1::1") == 0.0
@@ -128,7 +121,7 @@ def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_f
 
 def test_guessers_are_remembered_up_to_a_bound(monkeypatch):
     monkeypatch.setattr(tokens, "MOST_ADDRESSES", 3)
-    guesses = Guesses(Clock())
+    guesses = Guesses(Clock(1000.0))
     for last in range(5):
         for _ in range(MOST_WRONG):
             guesses.wrong(f"10.0.0.{last}")
