@@ -72,6 +72,30 @@ def missing():
     return ""
 
 
+class Report:
+    """What is to be told of a trial: rows of a table, and promises that did not hold."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.rows = []
+        self.troubles = []
+        self._since = time.monotonic()
+
+    def note(self, what, value=None):
+        """For the table; without a value, the seconds since the note before."""
+        now = time.monotonic()
+        shown = f"{now - self._since:.0f} s" if value is None else value
+        self._since = now
+        print(f"{what}: {shown}", file=sys.stderr, flush=True)
+        self.rows.append((what, shown))
+
+    def check(self, holds, otherwise):
+        """Remember a promise that did not hold."""
+        if not holds:
+            print(otherwise, file=sys.stderr, flush=True)
+            self.troubles.append(otherwise)
+
+
 class Release:
     """A release in a namespace of its own, under restricted Pod Security. Everything is gone at the end."""
 

@@ -1,0 +1,350 @@
+"""Trials in which nodes of a cluster are lost, cut off, drained and crowded: a release of light actors and a learner
+(played.py) on the nodes that $MEMOIRE_NODES names, followed through the API server, and compared at the end.
+
+    MEMOIRE_NODES="node3 node4"                 nodes that may fail; everything of the release is placed there
+    MEMOIRE_NODE_KILL='... $NODE'               shell commands: end the node $NODE as a power cut would,
+    MEMOIRE_NODE_START='... $NODE'              start it again,
+    MEMOIRE_NODE_CUT='... $NODE'                unplug it from the network,
+    MEMOIRE_NODE_JOIN='... $NODE'               plug it in again
+"""
+
+import contextlib
+import json
+import operator
+import os
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+from kubekit import Release, Report, run, until
+
+HERE = Path(__file__).resolve().parent
+LOST_AFTER = 5
+"""Seconds that a Pod stays bound to a node that is not ready: short, so that a trial is."""
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+"""Says that a node is off for certain: Pods of StatefulSets are replaced then, too."""
+COUNTS = {"server": 2, "proxy": 2, "dashboard": 1, "learner": 1, "actor": 4}
+"""Pods of each component, unless a trial says otherwise."""
+
+
+def missing(*commands):
+    """Why a trial cannot run here that needs these node commands (kill, start, cut, join); "" when it can."""
+    if len(nodes()) < 2:
+        return "MEMOIRE_NODES names no two nodes that a trial may have, such as 'node3 node4'"
+    for command in commands:
+        if f"MEMOIRE_NODE_{command.upper()}" not in os.environ:
+            return f"MEMOIRE_NODE_{command.upper()} is not set: a command that does that to the node $NODE"
+    return ""
+
+
+def nodes():
+    return os.environ.get("MEMOIRE_NODES", "").split()
+
+
+def do(command, node):
+    """One of the four commands above."""
+    given = os.environ[f"MEMOIRE_NODE_{command.upper()}"]
+    subprocess.run(given, shell=True, check=True, env=os.environ | {"NODE": node}, stdout=subprocess.DEVNULL)
+
+
+def heal():
+    """Have every node of the trial there, with nothing against Pods on it."""
+    ready = "{.status.conditions[?(@.type=='Ready')].status}"
+    for node in nodes():
+        for command in ("start", "join"):
+            given = f"MEMOIRE_NODE_{command.upper()}" in os.environ
+            if given and run("kubectl", "get", "node", node, "-o", f"jsonpath={ready}") != "True":
+                do(command, node)
+        run("kubectl", "uncordon", node)
+        run("kubectl", "taint", "node", node, f"{OUT_OF_SERVICE}-", check=False)
+
+
+def placed():
+    """Values that keep every component on the trial's nodes, and move it soon from one that is lost."""
+    where = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes()}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": where}}}
+    lost = [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": LOST_AFTER,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+    return {
+        component: {"affinity": affinity, "tolerations": lost}
+        for component in ("server", "proxy", "dashboard", "learner", "actors")
+    }
+
+
+class Api:
+    """What the API server says, by `kubectl proxy`: cheaper than a kubectl for each question."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            ["kubectl", "proxy", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.url = "http://" + self.process.stdout.readline().rpartition(" ")[2].strip()
+
+    def open(self, path, timeout=10.0):
+        return urllib.request.urlopen(self.url + path, timeout=timeout)
+
+    def get(self, path, timeout=10.0):
+        """JSON; an OSError where that cannot be had."""
+        with self.open(path, timeout) as answer:
+            return json.load(answer)
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+class Trial(Report, Release):
+    """A release whose actors and learner are followed from beginning to end."""
+
+    VALUES = HERE / "nodes.yaml"
+
+    def __init__(self, **values):
+        super().__init__()
+        self.values = placed()
+        """Beside those of the file."""
+        for component, given in values.items():
+            self.values[component].update(given)
+        self.api = Api()
+        self.words = {}
+        """The newest word of each client that ever said one."""
+        self.limits = {}
+        """[episodes, steps] that each client may have done at most, as far as was read."""
+        self.readers = defaultdict(list)
+        """Everything that each reader said."""
+        self.silences = []
+        """(time.time(), pod, home, seconds for which an actor had not heard from its home) of all that was said."""
+        self.lost = ""
+        """The node that is away now."""
+        self._followed = {}
+        self._ended = threading.Event()
+
+    def __enter__(self):
+        heal()
+        self.end_programs()
+        super().__enter__()
+        self.kubectl("create", "configmap", "trial", f"--from-file={HERE / 'played.py'}")
+        self.change()
+        threading.Thread(target=self._follow_all, daemon=True).start()
+        return self
+
+    def __exit__(self, kind, *rest):
+        self._ended.set()
+        if kind is not None:
+            heal()
+            self.explain()
+        self.end_programs()
+        super().__exit__(None, *rest)
+        self.api.close()
+
+    def end_programs(self):
+        """End actors at once: those that cannot deliver their counts any more would be waited for."""
+        chosen = ("-l", "app.kubernetes.io/component=actor", "--force", "--grace-period=0")
+        self.kubectl("delete", "deployment", f"{self.full}-actor", "--ignore-not-found", check=False)
+        self.kubectl("delete", "pods", *chosen, check=False)
+
+    # ---------------------------------------------------------------------------------------------- what is followed
+
+    def _follow_all(self):
+        """Thread: read what every Pod of actors and learners says, from the moment it is there."""
+        while not self._ended.wait(0.5):
+            try:
+                found = self.found()
+            except (OSError, ValueError):
+                continue
+            for pod in found:
+                uid, labels = pod["metadata"]["uid"], pod["metadata"]["labels"]
+                component = labels.get("app.kubernetes.io/component")
+                thread = self._followed.get(uid)
+                if component in ("actor", "learner") and (thread is None or not thread.is_alive()):
+                    states = pod["status"].get("containerStatuses") or [{"state": {}}]
+                    if "waiting" in states[0]["state"] or not states[0]["state"]:
+                        continue
+                    again = "&sinceSeconds=60" if thread else ""
+                    arguments = (pod["metadata"]["name"], component, again)
+                    self._followed[uid] = threading.Thread(target=self._follow, args=arguments, daemon=True)
+                    self._followed[uid].start()
+
+    def _follow(self, pod, container, again):
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log?container={container}&follow=true{again}"
+        with contextlib.suppress(OSError, ValueError), self.api.open(path, timeout=8.0) as lines:
+            for line in lines:
+                with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
+                    self._hear(json.loads(line))
+
+    def _hear(self, said):
+        if "reader" in said:
+            self.readers[said["reader"]].append(said)
+            return
+        client = said["client"]
+        self.silences.append((said["at"], said["pod"], said["home"], said["silent"]))
+        if "most" in said:
+            self.limits[client] = max(self.limits.get(client, [0, 0]), said["most"])
+        former = self.words.get(client)
+        if former is None or said.get("last") or (said["did"] >= former["did"] and not former.get("last")):
+            self.words[client] = said
+
+    # --------------------------------------------------------------------------------------------------- what is there
+
+    def found(self):
+        """All Pods of the release, as the API server has them."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=app.kubernetes.io/instance%3D{self.name}"
+        return self.api.get(path)["items"]
+
+    def pods(self, component=None):
+        return [pod["metadata"]["name"] for pod in self.of(component) if "deletionTimestamp" not in pod["metadata"]]
+
+    def of(self, component=None):
+        found = self.found()
+        key = "app.kubernetes.io/component"
+        return [pod for pod in found if component in (None, pod["metadata"]["labels"].get(key))]
+
+    def ready(self, component):
+        """Names of its Pods that are ready, not about to end, and not on a node that is away."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.of(component)
+            if "deletionTimestamp" not in pod["metadata"]
+            and pod["spec"].get("nodeName") != self.lost
+            and any(
+                each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", [])
+            )
+        ]
+
+    def has(self, component, count):
+        """Whether as many of a component are ready, and no others are meant to stay."""
+        return len(self.ready(component)) == count == len(self.pods(component))
+
+    def on(self, node):
+        """Components that have a Pod on a node."""
+        found = [pod for pod in self.found() if pod["spec"].get("nodeName") == node]
+        return {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found}
+
+    def confirmed(self):
+        """{client: episodes that it was told are counted}."""
+        return {client: said["confirmed"][0] for client, said in list(self.words.items())}
+
+    def batches(self):
+        """Batches that learners took, as far as was heard."""
+        return sum(lines[-1]["batches"] for lines in list(self.readers.values()))
+
+    def longest_wait(self, since):
+        """Seconds that a learner waited for one batch at most, of what it said since then; a wait that goes on counts
+        where the learner has not said anything for longer. `since` is time.time()."""
+        heard = [line for lines in list(self.readers.values()) for line in lines if line["at"] >= since]
+        times = sorted([since, time.time(), *(line["at"] for line in heard)])
+        silent = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return max([silent - 1.0, *(line["longest"] for line in heard)])
+
+    # ---------------------------------------------------------------------------------------------- what is done to it
+
+    def change(self, **values):
+        """Install it, or change these values of components, and wait until everything is ready."""
+        for component, given in values.items():
+            self.values.setdefault(component, {}).update(given)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(self.values, file)
+            file.flush()
+            self.install("-f", file.name)
+
+    def measure(self, what, began, condition, seconds=120.0):
+        """Wait for a condition, and note the seconds since `began`, by time.time()."""
+        until(condition, seconds, what)
+        self.note(what, f"{time.time() - began:.1f} s")
+
+    def clients_on(self, node):
+        """Clients whose Pod is on a node and not about to end."""
+        there = {pod["metadata"]["name"] for pod in self.of("actor") if pod["spec"].get("nodeName") == node}
+        return {client for client, said in list(self.words.items()) if said["pod"] in there and not said.get("last")}
+
+    def untouched(self):
+        """Clients that live on nodes that are there, and whose home does."""
+        there = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in self.found()}
+        there = {name for name, node in there.items() if node != self.lost}
+        return {client for client, said in list(self.words.items()) if {said["pod"], said["home"]} <= there}
+
+    def longest_silence(self, clients, since):
+        """Seconds for which one of these heard nothing from its home at most, since then."""
+        pods = {self.words[client]["pod"] for client in clients}
+        return max(silent for at, pod, _, silent in list(self.silences) if at > since and pod in pods)
+
+    def spread(self):
+        """Start proxies and actors anew, one after the other, so that both nodes have some again."""
+        for component in ("proxy", "actor"):
+            self.kubectl("rollout", "restart", f"deployment/{self.full}-{component}")
+        for component in ("proxy", "actor"):
+            self.kubectl("rollout", "status", f"deployment/{self.full}-{component}", timeout=240.0)
+        until(lambda: all(self.has(*each) for each in COUNTS.items()), 120.0, "all ready")
+        self.goes_on()
+
+    def goes_on(self, seconds=120.0, what="everything goes on"):
+        """Wait until every client there is has more confirmed, and the learner has more batches."""
+        before = {client: said["confirmed"][0] for client, said in list(self.words.items())}
+        batches = self.batches()
+
+        def all_do():
+            now = list(self.words.items())
+            more = [client for client, said in now if said["confirmed"][0] > before.get(client, 0)]
+            return self.batches() > batches and len(more) >= len(self.ready("actor")) > 0
+
+        until(all_do, seconds, what)
+
+    # ---------------------------------------------------------------------------------------------------- what came of it
+
+    def finish(self):
+        """End the actors in order, and compare what each did with what the servers counted."""
+        self.change(actors={"replicas": 0})
+        until(lambda: not self.of("actor"), 150.0, "no actor")
+        until(self.settled, 60.0, "all settled")
+        counted = self.accounts()
+        last = [client for client, said in self.words.items() if said.get("last")]
+        self.note("actors that ended in order, whose counts are equal", len(last))
+        self.note("actors that were lost, whose counts are within bounds", len(self.words) - len(last))
+        for client, said in self.words.items():
+            self.compare(client[:8], said, counted.get(client))
+        for client in counted.keys() - self.words.keys():
+            # An actor that was lost before its first word was read: it waits for NOTICE seconds after that.
+            self.check(counted[client]["steps"] == 0, f"client {client[:8]} is counted and never said a word")
+        told = self.totals()
+        summed = sum(each["steps"] for each in counted.values())
+        self.check(told == summed, f"the cluster's total is {told} steps, its servers' accounts have {summed}")
+        self.note("steps", f"{summed:,}")
+
+    def settled(self):
+        counted = self.accounts()
+        return all(
+            counted[client]["pushed"] == counted[client]["settled"]
+            for client, said in self.words.items()
+            if said.get("last")
+        )
+
+    def compare(self, who, said, has):
+        if has is None:
+            self.check(
+                said["confirmed"][0] == 0, f"client {who} was told that {said['confirmed']} count, and has no account"
+            )
+            return
+        counts = [has["episodes"], has["steps"]]
+        if said.get("last"):
+            self.check(counts == said["did"], f"client {who} did {said['did']}, and {counts} were counted")
+            pushed = (said["caches"], has["pushed"], has["settled"])
+            self.check(len(set(pushed)) == 1, f"client {who} pushed, was heard of, has settled caches: {pushed}")
+        else:
+            most = self.limits.get(said["client"], said["did"])
+            well = all(map(operator.le, said["confirmed"], counts)) and all(map(operator.le, counts, most))
+            self.check(well, f"client {who} was lost: {said['confirmed']} confirmed, {counts} counted, {most} at most")
+
+    def totals(self):
+        """Steps, as anyone is told who asks the cluster."""
+        command = ("exec", self.ready("server")[0], "--", "memoire", "totals", "--json", self.endpoint)
+        return json.loads(self.kubectl(*command))["totals"]["steps"]
