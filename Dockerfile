@@ -4,7 +4,9 @@
 #     docker build --tag memoire-actor --target actor .     numpy, pyzmq, msgspec and memoire; nothing else
 #     docker build --tag memoire-demo --target demo .       and Gymnasium: python3 -m memoire.cluster.actor | learner
 #
-# Both run as user 10001 with a root file system that nobody can write to, and hold no compiler.
+# All run as user 10001 with a root file system that nobody can write to, and hold no compiler. What is installed is what
+# deploy/requirements names, by version and hash: `make lock`. The Python may be any that memoire takes: --build-arg
+# PYTHON_VERSION=3.13.
 
 ARG PYTHON_VERSION=3.11
 
@@ -12,32 +14,41 @@ ARG PYTHON_VERSION=3.11
 FROM python:${PYTHON_VERSION}-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
+COPY deploy/requirements/build.txt /
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv /build && /build/bin/pip install --quiet --require-hashes --only-binary :all: -r /build.txt
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY dashboard dashboard
 COPY memoire memoire
-RUN --mount=type=cache,target=/root/.cache/pip pip wheel --quiet --no-deps --wheel-dir /wheels .
+RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 
-# Environments are made where there is no compiler: whatever does not come as a wheel stops the build here. They have no
-# pip of their own; code is compiled now, since nobody can write it later, and trusted whatever the files' times are.
+# Environments are made where there is no compiler: whatever does not come as a wheel, or is not what its hash says, stops
+# the build here. They have no pip of their own; code is compiled now, since nobody can write it later, and trusted whatever
+# the files' times are.
 FROM python:${PYTHON_VERSION}-slim-bookworm AS environments
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 COPY --from=build /wheels /wheels
+COPY deploy/requirements /requirements
 RUN --mount=type=cache,target=/root/.cache/pip <<RUN
 set -eu
-make_environment() {  # FOLDER EXTRAS
+make_environment() {  # FOLDER REQUIREMENTS
   python3 -m venv --without-pip "$1"
-  pip --python "$1/bin/python" install --quiet --no-compile --only-binary :all: "$(ls /wheels/memoire_rl-*.whl)$2"
+  pip="pip --python $1/bin/python --quiet"
+  $pip install --no-compile --only-binary :all: --require-hashes -r "/requirements/$2.txt"
+  $pip install --no-compile --no-deps /wheels/memoire_rl-*.whl
+  $pip check
   "$1/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$1/lib"
 }
-make_environment /actor/opt/memoire ""
-make_environment /all/opt/memoire "[lz4,server,dashboard]"
+make_environment /actor/opt/memoire actor
+make_environment /all/opt/memoire all
 sed -i 's|/actor/opt/memoire|/opt/memoire|; s|/all/opt/memoire|/opt/memoire|' /a*/opt/memoire/bin/* /a*/opt/memoire/pyvenv.cfg
 RUN
 
 # What is in each of them, as CycloneDX.
 FROM python:${PYTHON_VERSION}-slim-bookworm AS lists
+COPY deploy/requirements/sbom.txt /
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -m venv /opt/sbom && /opt/sbom/bin/pip install --quiet cyclonedx-bom
+    python3 -m venv /opt/sbom && /opt/sbom/bin/pip install --quiet --require-hashes --only-binary :all: -r /sbom.txt
 COPY --from=environments /actor/opt/memoire /actor
 COPY --from=environments /all/opt/memoire /all
 RUN /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /actor.cdx.json /actor/bin/python \
@@ -65,7 +76,9 @@ CMD ["python3"]
 # ---------------------------------------------------------------- the demo's actors and learner, as an example of that
 FROM actor AS demo
 USER 0
-RUN --mount=type=cache,target=/root/.cache/pip pip install --quiet --only-binary :all: gymnasium
+COPY deploy/requirements/demo.txt /tmp/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --quiet --require-hashes --only-binary :all: -r /tmp/demo.txt && rm /tmp/demo.txt
 USER 10001:0
 CMD ["python3", "-m", "memoire.cluster.actor", "--help"]
 

@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+LOCK_ARGS ?=
 SOAK ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
@@ -15,7 +16,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart soak lint $(LINTS) format bench bench-peers wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak lint $(LINTS) format bench bench-peers wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -26,6 +27,7 @@ help:
 	@echo "make test-chart    the Helm chart, rendered by helm"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
+	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb and TorchRL, which are installed into build/peers (with torch: gigabytes)"
@@ -96,6 +98,9 @@ lint-chart:
 
 chart: setup-dev
 	$(BIN)/python tools/chart.py
+
+lock: setup
+	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

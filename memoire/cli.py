@@ -76,6 +76,7 @@ def _parsers() -> "tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
     top.add_argument("--version", action="version", version=f"memoire {memoire.__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_server(commands)
+    _add_schema_printer(commands)
     _add_proxies(commands)
     _add_up(commands)
     _add_demo(commands)
@@ -135,6 +136,17 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     _add_keys(server)
     _add_io_threads(server)
     server.set_defaults(command=_server)
+
+
+def _add_schema_printer(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    printer = commands.add_parser(
+        "schema",
+        help="what an entry of an environment is, as JSON",
+        description="Print what the steps of a Gymnasium environment are made of, as a server's --schema takes it, and "
+        "server.schema of the Helm chart: for servers that have no Gymnasium.",
+    )
+    printer.add_argument("env", metavar="ENV", help="Gymnasium environment, such as CartPole-v1")
+    printer.set_defaults(command=_schema)
 
 
 def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -732,6 +744,13 @@ def _doctor(given: argparse.Namespace) -> int:
     from memoire.cluster.doctor import examine
 
     return examine(given.endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
+
+
+def _schema(given: argparse.Namespace) -> int:
+    from memoire.cluster.roles import schema_of
+
+    print(schema_of(None, given.env).to_json())
+    return 0
 
 
 def _totals(given: argparse.Namespace) -> int:

@@ -35,9 +35,9 @@ from memoire.cluster.tablefile import read_tables
 
 pytestmark = pytest.mark.chart
 
-FULL, EMBEDDED, NO_RELAY, AUTOSCALING, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
+FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
     CHART / "ci" / f"{name}-values.yaml"
-    for name in ("full", "embedded", "no-relay", "autoscaling", "openshift", "outside", "diagnostic")
+    for name in ("full", "embedded", "no-relay", "autoscaling", "keda", "openshift", "outside", "diagnostic")
 )
 every_case = pytest.mark.parametrize("values", CASES, ids=lambda path: path.stem.removesuffix("-values"))
 every_helm = pytest.mark.parametrize("helm", helms(), ids=lambda path: Path(path).name if path else "none")
@@ -60,6 +60,7 @@ def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values)
     }
 
 
+@pytest.mark.timeout(240)  # the schemas of all kinds are read
 @pytest.mark.parametrize("kubernetes", VERSIONS)
 def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
@@ -70,7 +71,7 @@ def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
             kubernetes_validate.validate(each, kubernetes, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
             unknown.add(each["kind"])
-    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute"}  # those of others
+    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # those of others
 
 
 @every_case
@@ -208,6 +209,33 @@ def test_autoscaled_proxies_keep_their_number_at_an_upgrade():
     assert proxy["resources"]["requests"]["cpu"]  # what the target is per cent of
 
 
+def test_keda_scales_proxies_in_place_of_an_autoscaler_and_has_something_to_fall_back_to():
+    objects = render(values=KEDA)
+    assert "replicas" not in of(objects, "Deployment", "memoire-proxy")["spec"]
+    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA makes its own
+    scaled = of(objects, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"] == {"name": "memoire-proxy"}
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
+    assert scaled["fallback"] == {"failureThreshold": 3, "replicas": 4}
+    assert [each["type"] for each in scaled["triggers"]] == ["cpu", "prometheus"]
+    assert all(isinstance(text, str) for each in scaled["triggers"] for text in each["metadata"].values())
+    said = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert said == {"scaleDown": {"stabilizationWindowSeconds": 300}}
+    least = render(values=KEDA, sets=("proxy.autoscaling.keda.fallback.replicas=null",))
+    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # rather too many than too few
+    query = scaled["triggers"][1]["metadata"]["query"]
+    assert set(re.findall(r"memoire_\w+", query)) <= set(
+        re.findall(r"memoire_\w+", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"))
+    )
+
+
+def test_threads_that_move_bytes_are_a_value_of_servers_and_proxies():
+    said = json.loads(of(render(values=KEDA), "ConfigMap", "memoire")["data"]["memoire.json"])
+    assert (said["server"]["io-threads"], said["proxy"]["io-threads"]) == (2, 4)
+    plain = json.loads(of(render(sets=INSECURE), "ConfigMap", "memoire")["data"]["memoire.json"])
+    assert "io-threads" not in plain["server"] and "io-threads" not in plain["proxy"]
+
+
 def test_a_budget_never_keeps_a_node_from_being_drained():
     assert not [each for each in render(sets=INSECURE) if each["kind"] == "PodDisruptionBudget"]
     budgets = {
@@ -250,6 +278,15 @@ def test_an_open_cluster_has_to_be_asked_for():
         ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=lots"], '"lots" is no size'),
         ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.maxReplicas=1"], "above maxReplicas"),
         ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.resources.requests.memory=1Gi"], "requests.cpu"),
+        ([*INSECURE, "proxy.autoscaling.keda.enabled=true"], "proxy.autoscaling.enabled=true"),
+        (
+            [*INSECURE, 'proxy.autoscaling={"enabled":true,"targetCPU":0,"keda":{"enabled":true}}'],
+            "neither targetCPU nor keda.triggers",
+        ),
+        (
+            [*INSECURE, 'proxy.autoscaling={"enabled":true,"metrics":[{"type":"Pods"}],"keda":{"enabled":true}}'],
+            "write them as proxy.autoscaling.keda.triggers",
+        ),
         ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
         ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
         ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),

@@ -99,9 +99,21 @@ def test_what_cannot_be_done_is_explained_in_a_line(
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert cli.main(["top", "tcp://127.0.0.1:9"]) == 1
+    assert "this needs rich: pip install 'memoire-rl[demo]'" in capsys.readouterr().err
+
+
+def test_a_server_without_gymnasium_is_told_what_to_write_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["schema", "CartPole-v1"]) == 0
+    printed = capsys.readouterr().out
+    assert roles.schema_of(printed, None) == roles.schema_of(None, "CartPole-v1")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert cli.main(["up", "--env", "CartPole-v1"]) == 1
-    assert "this needs gymnasium: pip install 'memoire-rl[demo]'" in capsys.readouterr().err
+    assert cli.main(["server", "--env", "CartPole-v1"]) == 1
+    said = capsys.readouterr().err
+    assert "pip install 'memoire-rl[demo]'" in said and "`memoire schema CartPole-v1` where it is" in said
 
 
 def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None:

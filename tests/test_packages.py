@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging import requirements, utils
 
 from memoire import security
 
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "tools"
 
 
 def tool(name):
@@ -23,7 +25,7 @@ def tool(name):
     return made
 
 
-contents, audit = tool("package_contents"), tool("audit")
+contents, audit, lock = tool("package_contents"), tool("audit"), tool("lock")
 GOOD = {
     "memoire/__init__.py": b"",
     "memoire/_core.abi3.so": b"\x7fELF",
@@ -151,3 +153,46 @@ def test_databases_that_cannot_be_asked_are_no_good_news():
     status, lines, left = audit.verdict({"osv": "no route", "pypi": report(a=None, b=None, **{"memoire-rl": None})})
     assert (status, left) == (3, ["all 2 packages"]) and lines[0] == "osv could not be asked: no route"
     assert audit.verdict({"pip-audit": "it could not be installed"})[0] == 3
+
+
+# --------------------------------------------------------------------------------------------- what images install
+
+
+def pins(name):
+    """Each package of an environment's file: its versions, and how many hashes each has."""
+    found, version = {}, None
+    for line in (ROOT / "deploy" / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.strip().startswith("--hash=sha256:"):
+            version["hashes"] += 1
+        elif not line.startswith("#"):
+            package, _, rest = line.partition("==")
+            version = {"version": rest.split()[0], "hashes": 0}
+            found.setdefault(package, []).append(version)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, _ in lock.requirements()])
+def test_what_an_image_has_is_pinned_as_the_package_demands(name):
+    wanted, pinned = dict(lock.requirements())[name], pins(name)
+    assert wanted and all(version["hashes"] for versions in pinned.values() for version in versions)
+    for each in map(requirements.Requirement, wanted):
+        versions = pinned.get(utils.canonicalize_name(each.name), [])
+        assert versions and all(version["version"] in each.specifier for version in versions), f"{each}: make lock"
+
+
+def test_a_package_has_the_same_version_in_every_image():
+    """The demo's is made of the actor's, and what is read by one is written by another."""
+    known = {}
+    for name, _ in lock.requirements():
+        for package, versions in pins(name).items():
+            said = {version["version"] for version in versions}
+            assert known.setdefault(package, said) >= said, f"{package} of {name}: make lock"
+
+
+def test_the_dockerfile_installs_nothing_that_is_not_pinned():
+    said = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [
+        line for line in said.splitlines() if "pip" in line and " install " in line and not line.startswith("#")
+    ]
+    assert len(installs) == 5
+    assert all("--require-hashes" in line or "--no-deps" in line for line in installs)

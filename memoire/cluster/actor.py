@@ -19,6 +19,7 @@ from memoire.errors import MemoireTimeout
 from memoire.writer import Writer
 
 from .envs import make_envs, sizes
+from .node import NodePages
 from .qlearning import Network, Settings, act
 from .tether import Tether
 
@@ -81,7 +82,12 @@ def play(
     endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, capacity: int, keys: str | None = None
 ) -> int:
     """Play until the run is finished; the exit status."""
-    with Tether() as tether, connect(endpoint, seed=seed, capacity=capacity, keys=keys) as client:
+    with (
+        Tether() as tether,
+        NodePages.from_environment() as pages,
+        connect(endpoint, seed=seed, capacity=capacity, keys=keys) as client,
+    ):
+        pages.show(client)
         envs = make_envs(env, num_envs)
         inputs, actions = sizes(envs)
         network = Network((inputs, *Settings().hidden, actions), seed)

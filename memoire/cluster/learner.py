@@ -19,6 +19,7 @@ from memoire.errors import Closed, MemoireError
 from memoire.reader import Reader
 
 from .actor import POLICY
+from .node import NodePages
 from .qlearning import DoubleQ
 from .tether import Tether
 
@@ -82,7 +83,12 @@ def learn(
         patience: Seconds to wait for the cluster, and for each batch.
         checkpoint: File that keeps the network over a restart.
     """
-    with Tether() as tether, Reader([endpoint], seed=seed, keys=keys, timeout=patience) as reader:
+    with (
+        Tether() as tether,
+        NodePages.from_environment() as pages,
+        Reader([endpoint], seed=seed, keys=keys, timeout=patience) as reader,
+    ):
+        pages.show(reader)
         inputs = math.prod(reader.schema["obs"].shape)
         learner, meter = DoubleQ(inputs, actions, seed=seed), Meter()
         if checkpoint is not None and checkpoint.exists():

@@ -44,6 +44,7 @@ from memoire.errors import EndpointError, InsecureWarning, ParameterError
 from memoire.exposure import is_loopback, warn
 
 from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, Request, as_error
+from .tether import LINE
 from .tokens import Guesses, Tokens
 
 _log = logging.getLogger(__name__)
@@ -125,9 +126,12 @@ class NodePages:
     @classmethod
     def from_environment(cls, node: Node | None = None) -> Self:
         """Pages where $MEMOIRE_HTTP, $MEMOIRE_PROBES and $MEMOIRE_HTTP_TOKEN_FILE say, as the chart sets them for a
-        program of yours; none where these are not set.
+        program of yours; none where these are not set, or where a launcher has started this process: it has the
+        launcher's environment, and so do others.
         """
         said = {name: os.environ.get(f"MEMOIRE_{name}") or None for name in ("HTTP", "PROBES", "HTTP_TOKEN_FILE")}
+        if LINE in os.environ:
+            return cls(None, node)
         token = None if said["HTTP_TOKEN_FILE"] is None else Tokens(said["HTTP_TOKEN_FILE"])
         return cls(said["HTTP"], node, token=token, probes=said["PROBES"])
 

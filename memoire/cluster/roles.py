@@ -47,7 +47,7 @@ RECENT = 100
 def schema_of(given: str | None, env: str | None) -> Schema:
     """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment."""
     if given is None:
-        return env_schema(str(env))
+        return _of_environment(str(env))
     if given.lstrip().startswith("{"):
         return Schema.from_json(given)
     try:
@@ -57,6 +57,19 @@ def schema_of(given: str | None, env: str | None) -> Schema:
             f"cannot read the schema from {given!r}: {error.strerror}. Give a JSON file (--schema)."
         ) from error
     return Schema.from_json(text)
+
+
+def _of_environment(env: str) -> Schema:
+    try:
+        return env_schema(env)
+    except ModuleNotFoundError as error:
+        if error.name != "gymnasium":
+            raise
+        raise SchemaError(
+            f"the schema of {env!r} (--env) takes Gymnasium, which is not installed here: pip install "
+            f"'memoire-rl[demo]'. Or, as images of servers do without it, run `memoire schema {env}` where it is, and "
+            f"give what that prints (--schema; in the Helm chart, server.schema)."
+        ) from error
 
 
 def read_parameters(settings: Sequence[str]) -> Parameters:

@@ -25,6 +25,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- $v := .Values.server -}}
 {{- $said := include "memoire.settings.pages" . | fromYaml -}}
 {{- $said = merge $said (dict "endpoint" "tcp://*:5560" "byte-limit" (include "memoire.bytes" $v.heldBytes | int64)) -}}
+{{- if ne (int $v.ioThreads) 1 }}{{ $_ := set $said "io-threads" (int64 $v.ioThreads) }}{{ end -}}
 {{- if $v.tables }}{{ $_ := set $said "tables" $v.tables }}{{ else }}{{ $_ := set $said "storage" $v.storage }}{{ end -}}
 {{- if $v.schema }}{{ $_ := set $said "schema" $v.schema }}{{ end -}}
 {{- if $v.env }}{{ $_ := set $said "env" $v.env }}{{ end -}}
@@ -39,6 +40,7 @@ http-token-file: /etc/memoire/tokens/nodes
 
 {{- define "memoire.settings.proxy" -}}
 {{- $said := merge (include "memoire.settings.pages" . | fromYaml) (dict "endpoint" "tcp://*:5560" "servers-file" "/etc/memoire/settings/servers.txt") -}}
+{{- if ne (int .Values.proxy.ioThreads) 1 }}{{ $_ := set $said "io-threads" (int64 .Values.proxy.ioThreads) }}{{ end -}}
 {{- mergeOverwrite $said .Values.proxy.settings | toYaml -}}
 {{- end }}
 

@@ -43,8 +43,20 @@
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- $wrong = append $wrong (printf "proxy.autoscaling.minReplicas is %d, above maxReplicas %d" (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
-{{- if and .enabled (not .targetCPU) (not .metrics) -}}
-{{- $wrong = append $wrong "proxy.autoscaling has neither targetCPU nor metrics: nothing would ever change" -}}
+{{- $more := ternary "keda.triggers" "metrics" .keda.enabled -}}
+{{- if and .enabled (not .targetCPU) (not (ternary .keda.triggers .metrics .keda.enabled)) -}}
+{{- $wrong = append $wrong (printf "proxy.autoscaling has neither targetCPU nor %s: nothing would ever change" $more) -}}
+{{- end -}}
+{{- if and .keda.enabled (not .enabled) -}}
+{{- $wrong = append $wrong "proxy.autoscaling.keda.enabled is true: set proxy.autoscaling.enabled=true, too" -}}
+{{- end -}}
+{{- if and .keda.enabled .metrics -}}
+{{- $wrong = append $wrong "proxy.autoscaling.metrics are of a HorizontalPodAutoscaler, and proxy.autoscaling.keda.enabled makes none: write them as proxy.autoscaling.keda.triggers" -}}
+{{- end -}}
+{{- range .keda.triggers -}}
+{{- if and (has .type (list "cpu" "memory")) (eq (len $v.proxy.autoscaling.keda.triggers) 1) -}}
+{{- $wrong = append $wrong "proxy.autoscaling.keda.triggers has only cpu or memory, which KEDA takes no fallback for: that is what a HorizontalPodAutoscaler does (targetCPU and metrics, without keda)" -}}
+{{- end -}}
 {{- end -}}
 {{- $requests := default dict (default dict $v.proxy.resources).requests -}}
 {{- if and .enabled .targetCPU (not (kindIs "invalid" $v.proxy.resources)) (not $requests.cpu) -}}

@@ -1,0 +1,75 @@
+"""A learner to begin yours with: learns CartPole from what all actors do, and publishes its network.
+
+The chart says by the environment where everything is (docs/kubernetes.md). With learner.embedsServer it is the
+cluster's server itself, which is the fastest way to draw; else it reads over the network. Nothing else differs.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+
+import memoire
+from memoire.cluster.node import NodePages
+from memoire.cluster.qlearning import DoubleQ
+from memoire.errors import Closed
+
+# What `memoire schema CartPole-v1` prints, by hand: obs, action and reward of each step.
+SCHEMA = memoire.Schema(
+    {
+        "obs": memoire.Column(np.float32, (4,), "state"),
+        "action": memoire.Column(np.int64),
+        "reward": memoire.Column(np.float32, (), "reward"),
+    }
+)
+PARAMETERS = memoire.Parameters(multi_step=3, discount_factor=0.99)
+PUBLISH_EVERY = 5
+SAVE_EVERY = 500
+PATIENCE = 600.0  # seconds without a batch: an autoscaler may have to start nodes for the actors
+
+
+def source(environment: "os._Environ[str]") -> "memoire.Server | memoire.Reader":
+    """What batches come from: the server in this process, or all servers of the cluster."""
+    if "MEMOIRE_LISTEN" not in environment:
+        return memoire.Reader([environment["MEMOIRE_ENDPOINT"]], timeout=PATIENCE)
+    state = environment.get("MEMOIRE_STATE_DIR")
+    where = {"name": environment["MEMOIRE_NAME"], "state_dir": state, "snapshot_caches": state is not None}
+    return memoire.Server(environment["MEMOIRE_LISTEN"], SCHEMA, parameters=PARAMETERS, **where)
+
+
+def main() -> None:
+    state = os.environ.get("MEMOIRE_STATE_DIR")
+    checkpoint = None if state is None else Path(state).with_name("network")  # beside the server's own folder
+    learner = DoubleQ(4, 2)
+    if checkpoint is not None and checkpoint.exists():
+        learner.network.load(checkpoint.read_bytes())
+
+    with NodePages.from_environment() as pages, source(os.environ) as cluster:
+        # Which ends the loop; in a thread, for a signal may come while this one holds a lock.
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=cluster.close).start())
+        pages.show(cluster)
+        cluster.publish("policy", learner.network.to_bytes())
+        with contextlib.suppress(Closed):
+            for count, batch in enumerate(cluster.batches(learner.settings.batch_size, timeout=PATIENCE)):
+                batch.update_priorities(learner.learn(batch))
+                if count % PUBLISH_EVERY == 0:
+                    cluster.publish("policy", learner.network.to_bytes())
+                if count % SAVE_EVERY == 0:
+                    save(checkpoint, learner.network.to_bytes())
+    save(checkpoint, learner.network.to_bytes())
+
+
+def save(file: Path | None, content: bytes) -> None:
+    """A file that is there as a whole or as it was; none where there is no volume."""
+    if file is None:
+        return
+    new = file.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(file)
+
+
+if __name__ == "__main__":
+    main()
