@@ -30,7 +30,7 @@ help:
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
-	@echo "make bench-peers   beside cpprb and TorchRL, which are installed into build/peers (with torch: gigabytes)"
+	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
 	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
 	@echo "make clean         remove what the targets above made"
@@ -114,9 +114,10 @@ bench: setup-dev
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 
-# cpprb and TorchRL, and so torch, are installed into build/peers: gigabytes.
+# benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
+	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 
 wheel: setup
 	@rm -rf dist

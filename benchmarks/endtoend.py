@@ -1,0 +1,139 @@
+"""How many samples a second reach a learner, all included, beside Reverb over TCP and cpprb in shared memory?
+
+Actors, in processes of their own, insert steps as fast as they may; the learner draws a batch of 256 for each 256
+steps: a step is drawn once on average. Everybody's server is in the learner's process; all share the machine.
+
+* memoire: `memory.add` for each step, an episode every 256, and a cache pushed over TCP; `server.get_batch`.
+* Reverb: a structured writer over gRPC, a queue that limits what is ahead, each item drawn once by a data set.
+* cpprb: its Ape-X form for several processes on one machine; actors insert blocks of 256 steps, nothing is sent.
+* plain ZeroMQ: PUSH and PULL over TCP, messages of as many distinct bytes; nobody draws and nobody looks.
+"""
+
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import wire
+from learner import schema_of
+from measure import Report, Side, contest
+from measure import arguments as flags
+from peers import Company
+from peers.tasks import ALPHA, BATCH, BETA, Task
+
+import memoire
+from memoire import cache
+
+RAW = "plain ZeroMQ, PULL of as many bytes"
+
+
+def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> None:
+    """An actor: 256 steps one by one, an episode's end, a cache; as often as it is told."""
+    task = Task(name, entries)
+    rows = list(zip(task.frames[:BATCH], task.actions, task.rewards, strict=False))[:BATCH]
+    with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=60) as client:
+        memory = client.memory
+
+        def episode() -> None:
+            memory.open()
+            for row in rows:
+                memory.add(0, row)
+            memory.close(terminated=True, final_state=task.frames[BATCH])
+
+        for _ in range(4):
+            episode()
+        client.update(timeout=60)
+        pipe.send(cache.build(memory, BATCH, now=time.time()).nbytes)
+        while (count := pipe.recv()) is not None:
+            for _ in range(count):
+                episode()
+                while not client.push_cache(timeout=10):
+                    pass
+
+
+class Ours:
+    """A server in this process, its actors in others."""
+
+    def __init__(self, task: Task, actors: int, count: int) -> None:
+        self.most = count
+        self.server = memoire.Server(
+            "tcp://127.0.0.1:0",
+            schema_of(task),
+            sampler=memoire.Prioritized(ALPHA, beta=BETA),
+            multi_step=task.multi_step,
+            frame_stack=task.stack,
+            discount=0.99,
+            byte_limit=wire.UNDRAWN_BYTES,
+            seed=0,
+        )
+        endpoint = self.server.endpoint
+        self.children = [wire.Child(act, endpoint, task.name, task.entries, rank) for rank in range(actors)]
+        self.message_bytes = int(self.children[0].first_answer)
+
+    def __call__(self) -> None:
+        self.clock(len(self.children))
+
+    def clock(self, count: int) -> float:
+        """Seconds for `count` batches, from the first on."""
+        for child in self.children:
+            child.tell(count // len(self.children))
+        self.server.get_batch(BATCH, timeout=60)
+        began = time.perf_counter()
+        for _ in range(count - 1):
+            self.server.get_batch(BATCH, timeout=60)
+        return (time.perf_counter() - began) * count / (count - 1)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.server.close()
+
+
+class Raw(wire.Raw):
+    """The limit, as a side."""
+
+    def __init__(self, size: int, actors: int, count: int) -> None:
+        super().__init__(size, actors)
+        self.most = count
+
+    def __call__(self) -> None:
+        self.clock(self.most)
+
+    def clock(self, count: int) -> float:
+        return self.take(count) * count / (count - 1)
+
+
+def compare(report: Report, company: Company, task: Task, actors: int, *, count: int, rounds: int) -> None:
+    """The row of a task and so many actors."""
+    ours = Ours(task, actors, count)
+    raw = Raw(ours.message_bytes, actors, count)
+    makes = {name: ("end_to_end", task.name, min(task.entries, 10_000), actors) for name in ("reverb", "cpprb")}
+    theirs: dict[str, Side] = {RAW: raw, **company.sides(makes, most=count)}
+    for side in (ours, *theirs.values()):
+        side.clock(max(2 * actors, count // 8 // actors * actors))  # type: ignore[attr-defined]  # warm
+    aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs if each != RAW}
+    known = {"end-W1-1-reverb", "end-W1-4-reverb", "end-W1-1-cpprb"}
+    settings: dict[str, Any] = {"unit": " samples/s", "per_call": BATCH, "rounds": rounds}
+    settings["aims"] = {each: key for each, key in aims.items() if key in known}
+    report.add(*contest(f"end to end, {task.name}, {actors} actors", ours, theirs, **settings))
+    company.part()
+    raw.close()
+    ours.close()
+
+
+def main() -> None:
+    chosen = flags(__doc__, peers=True)
+    company, report = Company(chosen.peers), Report(__doc__)
+    report.heading()
+    for name, entries, count in (("W1", 50_000, 1200), ("W2", 10_000, 120)):
+        task = Task(name, entries // 5 if chosen.quick else entries)
+        report.facts.append(task.described)
+        for actors in (1, 4):
+            if chosen.only in f"{name}, {actors} actors":
+                turn = count // 30 if chosen.quick else count
+                compare(report, company, task, actors, count=turn, rounds=2 if chosen.quick else 7)
+    report.facts += company.facts()
+    report.finish(chosen.write, "endtoend")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Peers in processes and environments of their own, whose sides take turns with memoire's as if they were here."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = Path(os.environ.get("MEMOIRE_PEERS", HERE.parent.parent / "build" / "peers"))
+NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb"}
+"""By the side what a reader calls it."""
+
+
+class PeerUnavailable(RuntimeError):
+    """A peer cannot be installed here, or does not start: its rows are left out, and the page says why."""
+
+
+class Peer:
+    """A process in a peer's environment: it makes sides by name and takes their turns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        environment, self.version = environment_of(name)
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
+        self.process = subprocess.Popen(
+            [environment / "bin" / "python", HERE / "child.py", f"with_{name}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=os.environ | QUIET,
+            text=True,
+        )
+        self.ask("start")
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.name]} {self.version}"
+
+    def side(self, make: str, *arguments: object, **settings: Any) -> "RemoteSide":
+        """What the peer's function `make` returns there for these arguments, which are plain values."""
+        return RemoteSide(self, int(self.ask("make", make, arguments)), **settings)
+
+    def ask(self, *question: object) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        if not (line := self.process.stdout.readline()):
+            self.log.seek(0)
+            said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
+            raise PeerUnavailable(f"{self} ended: " + "\n".join(said or ["it said nothing"]))
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process, and with it all that it holds."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+class RemoteSide:
+    """A side of a comparison that runs, and is timed, in the peer's process."""
+
+    def __init__(self, peer: Peer, number: int, most: int | None = None) -> None:
+        self.peer, self.number, self.most = peer, number, most
+
+    def __call__(self) -> None:
+        self.clock(1)
+
+    def clock(self, count: int) -> float:
+        """Seconds that the peer took for `count` calls."""
+        return float(self.peer.ask("clock", self.number, count))
+
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "RL_LOGGING_LEVEL": "WARNING", "CUDA_VISIBLE_DEVICES": ""}
+"""Peers that greet would fill the log in which an error is looked for."""
+
+
+@cache
+def environment_of(name: str) -> tuple[Path, str]:
+    """The peer's environment, made now where it is not there or of other versions; and the peer's version."""
+    with (HERE / "versions.toml").open("rb") as file:
+        chosen, described = next(each for each in tomllib.load(file).items() if name in each[1]["sides"])
+    packages = described["packages"]
+    made, mark = ROOT / chosen, ROOT / chosen / "installed.json"
+    if not (mark.exists() and json.loads(mark.read_text()) == packages):
+        print(f"installing {', '.join(packages)} into {made}", file=sys.stderr, flush=True)
+        venv.create(made, with_pip=True, clear=True)
+        command = [made / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run([*command, *packages], check=False, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            raise PeerUnavailable(f"{NAMES[name]} cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
+        mark.write_text(json.dumps(packages))
+    title = NAMES[name].lower()
+    return made, next((each.split("==")[1] for each in packages if title in each.split("==")[0]), "")
+
+
+class Company:
+    """The peers that a benchmark asks for, each started when it is first needed; those that cannot be are told of."""
+
+    def __init__(self, wanted: str) -> None:
+        self.names = [] if wanted == "none" else wanted.split(",")
+        if unknown := set(self.names) - set(NAMES):
+            sys.exit(f"there is no peer {', '.join(sorted(unknown))}: --peers takes {', '.join(NAMES)}, or none")
+        self.running: dict[str, Peer] = {}
+        self.absent: dict[str, str] = {}
+
+    def sides(self, makes: dict[str, tuple[Any, ...]], most: int | None = None) -> dict[str, RemoteSide]:
+        """By what a peer is called in a table its side.
+
+        Args:
+            makes: By the peer's name the function that makes its side, and that function's arguments.
+            most: The calls of a turn, where they are not for the clock to find.
+        """
+        found = {}
+        for name, (make, *arguments) in makes.items():
+            if name not in self.names or name in self.absent:
+                continue
+            try:
+                if name not in self.running:
+                    self.running[name] = Peer(name)
+                found[str(self.running[name])] = self.running[name].side(make, *arguments, most=most)
+            except PeerUnavailable as error:
+                self.absent[name] = str(error)
+                print(f"left out: {error}", flush=True)
+        return found
+
+    def part(self) -> None:
+        """End their processes: what comes next begins with free memory."""
+        for peer in self.running.values():
+            peer.close()
+        self.running.clear()
+
+    def facts(self) -> list[str]:
+        """Who is missing, for the page."""
+        return [f"Left out: {reason}" for reason in self.absent.values()]

@@ -1,0 +1,69 @@
+"""The steps that every side of a comparison is given, from NumPy alone: W1 has small ones, W2 stacks of frames."""
+
+import itertools
+
+import numpy as np
+
+EPISODE = 1000
+BATCH = 256
+ALPHA, BETA = 0.6, 0.4
+
+
+class Task:
+    """Steps of a made-up environment: W1 of 64 numbers, W2 with stacks of 4 frames, of which 3 were seen before."""
+
+    def __init__(self, name: str, entries: int) -> None:
+        self.name, self.entries = name, entries
+        self.ring = min(entries, 5_000 if name == "W2" else 50_000)  # inserts are timed where memory is warm
+        self.stack, self.multi_step = (4, 3) if name == "W2" else (1, 1)
+        self.shape, self.dtype = ((84, 84), "uint8") if name == "W2" else ((64,), "float32")
+        self.action_shape, self.action_dtype = ((1,), "int32") if name == "W2" else ((8,), "float32")
+        random = np.random.default_rng(0)
+        self.frames = distinct(random, (EPISODE + self.multi_step + self.stack, *self.shape), self.dtype)
+        self.actions = distinct(random, (EPISODE, *self.action_shape), self.action_dtype)
+        self.rewards = random.standard_normal(EPISODE, dtype="float32")
+        self.is_end = np.arange(EPISODE) == EPISODE - 1
+
+    @property
+    def described(self) -> str:
+        return (
+            f"{self.name}: observations {self.dtype}{list(self.shape)}, actions {self.action_dtype}"
+            f"{list(self.action_shape)}, reward float32; stack {self.stack}, n-step {self.multi_step}, "
+            f"{self.entries} entries"
+        )
+
+    def observations(self, begin: int, *, frames_last: bool = True) -> np.ndarray:
+        """The episode's observations as an environment shows them, stacked where there are several frames."""
+        seen = self.frames
+        if self.stack > 1:
+            seen = np.lib.stride_tricks.sliding_window_view(seen, self.stack, axis=0)
+            seen = seen if frames_last else np.moveaxis(seen, -1, 1)
+        return np.ascontiguousarray(seen[begin : begin + EPISODE])
+
+    def priorities(self, entries: int) -> np.ndarray:
+        return np.random.default_rng(1).uniform(0.1, 2.0, entries).astype(np.float32)
+
+
+def distinct(random: np.random.Generator, shape: tuple, dtype: str) -> np.ndarray:
+    """Values that no compression or page sharing can make smaller."""
+    if np.dtype(dtype).kind == "f":
+        return random.standard_normal(shape, dtype="float32").astype(dtype, copy=False)
+    return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype)
+
+
+ERRORS = np.random.default_rng(3).uniform(0.1, 2.0, (64, BATCH)).astype(np.float32)
+FRACTIONS = np.random.default_rng(5).random((64, BATCH))
+
+
+def leaf_updates(leaves: int) -> tuple[np.ndarray, np.ndarray]:
+    """64 updates of a tree: places and values."""
+    random = np.random.default_rng(6)
+    return random.integers(0, leaves, (64, BATCH)), random.uniform(0.1, 2.0, (64, BATCH))
+
+
+def leaf_weights(leaves: int) -> np.ndarray:
+    return np.random.default_rng(4).uniform(0.1, 2.0, leaves)
+
+
+def turns() -> "itertools.cycle[int]":
+    return itertools.cycle(range(64))

@@ -1,0 +1,174 @@
+"""cpprb's sides. A frame is stored once (`next_of`, `stack_compress`), n-step sums are made at insertion (`Nstep`)."""
+
+import multiprocessing
+import time
+from functools import cache, partial
+
+import cpprb
+import numpy as np
+from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task, leaf_updates, leaf_weights, turns
+
+TASK = cache(Task)
+
+
+def columns_of(task: Task) -> dict:
+    shape = task.shape + (() if task.stack == 1 else (task.stack,))
+    return {
+        "obs": {"shape": shape, "dtype": np.dtype(task.dtype)},
+        "act": {"shape": task.action_shape, "dtype": np.dtype(task.action_dtype)},
+        "rew": {},
+        "done": {},
+    }
+
+
+def buffer_of(task: Task, entries: int) -> cpprb.PrioritizedReplayBuffer:
+    columns = columns_of(task)
+    form = {"next_of": "obs"}
+    if task.multi_step > 1:  # which n-step windows exclude here
+        columns["next_obs"] = columns["obs"]
+        several = {"size": task.multi_step, "gamma": 0.99, "rew": "rew", "next": "next_obs"}
+        form = {"Nstep": several, "stack_compress": ["obs", "next_obs"]}
+    return cpprb.PrioritizedReplayBuffer(entries, columns, alpha=ALPHA, **form)
+
+
+def block_of(task: Task) -> dict:
+    """An episode as one call takes it."""
+    return {
+        "obs": task.observations(0),
+        "act": task.actions,
+        "rew": task.rewards,
+        "next_obs": task.observations(1),
+        "done": task.is_end,
+    }
+
+
+@cache
+def filled(name: str, entries: int) -> cpprb.PrioritizedReplayBuffer:
+    task = TASK(name, entries)
+    replay, block = buffer_of(task, entries), block_of(task)
+    for _ in range(entries // EPISODE):
+        replay.add(**block)
+        replay.on_episode_end()
+    replay.update_priorities(np.arange(entries), task.priorities(entries))
+    return replay
+
+
+def steps(name: str, entries: int):
+    """An episode, a step a call."""
+    task = TASK(name, entries)
+    replay, block = buffer_of(task, task.ring), block_of(task)
+    rows = [{column: values[step] for column, values in block.items()} for step in range(EPISODE)]
+
+    def insert() -> None:
+        for row in rows:
+            replay.add(**row)
+        replay.on_episode_end()
+
+    return insert
+
+
+def episodes(name: str, entries: int):
+    """An episode in one call."""
+    task = TASK(name, entries)
+    replay, block = buffer_of(task, task.ring), block_of(task)
+
+    def insert() -> None:
+        replay.add(**block)
+        replay.on_episode_end()
+
+    return insert
+
+
+def draws(name: str, entries: int):
+    return partial(filled(name, entries).sample, BATCH, beta=BETA)
+
+
+def updates(name: str, entries: int):
+    replay, turn = filled(name, entries), turns()
+    places = [replay.sample(BATCH, beta=BETA)["indexes"] for _ in range(64)]
+
+    def update() -> None:
+        at = next(turn)
+        replay.update_priorities(places[at], ERRORS[at])
+
+    return update
+
+
+@cache
+def tree(leaves: int) -> cpprb.PrioritizedReplayBuffer:
+    """Its trees have no door of their own: the buffer of the least column."""
+    replay = cpprb.PrioritizedReplayBuffer(leaves, {"a": {"dtype": np.int8}}, alpha=1.0)
+    replay.add(a=np.zeros(leaves, np.int8), priorities=leaf_weights(leaves))
+    return replay
+
+
+def tree_draws(leaves: int):
+    return partial(tree(leaves).sample, BATCH, beta=0.0)
+
+
+def tree_updates(leaves: int):
+    replay, turn = tree(leaves), turns()
+    places, values = leaf_updates(leaves)
+
+    def update() -> None:
+        at = next(turn)
+        replay.update_priorities(places[at], values[at])
+
+    return update
+
+
+AHEAD = 8
+"""Blocks that actors may insert before the learner draws a batch for each."""
+
+
+class EndToEnd:
+    """Its form for several processes, Ape-X with shared memory: actors insert blocks of 256 steps, a learner draws.
+
+    It knows neither n-step sums nor shared frames: actors hand in both stacks. As in the others, each step is drawn
+    once on average: a batch is drawn for each block.
+    """
+
+    def __init__(self, name: str, entries: int, actors: int) -> None:
+        task, context = TASK(name, entries), multiprocessing.get_context("fork")
+        columns = columns_of(task) | {"next_obs": columns_of(task)["obs"]}
+        self.replay = cpprb.MPPrioritizedReplayBuffer(entries, columns, alpha=ALPHA, ctx=context)
+        self.room, self.ready = context.Semaphore(AHEAD), context.Semaphore(0)
+        self.pipes, self.actors = [], []
+        for _ in range(actors):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=self.act, args=(theirs, task), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.actors.append(process)
+
+    def act(self, pipe, task: Task) -> None:
+        block = {column: values[:BATCH] for column, values in block_of(task).items()}
+        while (count := pipe.recv()) is not None:
+            for _ in range(count):
+                self.room.acquire()
+                self.replay.add(**block)
+                self.ready.release()
+
+    def clock(self, count: int) -> float:
+        """Seconds for `count` batches, from the first on."""
+        for pipe in self.pipes:
+            pipe.send(count // len(self.pipes))
+        self.draw()
+        began = time.perf_counter()
+        for _ in range(count - 1):
+            self.draw()
+        return (time.perf_counter() - began) * count / (count - 1)
+
+    def draw(self) -> None:
+        self.ready.acquire()
+        self.room.release()
+        self.replay.sample(BATCH, beta=BETA)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for actor in self.actors:
+            actor.join(10)
+
+
+end_to_end = EndToEnd

@@ -1,0 +1,192 @@
+"""Reverb's sides: its structured writer makes an item of each step, a TensorFlow data set draws batches of them.
+
+A frame crosses the wire once, in chunks that it sizes by itself; a W2 item is the 7 frames of both stacks, which are
+left for the learner to stack. Samples in flight: twice a batch for each worker, as its documentation advises.
+"""
+
+import multiprocessing
+import time
+from functools import cache
+
+import reverb
+import tensorflow as tf
+from reverb import structured_writer as patterns
+from tasks import ALPHA, BATCH, EPISODE, ERRORS, Task, turns
+
+TASK = cache(Task)
+TABLE = "replay"
+
+
+class Steps:
+    """What an actor writes: a step at a time, an item for each with the window that it needs."""
+
+    def __init__(self, task: Task) -> None:
+        self.frames = task.stack + task.multi_step
+        self.before = task.multi_step + 1
+        self.rows = [
+            {"obs": task.frames[i], "act": task.actions[i], "rew": task.rewards[i], "done": task.is_end[i]}
+            for i in range(EPISODE)
+        ]
+        self.signature = {
+            "obs": tf.TensorSpec((self.frames, *task.shape), tf.as_dtype(task.dtype)),
+            "act": tf.TensorSpec(task.action_shape, tf.as_dtype(task.action_dtype)),
+            "rew": tf.TensorSpec((task.multi_step,), tf.float32),
+            "done": tf.TensorSpec((), tf.bool),
+        }
+
+    def writer(self, client: reverb.Client) -> "reverb.StructuredWriter":
+        step = patterns.create_reference_step(self.rows[0])
+        window = {
+            "obs": step["obs"][-self.frames :],
+            "act": step["act"][-self.before],
+            "rew": step["rew"][-self.before : -1],
+            "done": step["done"][-1],
+        }
+        return client.structured_writer([patterns.create_config(window, TABLE)])
+
+
+def table_of(steps: Steps, entries: int, *, limiter, once: bool = False) -> reverb.Table:
+    return reverb.Table(
+        TABLE,
+        sampler=reverb.selectors.Prioritized(ALPHA),
+        remover=reverb.selectors.Fifo(),
+        max_size=entries,
+        max_times_sampled=1 if once else 0,
+        rate_limiter=limiter,
+        signature=steps.signature,
+    )
+
+
+def data_of(address: str):
+    found = reverb.TrajectoryDataset.from_table_signature(address, TABLE, max_in_flight_samples_per_worker=2 * BATCH)
+    return iter(found.batch(BATCH, drop_remainder=True).prefetch(2))
+
+
+class Local:
+    """Server and client in one process: no wire in between."""
+
+    def __init__(self, name: str, entries: int) -> None:
+        task = TASK(name, entries)
+        self.steps = Steps(task)
+        limiter = reverb.rate_limiters.MinSize(1)
+        self.server = reverb.Server([table_of(self.steps, task.entries, limiter=limiter)], port=None)
+        self.client = reverb.Client(f"localhost:{self.server.port}")
+        self.writer = self.steps.writer(self.client)
+
+    def insert(self) -> None:
+        """An episode, a step a call."""
+        for place, row in enumerate(self.steps.rows):
+            self.writer.append(row)
+            if place % BATCH == 0:
+                self.writer.flush(block_until_num_items=BATCH)
+        self.writer.flush()
+
+    def filled(self) -> "Local":
+        for _ in range(TASK_ITEMS // EPISODE):
+            self.insert()
+        return self
+
+
+TASK_ITEMS = 20_000
+"""Items that are drawn from: fewer than the others hold, since it takes no whole episodes."""
+
+filled = cache(lambda name, entries: Local(name, entries).filled())
+
+
+def steps(name: str, entries: int):
+    return Local(name, entries).insert
+
+
+class Draws:
+    """Batches of a data set, which fetches ahead: what it has fetched between two turns is not counted."""
+
+    def __init__(self, name: str, entries: int) -> None:
+        local = filled(name, entries)
+        self.data = data_of(f"localhost:{local.server.port}")
+
+    def clock(self, count: int) -> float:
+        for _ in range(FETCHED):
+            next(self.data)
+        counted = max(count, FETCHED)
+        began = time.perf_counter()
+        for _ in range(counted):
+            next(self.data)
+        return (time.perf_counter() - began) * count / counted
+
+
+FETCHED = 16
+"""Batches: as many as its workers and the data set keep ready at most, on two cores."""
+
+draws = Draws
+
+
+def updates(name: str, entries: int):
+    local, turn = filled(name, entries), turns()
+    data = data_of(f"localhost:{local.server.port}")
+    keys = [[int(key) for key in next(data).info.key.numpy()] for _ in range(64)]
+
+    def update() -> None:
+        at = next(turn)
+        local.client.mutate_priorities(TABLE, dict(zip(keys[at], ERRORS[at].tolist(), strict=True)))
+
+    return update
+
+
+AHEAD = 64 * BATCH
+"""Items that actors may insert before they are drawn: more than its data set keeps in flight."""
+
+
+def act(pipe, name: str, entries: int, port: int) -> None:
+    steps = Steps(TASK(name, entries))
+    writer = steps.writer(reverb.Client(f"127.0.0.1:{port}"))
+    for place in range(steps.frames - 1):  # no window is complete yet
+        writer.append(steps.rows[place])
+    writer.flush()
+    pipe.send("ready")
+    place = 0
+    while (count := pipe.recv()) is not None:
+        for _ in range(count):
+            for _ in range(BATCH):
+                writer.append(steps.rows[place % EPISODE])
+                place += 1
+            writer.flush(block_until_num_items=BATCH)
+        writer.flush()
+
+
+class EndToEnd:
+    """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
+
+    def __init__(self, name: str, entries: int, actors: int) -> None:
+        limiter = reverb.rate_limiters.Queue(AHEAD)
+        table = table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)
+        self.server = reverb.Server([table], port=None)
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.actors = [], []
+        for _ in range(actors):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=act, args=(theirs, name, entries, self.server.port), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.actors.append(process)
+        for pipe in self.pipes:
+            pipe.recv()
+        self.data = data_of(f"localhost:{self.server.port}")
+
+    def clock(self, count: int) -> float:
+        """Seconds for `count` batches, from the first on."""
+        for pipe in self.pipes:
+            pipe.send(count // len(self.pipes))
+        next(self.data)
+        began = time.perf_counter()
+        for _ in range(count - 1):
+            next(self.data)
+        return (time.perf_counter() - began) * count / (count - 1)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for actor in self.actors:
+            actor.join(10)
+
+
+end_to_end = EndToEnd
