@@ -54,12 +54,13 @@ class Peer:
         if not (line := self.process.stdout.readline()):
             self.log.seek(0)
             said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
+            self.close()
             raise PeerUnavailable(f"{self} ended: " + "\n".join(said or ["it said nothing"]))
         return json.loads(line)
 
     def close(self) -> None:
         """End the process, and with it all that it holds."""
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -67,6 +68,7 @@ class Peer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()
         self.log.close()
 
 
@@ -134,6 +136,7 @@ class Company:
                     self.running[name] = Peer(name)
                 found[str(self.running[name])] = self.running[name].side(make, *arguments, most=most)
             except PeerUnavailable as error:
+                self.running.pop(name, None)
                 self.absent[name] = str(error)
                 print(f"left out: {error}", flush=True)
         return found
