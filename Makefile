@@ -118,6 +118,7 @@ bench: setup-dev
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
+	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
 
 wheel: setup
 	@rm -rf dist

@@ -3,7 +3,7 @@
 Actors, in processes of their own, insert steps as fast as they may; the learner draws a batch of 256 for each 256
 steps: a step is drawn once on average. Everybody's server is in the learner's process; all share the machine.
 
-* memoire: `memory.add` for each step, an episode every 256, and a cache pushed over TCP; `server.get_batch`.
+* memoire: actors insert episodes of 256 steps and push a cache for each over TCP; the learner calls `get_batch`.
 * Reverb: a structured writer over gRPC, a queue that limits what is ahead, each item drawn once by a data set.
 * cpprb: its Ape-X form for several processes on one machine; actors insert blocks of 256 steps, nothing is sent.
 * plain ZeroMQ: PUSH and PULL over TCP, messages of as many distinct bytes; nobody draws and nobody looks.
@@ -27,16 +27,15 @@ RAW = "plain ZeroMQ, PULL of as many bytes"
 
 
 def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> None:
-    """An actor: 256 steps one by one, an episode's end, a cache; as often as it is told."""
+    """An actor: an episode of 256 steps, a cache; as often as it is told."""
     task = Task(name, entries)
-    rows = list(zip(task.frames[:BATCH], task.actions, task.rewards, strict=False))[:BATCH]
+    block = task.frames[:BATCH], task.actions[:BATCH], task.rewards[:BATCH]
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, when_full="block", timeout=60) as client:
         memory = client.memory
 
         def episode() -> None:
             memory.open()
-            for row in rows:
-                memory.add(0, row)
+            memory.extend(0, block)
             memory.close(terminated=True, final_state=task.frames[BATCH])
 
         for _ in range(4):
@@ -106,10 +105,15 @@ def compare(report: Report, company: Company, task: Task, actors: int, *, count:
     """The row of a task and so many actors."""
     ours = Ours(task, actors, count)
     raw = Raw(ours.message_bytes, actors, count)
-    makes = {name: ("end_to_end", task.name, min(task.entries, 10_000), actors) for name in ("reverb", "cpprb")}
-    theirs: dict[str, Side] = {RAW: raw, **company.sides(makes, most=count)}
+    make = "end_to_end", task.name, min(task.entries, 10_000), actors
+    slow = max(2 * actors, count // 8 // actors * actors)
+    theirs: dict[str, Side] = {
+        RAW: raw,
+        **company.sides({"reverb": make}, most=slow),  # whose turns would take most of the time
+        **company.sides({"cpprb": make}, most=count),
+    }
     for side in (ours, *theirs.values()):
-        side.clock(max(2 * actors, count // 8 // actors * actors))  # type: ignore[attr-defined]  # warm
+        side.clock(slow)  # type: ignore[attr-defined]  # warm
     aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs if each != RAW}
     known = {"end-W1-1-reverb", "end-W1-4-reverb", "end-W1-1-cpprb"}
     settings: dict[str, Any] = {"unit": " samples/s", "per_call": BATCH, "rounds": rounds}

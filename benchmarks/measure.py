@@ -69,6 +69,8 @@ class Report:
     """Paragraphs below the table: what the workloads are, what follows."""
     results: list[Result] = field(default_factory=list)
 
+    began: float = field(default_factory=time.monotonic)
+
     def add(self, *results: Result) -> None:
         self.results += results
         for result in results:
@@ -81,6 +83,7 @@ class Report:
         """Say what is below its floor; write `name`.md, .svg and .json, and what follows for the aims."""
         below = [result.what for result in self.results if result.is_below]
         print("\nbelow the floor: " + ", ".join(below) if below else "\nall at or above their floors")
+        print(f"took {time.monotonic() - self.began:.0f} s")
         if folder and self.results:
             Path(folder).mkdir(parents=True, exist_ok=True)
             rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)

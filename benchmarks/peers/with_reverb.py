@@ -67,7 +67,7 @@ class Local:
 
     def __init__(self, name: str, entries: int) -> None:
         task = TASK(name, entries)
-        self.steps = Steps(task)
+        self.steps, self.entries = Steps(task), entries
         limiter = reverb.rate_limiters.MinSize(1)
         self.server = reverb.Server([table_of(self.steps, task.entries, limiter=limiter)], port=None)
         self.client = reverb.Client(f"localhost:{self.server.port}")
@@ -82,7 +82,7 @@ class Local:
         self.writer.flush()
 
     def filled(self) -> "Local":
-        for _ in range(TASK_ITEMS // EPISODE):
+        for _ in range(min(self.entries, TASK_ITEMS) // EPISODE):
             self.insert()
         return self
 

@@ -1,0 +1,106 @@
+"""How long does it take from the start of a Python to the first batch, alone and with an actor in another process?
+
+Each start is a new process: imports, an empty memory, an episode of 1000 W1 steps, a batch of 256. With an actor: a
+server in the learner's process, an actor that is started by it, and a batch of what the actor sent over TCP. Each in
+its own environment, as installed; files are in memory already, since one start of each comes first.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from measure import Report, Result, Spread, in_turns
+from measure import arguments as flags
+from peers import NAMES, Peer, PeerUnavailable
+from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
+
+ALONE, CLUSTER = "first batch from nothing", "first batch over TCP, with an actor in another process"
+
+
+def alone() -> None:
+    """What is timed: a memory in this process."""
+    import memoire
+
+    task = Task("W1", EPISODE)
+    columns = {
+        "obs": memoire.Column(task.dtype, task.shape, "state"),
+        "action": memoire.Column(task.action_dtype, task.action_shape),
+        "reward": np.float32,
+    }
+    buffer = memoire.Buffer(memoire.Schema(columns), EPISODE, sampler=memoire.Prioritized(ALPHA, beta=BETA), seed=0)
+    buffer.memory.open()
+    buffer.memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
+    buffer.memory.close(terminated=True, final_state=task.frames[EPISODE])
+    buffer.sample(BATCH)
+
+
+def cluster() -> None:
+    """What is timed: a server here, an actor beside it."""
+    from endtoend import Ours
+
+    ours = Ours(Task("W1", EPISODE), 1, 1)
+    ours.children[0].tell(1)
+    ours.server.get_batch(BATCH, timeout=60)
+    ours.close()
+
+
+def ours(what: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, __file__, "--start", what], check=True)
+    return time.perf_counter() - began
+
+
+def theirs(name: str, make: str, *given: object) -> float:
+    began = time.perf_counter()
+    peer = Peer(name)
+    try:
+        peer.side(make, "W1", EPISODE, *given).clock(2 if given else 1)
+    finally:
+        taken = time.perf_counter() - began
+        peer.close()
+    return taken
+
+
+def compare(report: Report, what: str, takes: dict[str, Callable[[], float]], rounds: int) -> None:
+    """Rows of seconds: the ratio is how many times as long the other takes."""
+    usable = {}
+    for baseline, take in takes.items():
+        try:
+            take()
+            usable[baseline] = take
+        except PeerUnavailable as error:
+            report.facts.append(f"Left out: {error}")
+    mine, *others = in_turns(list(usable.values()), rounds)
+    for baseline, other in zip(list(usable)[1:], others, strict=True):
+        ratio = Spread.of([b / a for a, b in zip(mine, other, strict=True)])
+        report.add(Result(what, "s", Spread.of(mine), Spread.of(other), ratio, baseline))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--start"]:
+        {"alone": alone, "cluster": cluster}[sys.argv[2]]()
+        return
+    chosen = flags(__doc__, peers=True)
+    names, rounds = chosen.peers.split(","), 1 if chosen.quick else 3
+    report = Report(__doc__)
+    report.heading()
+    bare = {"a bare Python that imports NumPy": bare_python}
+    asked = {NAMES[name]: partial(theirs, name, "draws") for name in NAMES if name in names}
+    compare(report, ALONE, {"memoire": partial(ours, "alone")} | bare | asked, rounds)
+    asked = {NAMES[name]: partial(theirs, name, "end_to_end", 1) for name in ("cpprb", "reverb") if name in names}
+    compare(report, CLUSTER, {"memoire": partial(ours, "cluster")} | bare | asked, rounds)
+    report.finish(chosen.write, "startup")
+
+
+def bare_python() -> float:
+    """The limit."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import numpy"], check=True)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
