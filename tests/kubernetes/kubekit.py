@@ -146,10 +146,11 @@ class Release:
         said = run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", "-o", "name", given=text)
         self.applied |= set(said.split())
 
-    def install(self, *words, chart=CHART):
+    def install(self, *words, chart=CHART, seconds=150):
         """Install it, or change it; done when everything is ready."""
         files = [word for path in (self.VALUES, MORE_VALUES) if path for word in ("-f", str(path))]
-        self.helm("upgrade", "--install", self.name, str(chart), *files, "--wait", "--timeout", "150s", *words)
+        limit = ("--wait", "--timeout", f"{seconds}s")
+        self.helm("upgrade", "--install", self.name, str(chart), *files, *limit, *words, timeout=seconds + 50.0)
 
     def uninstall(self):
         """Take it away; fails unless nothing of it is left but its servers' volumes, which are to be kept."""

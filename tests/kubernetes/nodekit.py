@@ -94,10 +94,17 @@ class Api:
     def open(self, path, timeout=10.0):
         return urllib.request.urlopen(self.url + path, timeout=timeout)
 
-    def get(self, path, timeout=10.0):
-        """JSON; an OSError where that cannot be had."""
-        with self.open(path, timeout) as answer:
-            return json.load(answer)
+    def get(self, path, patience=60.0):
+        """JSON; asked again where no answer comes, as while the machine of the API server is busy."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with self.open(path) as answer:
+                    return json.load(answer)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"the API server does not tell {path}: {error}") from error
+                time.sleep(0.5)
 
     def close(self):
         self.process.kill()
@@ -160,7 +167,7 @@ class Trial(Report, Release):
         while not self._ended.wait(0.5):
             try:
                 found = self.found()
-            except (OSError, ValueError):
+            except (AssertionError, ValueError):
                 continue
             for pod in found:
                 uid, labels = pod["metadata"]["uid"], pod["metadata"]["labels"]
@@ -255,7 +262,7 @@ class Trial(Report, Release):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(self.values, file)
             file.flush()
-            self.install("-f", file.name)
+            self.install("-f", file.name, seconds=400)
 
     def measure(self, what, began, condition, seconds=120.0):
         """Wait for a condition, and note the seconds since `began`, by time.time()."""

@@ -150,8 +150,10 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* Probes on a node's pages: alive means that its threads take their turns; ready, that it may get new clients. A relay has
-started when it reaches the cluster: the programs of its Pod wait for that, and not in vain. */}}
+{{/* Probes on a node's pages: alive means that its threads take their turns, and a minute is given for that: a node of the
+cluster that has too much to do answers nobody, and a server that is started anew there has lost what it held. Ready means
+that it may get new clients. A relay has started when it reaches the cluster: the programs of its Pod wait for that, and not
+in vain. */}}
 {{- define "memoire.probes" -}}
 startupProbe:
   httpGet: {path: {{ ternary "/readyz" "/livez" (eq (default "" .role) "relay") }}, port: probes}
@@ -161,7 +163,7 @@ livenessProbe:
   httpGet: {path: /livez, port: probes}
   periodSeconds: 10
   timeoutSeconds: 5
-  failureThreshold: 3
+  failureThreshold: 6
 readinessProbe:
   httpGet: {path: /readyz, port: probes}
   periodSeconds: 5
