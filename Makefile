@@ -111,6 +111,8 @@ bench: setup-dev
 	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
 	$(BIN)/python benchmarks/encryption.py --write docs/benchmarks
 	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
+	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
+	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
 

@@ -67,28 +67,20 @@ class Meter:
             each.close()
 
 
-class Cluster:
+class Metered:
     """A server and an actor whose bytes are counted."""
 
-    def __init__(self, workload: Workload, storage: str, rate: float) -> None:
-        self.workload, self.random = workload, np.random.default_rng(0)
-        parameters = workload.parameters.replace(samples_per_insert=rate, cache_size=BATCH)
+    def __init__(self, schema: memoire.Schema, parameters: memoire.Parameters, storage: str, capacity: int) -> None:
         limits = Limits(held_bytes=2 << 30, credit=256 << 20)
         self.server = memoire.Server(
-            "tcp://127.0.0.1:0", workload.schema, parameters=parameters, storage=storage, limits=limits, seed=1
+            "tcp://127.0.0.1:0", schema, parameters=parameters, storage=storage, limits=limits, seed=1
         )
         ends = (self.server.endpoint, self.server.push_endpoint, self.server.pub_endpoint)
         self.meters = [Meter(end) for end in ends]
         request, push, subscribe = (meter.endpoint for meter in self.meters)
         self.client = Client(
-            request, push=push, subscribe=subscribe, capacity=workload.ring, when_full="block", limits=limits, seed=2
+            request, push=push, subscribe=subscribe, capacity=capacity, when_full="block", limits=limits, seed=2
         )
-        self.values = [*workload.episode(self.random)]
-        if storage == "caches":
-            for _ in range(workload.ring // EPISODE - 1):  # an actor that has acted for a while
-                self.client.memory.open(0)
-                self.client.memory.extend(0, self.values, self.random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
-                self.client.memory.close(0)
 
     @property
     def bytes(self) -> int:
@@ -102,6 +94,27 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise TimeoutError("caches are on the way for two minutes")
 
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+        for meter in self.meters:
+            meter.close()
+
+
+class Cluster(Metered):
+    """An actor that records distinct values."""
+
+    def __init__(self, workload: Workload, storage: str, rate: float) -> None:
+        self.workload, random = workload, np.random.default_rng(0)
+        parameters = workload.parameters.replace(samples_per_insert=rate, cache_size=BATCH)
+        super().__init__(workload.schema, parameters, storage, workload.ring)
+        self.values = [*workload.episode(random)]
+        if storage == "caches":
+            for _ in range(workload.ring // EPISODE - 1):  # an actor that has acted for a while
+                self.client.memory.open(0)
+                self.client.memory.extend(0, self.values, random.uniform(0.1, 2.0, EPISODE).astype(np.float32))
+                self.client.memory.close(0)
+
     def act(self, steps: int) -> None:
         state, action, reward = self.values
         with self.client.writer(autoreset="disabled") as writer:
@@ -113,12 +126,6 @@ class Cluster:
                 if ends:
                     writer.reset(state[0])
         self.settle()
-
-    def close(self) -> None:
-        self.client.close()
-        self.server.close()
-        for meter in self.meters:
-            meter.close()
 
 
 def per_step(workload: Workload, storage: str, rate: float, caches: int, least: int) -> float:
@@ -137,9 +144,17 @@ def per_step(workload: Workload, storage: str, rate: float, caches: int, least: 
 def per_sample(workload: Workload, storage: str, batches: int) -> float:
     """Bytes that a learner far away receives and sends for each sample."""
     cluster = Cluster(workload, storage, 1.0)
-    meter = Meter(cluster.server.endpoint)
     try:
         cluster.act(4 * EPISODE)
+        return far_away(cluster, batches)
+    finally:
+        cluster.close()
+
+
+def far_away(cluster: Metered, batches: int) -> float:
+    """Bytes for each sample of a learner far away that draws batches, and some ahead."""
+    meter = Meter(cluster.server.endpoint)
+    try:
         with memoire.Reader([meter.endpoint], seed=3) as reader:
             for _ in range(batches):
                 reader.get_batch(BATCH, 60.0)
@@ -150,7 +165,6 @@ def per_sample(workload: Workload, storage: str, batches: int) -> float:
             return meter.bytes / drawn
     finally:
         meter.close()
-        cluster.close()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,284 @@
+"""How many bytes does an Atari sample cost on the wire and at the server, with the frames of real games?
+
+Games are played by chance with sticky actions, as agents see them: every fourth frame, the brighter of the last two,
+gray, 84 x 84. A sample is the stacks of four frames of both its states, n-step 1; beside it stands what those two
+stacks take uncompressed. Bytes are counted on TCP between an actor and its server, both directions, requests and
+replies included.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+from ale_py import ALEInterface, LoggerMode, roms
+from measure import Spread, arguments, distinct, machine
+from storage import Metered, far_away
+
+import memoire
+from memoire import cache
+
+QUESTION = str(__doc__)
+GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")
+STEPS = 8000
+"""Played of each game."""
+REPEAT = 4
+"""Frames for which an action is held."""
+STICKY = 0.25
+"""The chance that the game holds the action before once more."""
+SIDE = 84
+STACK = 4
+UNCOMPRESSED = 2 * STACK * SIDE * SIDE
+BATCH = 256
+CACHES = 4
+CODECS = ("none", "zlib", "lz4")
+SCHEMA = memoire.Schema(
+    {
+        "state": memoire.Column("uint8", (SIDE, SIDE), "state"),
+        "action": memoire.Column("int32"),
+        "reward": memoire.Column("float32", (), "reward"),
+    }
+)
+Episode = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Frames [T + 1, 84, 84], actions [T], rewards [T]."""
+
+
+def area_weights(pixels: int, fewer: int) -> np.ndarray:
+    """[fewer, pixels]: each new pixel is the mean of the old ones that it covers."""
+    edges = np.arange(fewer + 1) * pixels / fewer
+    covered = np.minimum(np.arange(1, pixels + 1), edges[1:, None]) - np.maximum(np.arange(pixels), edges[:-1, None])
+    return (covered.clip(0) * fewer / pixels).astype(np.float32)
+
+
+class Player:
+    """A game that is played by chance."""
+
+    def __init__(self, game: str, seed: int) -> None:
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        self.ale, self.random = ALEInterface(), np.random.default_rng(seed)
+        self.ale.setInt("random_seed", seed)
+        self.ale.setFloat("repeat_action_probability", STICKY)
+        self.ale.loadROM(roms.get_rom_path(game))
+        self.actions = self.ale.getMinimalActionSet()
+        height, width = self.ale.getScreenDims()
+        self.rows, self.columns = area_weights(height, SIDE), area_weights(width, SIDE).T
+
+    def step(self, action: int) -> tuple[np.ndarray, float]:
+        """Hold an action: the frame that an agent sees then, and the reward meanwhile."""
+        reward, before = 0.0, self.ale.getScreenGrayscale()
+        for _ in range(REPEAT):
+            before = self.ale.getScreenGrayscale()
+            reward += self.ale.act(self.actions[action])
+        return self.shrunk(np.maximum(before, self.ale.getScreenGrayscale())), reward
+
+    def shrunk(self, screen: np.ndarray) -> np.ndarray:
+        return np.rint(self.rows @ screen.astype(np.float32) @ self.columns).astype(np.uint8)
+
+    def episode(self, most: int) -> Episode:
+        """Play until the game is over, or for `most` steps."""
+        self.ale.reset_game()
+        frames, actions, rewards = [self.shrunk(self.ale.getScreenGrayscale())], [], []
+        while not self.ale.game_over() and len(actions) < most:
+            actions.append(int(self.random.integers(len(self.actions))))
+            frame, reward = self.step(actions[-1])
+            frames.append(frame)
+            rewards.append(reward)
+        return np.array(frames), np.array(actions, np.int32), np.array(rewards, np.float32)
+
+
+def played(game: str, steps: int) -> Iterator[Episode]:
+    """Episodes of `steps` steps together."""
+    if game == "noise":
+        frames = distinct(np.random.default_rng(0), (steps + 1, SIDE, SIDE), "uint8")
+        yield frames, np.zeros(steps, np.int32), np.zeros(steps, np.float32)
+        return
+    player = Player(game, seed=0)
+    while steps > 0:
+        episode = player.episode(steps)
+        steps -= len(episode[1])
+        yield episode
+
+
+@dataclass
+class Row:
+    """What the frames of one game cost, in bytes."""
+
+    game: str
+    samples: dict[str, float]
+    """On the wire for each sample of a cache, by codec."""
+    build: dict[str, float]
+    """Processor milliseconds for a cache of 256, by codec."""
+    held: float
+    """At the server for each cached sample."""
+    far: float
+    """On the wire for each sample of a learner far away, with lz4."""
+    steps: float
+    """On the wire for each step, in whole episodes with lz4."""
+
+    @property
+    def ratio(self) -> float:
+        return self.samples["lz4"] / UNCOMPRESSED
+
+    def __str__(self) -> str:
+        cells = [self.game, f"{self.samples['lz4']:,.0f}"]
+        cells += [f"{self.samples[codec] / UNCOMPRESSED:.3f}" for codec in CODECS]
+        cells += [f"{self.far:,.0f}", f"{self.steps:,.0f}", f"{self.held:,.0f}"]
+        cells += [*(f"{self.build[codec]:.1f}" for codec in CODECS)]
+        return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = (
+    "game",
+    "bytes, lz4",
+    "plain",
+    "zlib",
+    "lz4",
+    "to a learner",
+    "of a step",
+    "held",
+    "ms, plain",
+    "ms, zlib",
+    "ms, lz4",
+)
+HEAD = f"| {' | '.join(HEADINGS)} |\n| --- |{' ---: |' * (len(HEADINGS) - 1)}"
+
+
+def recorded(cluster: Metered, episodes: list[Episode]) -> None:
+    """Put the episodes into the actor's memory, with varied priorities."""
+    random, memory = np.random.default_rng(1), cluster.client.memory
+    for frames, actions, rewards in episodes:
+        memory.open(0)
+        memory.extend(0, (frames[:-1], actions, rewards), random.uniform(0.1, 2.0, len(actions)).astype(np.float32))
+        memory.close(0, terminated=True, final_state=frames[-1])
+
+
+def of_caches(episodes: list[Episode], codec: str, caches: int) -> tuple[float, float, float, float]:
+    """For each sample bytes on the wire, bytes held, and bytes to a learner far away; milliseconds to make a cache."""
+    parameters = memoire.Parameters(frame_stack=STACK, cache_size=BATCH, compression=codec)
+    cluster = Metered(SCHEMA, parameters, "caches", sum(len(actions) for _, actions, _ in episodes))
+    try:
+        recorded(cluster, episodes)
+        cluster.client.update(timeout=60.0)
+        before = cluster.bytes
+        for _ in range(caches):
+            if not cluster.client.push_cache(timeout=60.0):
+                raise RuntimeError(f"a cache was not pushed: {cluster.client.push_reason}")
+        cluster.settle()
+        moved, stats = cluster.bytes - before, cluster.server.stats()
+        began = time.thread_time()
+        for _ in range(caches):
+            cache.build(cluster.client.memory, now=0.0)
+        milliseconds = 1e3 * (time.thread_time() - began) / caches
+        far = far_away(cluster, caches) if codec == "lz4" else 0.0
+        return moved / (caches * BATCH), stats.held_bytes / (stats.held_caches * BATCH), far, milliseconds
+    finally:
+        cluster.close()
+
+
+def of_episodes(episodes: list[Episode]) -> float:
+    """Bytes on the wire for each step, where whole episodes are pushed."""
+    parameters = memoire.Parameters(frame_stack=STACK, compression="lz4")
+    steps = sum(len(actions) for _, actions, _ in episodes)
+    cluster = Metered(SCHEMA, parameters, "episodes", steps)
+    try:
+        cluster.client.update(timeout=60.0)
+        before = cluster.bytes
+        for frames, actions, rewards in episodes:
+            columns = {"state": frames[:-1], "action": actions, "reward": rewards}
+            cluster.client.push_episode(columns, terminated=True, final_state=frames[-1], timeout=60.0)
+        cluster.settle()
+        return (cluster.bytes - before) / steps
+    finally:
+        cluster.close()
+
+
+def measured(game: str, steps: int, caches: int) -> Row:
+    """Play a game and send what was seen."""
+    episodes = list(played(game, steps))
+    found = {codec: of_caches(episodes, codec, caches) for codec in CODECS}
+    samples = {codec: each[0] for codec, each in found.items()}
+    build = {codec: each[3] for codec, each in found.items()}
+    return Row(game, samples, build, found["lz4"][1], found["lz4"][2], of_episodes(episodes))
+
+
+def draw(rows: list[Row], path: Path, aim: float) -> None:
+    """Bars: the share of the uncompressed bytes that each codec leaves."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
+    for place, codec in enumerate(CODECS):
+        shares = [row.samples[codec] / UNCOMPRESSED for row in rows]
+        axes.bar(np.arange(len(rows)) + 0.27 * (place - 1), shares, 0.25, label="plain" if codec == "none" else codec)
+    axes.axhline(aim, color="black", linewidth=0.8, linestyle="--", label="aim")
+    axes.set_xticks(range(len(rows)), [row.game.replace("_", " ") for row in rows])
+    axes.set(yscale="log", ylabel="of both stacks, uncompressed")
+    axes.legend(ncols=4)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Print the table."""
+    given = arguments(QUESTION)
+    steps, caches = (400, 1) if given.quick else (STEPS, CACHES)
+    games = [game for game in (*(GAMES[:1] if given.quick else GAMES), "noise") if given.only in game]
+    print(f"{QUESTION}\n{machine()}\n\n{HEAD}", flush=True)
+    rows = []
+    for game in games:
+        rows.append(measured(game, steps, caches))
+        print(rows[-1], flush=True)
+    ratios = Spread.of([row.ratio for row in rows if row.game != "noise"] or [row.ratio for row in rows])
+    print(f"\nof the uncompressed stacks, with lz4: {ratios.middle:.3f} ({ratios.low:.3f} to {ratios.high:.3f})")
+    if given.write:
+        written(rows, ratios, given.write, steps)
+
+
+def written(rows: list[Row], ratios: Spread, folder: str, steps: int) -> None:
+    """The page, its plot, and the figure that answers the aim."""
+    from measure import aim_of, record
+
+    table = "\n".join(map(str, rows))
+    page = PAGE.format(question=QUESTION, machine=machine(), head=HEAD, rows=table, ratios=ratios, steps=steps)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "frames.md").write_text(page, encoding="utf-8")
+    draw(rows, Path(folder, "frames.svg"), float(aim_of("atari-bytes").split()[-1]))
+    record(folder, "frames", {"atari-bytes": ratios})
+
+
+PAGE = """# benchmarks/frames.py
+
+{question}
+{machine}
+
+{head}
+{rows}
+
+With lz4, over the games: {ratios.middle:.3f} of the 56,448 bytes of both stacks (quartiles {ratios.low:.3f} to
+{ratios.high:.3f}).
+
+* *bytes, lz4*: of a sample on the wire; *plain*, *zlib*, *lz4*: as a share of both stacks. The memory that is drawn
+  from holds {steps} steps of a game, priorities are random, and a cache has 256 samples. Plain is below 1 since a frame
+  crosses once for all samples of a cache that have it.
+* *noise* is random bytes, which nothing compresses: what is left there is what unique frames save alone. Pictures of
+  cameras lie in between.
+* *to a learner*: bytes on the wire for each sample of a batch that a learner far away draws, with lz4: the server packs
+  frames anew.
+* *of a step*: bytes on the wire for each step, where whole episodes are pushed instead, with lz4.
+* *held*: bytes at the server for each cached sample. Caches are unpacked when they arrive, so that compression does not
+  change it.
+* *ms*: processor time that an actor takes to make a cache of 256.
+
+![shares](frames.svg)
+"""
+
+
+if __name__ == "__main__":
+    main()
