@@ -37,6 +37,8 @@ ZERO_FRAME: Final = 0xFFFFFFFF
 EPISODE_FACTS: Final = 16
 """Bytes of bookkeeping that an episode's container has for each entry."""
 CODECS: Final = {"none": 0, "zlib": 1, "lz4": 2}
+MOST_PACKED: Final = 1 << 26
+"""Bytes of frames that a server packs at most when it answers a draw: other readers wait meanwhile."""
 _DEFAULTS: Final = Limits()
 
 
@@ -581,13 +583,14 @@ def build(
         return _pack_cut(memory, layout, cut, head, codec)
 
 
-def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float) -> Payload:
+def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none") -> Payload:
     """Draw from a `Memory` that readers know as `owner`: the payload of a DRAWN message, of one consistent moment.
 
     Args:
         memory, now: As of `build`.
         owner: 16 bytes.
         samples: At least 1.
+        compression: As of `build`, which the reader must have.
 
     Raises:
         EmptyMemory: nothing has a positive weight.
@@ -595,7 +598,8 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float) -> Paylo
     with memory.held():
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters, Kind.DRAWN)
-        cut = _cut(memory, layout, samples, ordered=False)
+        codec = _codec(compression)
+        cut = _cut(memory, layout, samples, ordered=codec != 0)
         carried = {
             Part.CHANCE: np.minimum(cut.drawn.weights / cut.drawn.total_weight, 1.0),
             Part.POPULATION: np.full(samples, cut.drawn.num_positive, np.float64),
@@ -603,7 +607,7 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float) -> Paylo
             Part.OWNERS: np.frombuffer(owner, np.uint8),
         }
         head = Head(parameters.sequence_length or parameters.multi_step, made_at=now)
-        return _pack_cut(memory, layout, cut, head, 0, carried)
+        return _pack_cut(memory, layout, cut, head, codec, carried)
 
 
 class _Cut(NamedTuple):
@@ -678,11 +682,18 @@ def _pack_frames(
     """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
     packed: dict[int, tuple[int, bytes]] = {}
     for i, form in enumerate(layout.blocks):
-        if form.extent is Extent.PER_FRAME and form.part not in _LENGTHS:
-            raw: Payload = np.empty(elements.get(i, len(sources)) * form.row_bytes, np.uint8)
+        size = elements.get(i, len(sources)) * form.row_bytes
+        if _may_pack(layout, form, size):
+            raw: Payload = np.empty(size, np.uint8)
             memory.copy_frames(layout.schema.names[form.column], sources, raw)
             _pack_block(packed, i, raw, codec)
     return packed
+
+
+def _may_pack(layout: Layout, form: BlockForm, size: int) -> bool:
+    """Whether a block holds frames, of a size that whoever makes such a container has the time for."""
+    is_frames = form.extent is Extent.PER_FRAME and form.part not in _LENGTHS
+    return is_frames and (layout.kind not in (Kind.DRAWN, Kind.DRAWN_SEQUENCES) or size <= MOST_PACKED)
 
 
 def _pack_block(packed: dict[int, tuple[int, bytes]], block: int, raw: Payload, codec: int) -> None:
@@ -830,7 +841,13 @@ def waits_of(picks: "_core.Picks", clock: float, *, in_order: bool = False) -> N
 
 
 def pack_drawn(
-    picks: "_core.Picks", layout: Layout, drawn: Layout, *, now: float, clock: float | None = None
+    picks: "_core.Picks",
+    layout: Layout,
+    drawn: Layout,
+    *,
+    now: float,
+    clock: float | None = None,
+    compression: str = "none",
 ) -> Payload:
     """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
 
@@ -838,6 +855,7 @@ def pack_drawn(
         picks: From a pool of `layout`, not shuffled: a client's samples are side by side.
         layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
         clock: The pool's now, so that ages are those of now; None: as they came.
+        compression: As of `build`, which the reader must have.
     """
     samples = picks.size
     indices = {
@@ -854,22 +872,36 @@ def pack_drawn(
     elements = {
         i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
     }
-    made = Container(
-        drawn, head, samples, max(1, frames.size), len(owners) // 16, entries=max(1, entries.size), elements=elements
-    )
+    packed = _pack_picked(frames, layout, drawn, elements, _codec(compression))
+    counts = (samples, max(1, frames.size), len(owners) // 16, packed, max(1, entries.size), elements)
+    made = Container(drawn, head, *counts)
     for part, values in (
         *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
         (Part.CHANCE, chance), (Part.POPULATION, population),
     ):  # fmt: skip
         made.fill(part, values)
     for i, form in enumerate(drawn.blocks):
-        if form.part not in _OF_DRAWN and form.part not in layout.indices:
+        if form.part not in _OF_DRAWN and form.part not in layout.indices and i not in packed:
             distinct = entries if form.extent is Extent.PER_ENTRY else frames
             _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
     ages = made.array(Part.AGE, "<f4")
     if clock is not None and ages is not None:
         ages[:, 0] += waits_of(picks, clock, in_order=True)
     return made.payload
+
+
+def _pack_picked(
+    frames: Any, layout: Layout, drawn: Layout, elements: dict[int, int], codec: int
+) -> dict[int, tuple[int, bytes]]:
+    """The state columns of picked samples, compressed: block -> (codec, bytes)."""
+    packed: dict[int, tuple[int, bytes]] = {}
+    for i, form in enumerate(drawn.blocks if codec and frames.size else ()):
+        size = elements.get(i, frames.size) * form.row_bytes
+        if _may_pack(drawn, form, size):
+            raw: Payload = np.empty(size, np.uint8)
+            frames.pack_frames(_same_block(layout, drawn, form), raw)
+            _pack_block(packed, i, raw, codec)
+    return packed
 
 
 def _same_block(layout: Layout, drawn: Layout, form: BlockForm) -> int:

@@ -907,13 +907,27 @@ class Desk:
 
     def _draw(self, header: wire.Header, body: wire.Draw, _: Any) -> Reply:
         table = self._drawn_from(header)
-        payload = table.pool.draw_counts(header.client, wire.unpack_counts(body.counts), now=self._clock())
+        payload = table.pool.draw_counts(
+            header.client,
+            wire.unpack_counts(body.counts),
+            now=self._clock(),
+            compression=self._compression(table, header.client),
+        )
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         if payload is not None:
             table.limiter.drew(cache.samples_of(payload), has_band=body.band is not None)
         standing = _stands(table, header.client, body)
         drawn = wire.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
         return Reply(drawn, payload)
+
+    def _compression(self, table: OpenTable, reader: bytes) -> str:
+        """How frames travel to a reader: by lz4 where the parameters say so and both have it. zlib is for actors:
+        a server that packed every batch by it would do little else.
+        """
+        if table.parameters.compression != "lz4" or "lz4" not in cache.codecs():
+            return "none"
+        with self.lock:
+            return "lz4" if self.learners.has(reader, "lz4") else "none"
 
     def _drawn_from(self, header: wire.Header) -> OpenTable:
         table = self.tables.numbered(header.table)

@@ -592,13 +592,16 @@ class EpisodePool:
                 row["reserved"], row["flags"] = min(memory.draws_left, (1 << 32) - 1), 0
         return rows
 
-    def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> cache.Payload | None:
         """Draw for a reader: the payload of a DRAWN message, or None where there is nothing, or nothing of this memory
         was asked for.
 
         Args:
             counts: Rows of `wire.CLIENT_COUNTS`.
             now: Unix seconds, written into the container.
+            compression: Of frames, which the reader must have.
 
         Raises:
             ProtocolError: more than `MOST_DRAWN` samples were asked for.
@@ -620,7 +623,7 @@ class EpisodePool:
             if not (wanted and memory.num_positive):
                 return None
             try:
-                payload = cache.build_drawn(memory, owner, wanted, now=now)
+                payload = cache.build_drawn(memory, owner, wanted, now=now, compression=compression)
             except EmptyMemory:  # entries have become too old since
                 return None
         with self._filled:

@@ -39,6 +39,7 @@ class Learners:
 
     def __init__(self) -> None:
         self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # who was heard last is last
+        self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
 
     def met(self, learner: bytes, said: Hello, now: float, table: str = "") -> None:
         """A reader of this table said HELLO.
@@ -61,8 +62,14 @@ class Learners:
             scalars=dict(said.scalars),
             figures=dict(said.figures),
         )
+        self._codecs[learner] = frozenset(said.codecs)
         while len(self._learners) > MOST_LEARNERS:
-            self._learners.popitem(last=False)
+            gone, _ = self._learners.popitem(last=False)
+            del self._codecs[gone]
+
+    def has(self, learner: bytes, codec: str) -> bool:
+        """Whether that learner said that it can undo a compression; not of one that is not known (any more)."""
+        return codec in self._codecs.get(learner, ())
 
     def now(self, now: float) -> tuple[LearnerStats, ...]:
         """Those that were heard within `SILENT_AFTER` seconds, the newest word last."""

@@ -171,7 +171,9 @@ class AnyPool(Protocol):
     ) -> NDArray[np.void]:
         """What a reader may draw: rows of `wire.CLIENT_SUMS`."""
 
-    def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> cache.Payload | None:
         """The payload of a DRAWN message, for rows of `wire.CLIENT_COUNTS`; None where nothing was there."""
 
     def walk(self) -> Iterator[Any]:
@@ -772,12 +774,15 @@ class Pool:
             raise ProtocolError("busy", f"{MOST_READERS} readers draw from this server already")
         self._readers[reader] = self._clock()
 
-    def draw_counts(self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0) -> cache.Payload | None:
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> cache.Payload | None:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
 
         Args:
             counts: Rows of `wire.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
             now: Unix seconds, written into the container.
+            compression: Of frames, which the reader must have.
 
         Raises:
             ProtocolError: more than `MOST_DRAWN` samples were asked for; none was taken.
@@ -798,7 +803,9 @@ class Pool:
             self._pass_over()
             picks = self._held.take(self._layout.core, reader, wanted, self._parameters.reuse_cache)
             layout, drawn = self._layout, self._drawn_layout
-        return cache.pack_drawn(picks, layout, drawn, now=now, clock=self._clock()) if picks.size else None
+        if not picks.size:
+            return None
+        return cache.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression)
 
 
 class _LookedAt(NamedTuple):
