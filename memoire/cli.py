@@ -86,6 +86,7 @@ def _parsers() -> "tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
     _add_logs(commands)
     _add_doctor(commands)
     _add_totals(commands)
+    _add_plan(commands)
     _add_drain(commands)
     _add_snapshot(commands)
     _add_key_tool(commands)
@@ -431,6 +432,48 @@ def _add_totals(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     totals.set_defaults(command=_totals)
 
 
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="how large a cluster has to be, on paper",
+        description="Print the bytes, memory, cores and Pods that a load takes: bytes follow from the schema and its "
+        "parameters, cores from what things cost on two cores of an AMD EPYC (docs/scaling.md). Nothing is started.",
+    )
+    state = plan.add_mutually_exclusive_group()
+    state.add_argument(
+        "--state",
+        default="84x84",
+        metavar="SHAPE",
+        help="of one frame, with :DTYPE where it is not uint8, such as 64:float32 (default: %(default)s)",
+    )
+    state.add_argument("--schema", metavar="FILE", help="JSON file that describes an entry, or the JSON itself")
+    state.add_argument("--env", help="Gymnasium environment whose observations, actions and rewards are stored")
+    plan.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter, such as frame_stack=4, multi_step=3 or cache_size=256; may be repeated",
+    )
+    numbers: tuple[tuple[str, type, float, str], ...] = (
+        ("--actors", int, 300, "actor processes"),
+        ("--steps", float, 50.0, "environment steps of each actor in a second"),
+        ("--learners", int, 10, "learners"),
+        ("--batches", float, 10.0, "batches of each learner in a second"),
+        ("--batch-size", int, 256, "samples of a batch"),
+        ("--capacity", int, 1_000_000, "steps stored: at each actor with caches, at all servers with episodes"),
+        ("--compressed", float, 1.0, "what `--set compression=lz4` leaves of the frames' bytes: of Atari 0.05"),
+        ("--network", float, 10.0, "Gbit/s of the network of a server's or proxy's node"),
+        ("--model-bytes", float, 0.0, "bytes of a model"),
+        ("--model-every", float, 10.0, "seconds between two models"),
+    )
+    for name, kind, default, words in numbers:
+        plan.add_argument(name, type=kind, default=default, metavar="N", help=f"{words} (default: %(default)s)")
+    plan.add_argument("--storage", choices=("caches", "episodes"), default="caches", help="(default: %(default)s)")
+    plan.add_argument("--embedded", action="store_true", help="each learner has a server in its own process")
+    plan.set_defaults(command=_plan)
+
+
 def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     drain = commands.add_parser(
         "drain",
@@ -757,6 +800,31 @@ def _totals(given: argparse.Namespace) -> int:
     from memoire.cluster.totals import show
 
     return show(given.endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    from memoire.cluster import plan, roles
+
+    by_state = given.schema is None and given.env is None
+    load = plan.Load(
+        plan.schema_of_state(given.state) if by_state else roles.schema_of(given.schema, given.env),
+        roles.read_parameters(given.set),
+        actors=given.actors,
+        steps=given.steps,
+        learners=given.learners,
+        batches=given.batches,
+        batch_size=given.batch_size,
+        storage=given.storage,
+        capacity=given.capacity,
+        compressed=given.compressed,
+        embedded=given.embedded,
+        network=given.network * 1e9 / 8,
+        model_bytes=given.model_bytes,
+        model_every=given.model_every,
+    )
+    for line in plan.lines(plan.plan(load)):
+        print(line)
+    return 0
 
 
 def _snapshot(given: argparse.Namespace) -> int:

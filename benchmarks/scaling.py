@@ -1,0 +1,439 @@
+"""What does a cluster's throughput follow: actors, servers, the size of caches and of frames, readers at once?
+
+Nodes are processes of their own (`memoire server`, `memoire proxy`), actors are real clients, several in a process,
+that draw caches from their memories and push them as fast as they may. All share this machine's cores, so that
+throughput stops growing where these are used up; what a node costs is said by its own processor time, which another
+machine would need too.
+"""
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+from measure import amount, arguments, distinct, machine
+
+import memoire
+from memoire.cluster import local, plan
+from memoire.cluster.launch import Child, Launcher
+
+QUESTION = str(__doc__)
+PROCESSES = 3
+"""That the clients of one point share at most."""
+STEPS = 1000
+"""In the memory of each client."""
+BATCH = 256
+TIMEOUT = 300.0
+
+
+# One process with several clients: told what to do over a pipe, it answers when that is done.
+
+
+def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], dtype: str) -> None:
+    """Clients with full memories; they push as many caches as they are told to."""
+    random = np.random.default_rng(os.getpid())
+    values = distinct(random, (STEPS, *state), dtype), distinct(random, (STEPS, 8), "float32"), np.ones(STEPS, "f4")
+    weights = random.uniform(0.1, 2.0, STEPS).astype(np.float32)
+    with ExitStack() as open_ones:
+        clients = [
+            open_ones.enter_context(memoire.connect(endpoint, capacity=STEPS, when_full="block", timeout=TIMEOUT))
+            for _ in range(count)
+        ]
+        for client in clients:
+            client.memory.open(0)
+            client.memory.extend(0, values, weights)
+            client.memory.close(0)
+            client.update(timeout=TIMEOUT)
+        pipe.send(None)
+        while (orders := pipe.recv()) is not None:
+            caches, seconds = orders
+            for _ in range(caches):
+                for client in clients:
+                    while not client.push_cache(timeout=TIMEOUT):
+                        pass
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:  # a client that has news says so twice a second
+                for client in clients:
+                    client.scalars({"return": random.random()})
+                time.sleep(0.4)
+            while any(client.stats().in_flight_caches for client in clients):
+                time.sleep(0.005)
+            pipe.send(None)
+
+
+def readers(pipe: Connection, endpoint: str, count: int) -> None:
+    """Learners far away; each draws as many batches as it is told to."""
+    with ExitStack() as open_ones:
+        all_of_them = [open_ones.enter_context(memoire.Reader([endpoint], timeout=TIMEOUT)) for _ in range(count)]
+        for reader in all_of_them:
+            reader.get_batch(BATCH, TIMEOUT)
+        pipe.send(None)
+        while (orders := pipe.recv()) is not None:
+            for _ in range(orders[0]):
+                for reader in all_of_them:
+                    reader.get_batch(BATCH, TIMEOUT)
+            pipe.send(None)
+
+
+class Group:
+    """Processes that do the same."""
+
+    def __init__(self, work: Callable[..., None], count: int, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for place in range(min(PROCESSES, count)):
+            ours, theirs = context.Pipe()
+            share = count // PROCESSES + (place < count % PROCESSES)
+            process = context.Process(target=work, args=(theirs, arguments[0], share, *arguments[1:]), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self.await_answers()
+
+    def await_answers(self) -> None:
+        for pipe in self.pipes:
+            if not pipe.poll(TIMEOUT):
+                raise TimeoutError(f"no answer within {TIMEOUT} s")
+            pipe.recv()
+
+    def ask(self, count: int, seconds: float = 0.0) -> float:
+        """Seconds until all of them have done it."""
+        began = time.perf_counter()
+        for pipe in self.pipes:
+            pipe.send((count, seconds))
+        self.await_answers()
+        return time.perf_counter() - began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+
+
+def processor_seconds(nodes: Iterable[Child]) -> float:
+    """That the threads of these processes have used."""
+    tasks = (task for node in nodes for task in Path(f"/proc/{node.process.pid}/task").iterdir())
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def resident(nodes: Iterable[Child]) -> int:
+    """Bytes of memory that these processes have."""
+    pages = (Path(f"/proc/{node.process.pid}/statm").read_text().split()[1] for node in nodes)
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cluster, and what its actors have."""
+
+    state: tuple[int, ...] = (64,)
+    dtype: str = "float32"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    servers: int = 1
+    proxies: int = 0
+
+    @property
+    def schema(self) -> memoire.Schema:
+        return memoire.Schema(
+            {
+                "state": memoire.Column(self.dtype, self.state, "state"),
+                "action": memoire.Column("float32", (8,)),
+                "reward": memoire.Column("float32", (), "reward"),
+            }
+        )
+
+    def start(self, launcher: Launcher) -> local.Local:
+        settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
+        cluster = local.start(launcher, self.schema, settings, servers=self.servers, proxies=self.proxies)
+        if cluster is None:
+            raise KeyboardInterrupt
+        return cluster
+
+    def actors(self, cluster: local.Local, count: int) -> Group:
+        return Group(actors, count, cluster.endpoints[0], count and self.state, self.dtype)
+
+    @property
+    def cache(self) -> int:
+        return int(self.parameters.get("cache_size", BATCH))
+
+    @property
+    def sample_bytes(self) -> float:
+        """Of one sample on the wire, as `memoire plan` calculates."""
+        p = memoire.Parameters(**self.parameters)
+        return plan.sample_bytes(self.schema, p)
+
+
+WINDOWS = {"frame_stack": 4, "multi_step": 3}
+PICTURES = Setup((84, 84), "uint8", WINDOWS)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one setup did."""
+
+    name: str
+    messages: int
+    samples: int
+    bytes: float
+    seconds: float
+    server: float
+    """Processor seconds of all servers."""
+    proxy: float
+    """Of all proxies."""
+    resident: tuple[int, int] = (0, 0)
+    """Bytes of memory of the servers, before and after."""
+
+    def __str__(self) -> str:
+        million = 1e6 / self.samples
+        cells = [
+            self.name,
+            f"{amount(self.samples / self.seconds)}/s",
+            f"{amount(self.bytes / self.seconds)}B/s",
+            f"{self.server * million:.2f}",
+            f"{self.proxy * million:.2f}" if self.proxy else "",
+            f"{1e3 * self.server / self.messages:.3f}",
+            f"{(self.server + self.proxy) / self.seconds:.2f}",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+COLUMNS = (
+    "",
+    "samples",
+    "bytes",
+    "server, CPU s per M samples",
+    "proxies",
+    "server, ms per message",
+    "cores of the nodes",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}"
+
+
+def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
+    """Clients push `caches` together."""
+    with Launcher() as launcher:
+        cluster = setup.start(launcher)
+        with setup.actors(cluster, clients) as group:
+            each = max(1, caches // clients)
+            group.ask(max(1, each // 8))
+            before = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
+            seconds = group.ask(each)
+            after = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
+    samples = each * clients * setup.cache
+    used = after[0] - before[0], after[1] - before[1]
+    return Point(name, each * clients, samples, samples * setup.sample_bytes, seconds, *used)
+
+
+def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
+    """Readers draw `batches` together, from caches that are drawn again and again."""
+    again = Setup(setup.state, setup.dtype, {**setup.parameters, "reuse_cache": True})
+    with Launcher() as launcher:
+        cluster = again.start(launcher)
+        with again.actors(cluster, 3) as pushers:
+            pushers.ask(6)
+            with Group(readers, count, cluster.endpoints[0]) as group:
+                each = max(1, batches // count)
+                memory, before = resident(cluster.servers), processor_seconds(cluster.servers)
+                seconds = group.ask(each)
+                used, memory_after = processor_seconds(cluster.servers) - before, resident(cluster.servers)
+    samples = each * count * BATCH
+    return Point(name, each * count, samples, samples * again.sample_bytes, seconds, used, 0.0, (memory, memory_after))
+
+
+def told(clients: int, seconds: float) -> tuple[float, float, float]:
+    """Processor seconds per second of a server and a proxy for each client that has news, and bytes of memory of the
+    server for each."""
+    with Launcher() as launcher:
+        cluster = Setup(proxies=1).start(launcher)
+        empty = resident(cluster.servers)
+        with Setup().actors(cluster, clients) as group:
+            group.ask(0, 1.0)
+            before = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
+            taken = group.ask(0, seconds)
+            after = processor_seconds(cluster.servers), processor_seconds(cluster.proxies)
+            memory = resident(cluster.servers) - empty
+    server, proxy = ((b - a) / taken / clients for a, b in zip(before, after, strict=True))
+    return server, proxy, memory / clients
+
+
+def line_through(points: list[Point], seconds: Callable[[Point], float]) -> tuple[float, float]:
+    """Processor seconds for each message and for each byte: the line through the points, nowhere below zero."""
+    sizes = np.array([point.bytes / point.messages for point in points])
+    costs = np.array([seconds(point) / point.messages for point in points])
+    # The relative distance counts: small messages say what a message costs, large ones what a byte does.
+    rows = np.column_stack([np.ones(len(points)), sizes]) / costs[:, None]
+    message, byte = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)[0]
+    return max(float(message), 0.0), max(float(byte), 0.0)
+
+
+@dataclass
+class Sweep:
+    """A question, and its points."""
+
+    title: str
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        self.points.append(point)
+        print(point, flush=True)
+
+
+def sweeps(quick: bool, wanted: str) -> dict[str, Sweep]:
+    """Measure all of them."""
+    scale = 16 if quick else 1
+    some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if quick else list
+    found = {
+        "actors": Sweep("Clients that push caches of 256, W1"),
+        "caches": Sweep("Samples of a cache, W1, 4 clients through a proxy"),
+        "frames": Sweep("Bytes of a state, 4 clients, caches of 64"),
+        "servers": Sweep("Servers behind a proxy, 16 clients, W1"),
+        "readers": Sweep("Readers that draw batches of 256, W1"),
+        "stacks": Sweep("Readers that draw batches of 256, W2"),
+    }
+    for name, sweep in found.items():
+        if wanted not in name:
+            continue
+        print(f"\n{sweep.title}\n\n{HEAD}", flush=True)
+        for take in takes(name, scale, some):
+            sweep.add(take())
+    return {name: sweep for name, sweep in found.items() if sweep.points}
+
+
+def takes(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iterable[Callable[[], Point]]:
+    """What measures each point of one sweep."""
+    small = Setup()
+    if name == "actors":
+        for clients in some([1, 2, 4, 8, 16, 32, 64]):
+            yield lambda clients=clients: pushed(str(clients), small, clients, 2048 // scale)
+    elif name == "caches":
+        for size in some([16, 64, 256, 1024, 4096]):
+            setup = Setup(parameters={"cache_size": size}, proxies=1)
+            caches = min(4096, 256 * 2048 // size) // scale
+            yield lambda size=size, setup=setup, caches=caches: pushed(str(size), setup, 4, caches)
+    elif name == "frames":
+        for shape, dtype in some(
+            [((64,), "float32"), ((84, 84), "uint8"), ((84, 84, 4), "uint8"), ((224, 224, 3), "uint8")]
+        ):
+            setup = Setup(shape, dtype, {"cache_size": 64})
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            caches = max(8, min(2048, (1 << 31) // (128 * size)) // scale)
+            yield lambda size=size, setup=setup, caches=caches: pushed(f"{size:,}", setup, 4, caches)
+    elif name == "servers":
+        for servers in some([1, 2, 4]):
+            setup = Setup(servers=servers, proxies=1)
+            yield lambda servers=servers, setup=setup: pushed(str(servers), setup, 16, 2048 // scale)
+    else:
+        setup, batches = (small, 1500) if name == "readers" else (PICTURES, 120)
+        for count in some([1, 2, 5, 10]):
+            yield lambda count=count: drawn(str(count), setup, count, batches // scale)
+
+
+def costs_of(found: dict[str, Sweep], clients: int, seconds: float) -> plan.Costs:
+    """What `memoire plan` calculates with, as it was measured here."""
+    cache, cache_byte = line_through(found["caches"].points + found["frames"].points, lambda point: point.server)
+    relayed, relayed_byte = line_through(found["caches"].points, lambda point: point.proxy)
+    draw, draw_byte = line_through(found["readers"].points + found["stacks"].points, lambda point: point.server)
+    server, proxy, memory = told(clients, seconds)
+    return plan.Costs(
+        server_cache=cache, server_byte=cache_byte, proxy_cache=relayed, proxy_byte=relayed_byte, draw=draw,
+        draw_byte=draw_byte, server_client=server, proxy_client=proxy, client_memory=memory,
+    )  # fmt: skip
+
+
+def draw(found: dict[str, Sweep], path: Path) -> None:
+    """Throughput and the servers' processor time, along each sweep."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6), layout="constrained")
+    for axis, sweep in zip(axes.flat, found.values(), strict=False):
+        names = [point.name for point in sweep.points]
+        axis.plot(names, [point.samples / point.seconds / 1e3 for point in sweep.points], "o-", color="C0")
+        axis.set_ylabel("thousand samples/s", color="C0")
+        axis.set_ylim(bottom=0)
+        other = axis.twinx()
+        other.plot(names, [1e6 * point.server / point.samples for point in sweep.points], "s--", color="C1")
+        other.set_ylabel("server, CPU s per M samples", color="C1")
+        other.set_ylim(bottom=0)
+        axis.set_title(sweep.title, fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def compared(costs: plan.Costs) -> str:
+    """A table: what was measured now, beside what `memoire plan` calculates with."""
+    rows = ["| | measured now | in `memoire plan` |", "| --- | ---: | ---: |"]
+    for (what, unit, scale), now, there in zip(
+        plan.Costs.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True
+    ):
+        rows.append(f"| {what} | {now * scale:.3g} {unit} | {there * scale:.3g} {unit} |")
+    return "\n".join(rows)
+
+
+def flat(points: list[Point]) -> str:
+    """Memory of the server while readers draw."""
+    return ", ".join(f"{p.name}: {p.resident[0] >> 20} to {p.resident[1] >> 20} MiB" for p in points)
+
+
+def main() -> None:
+    given = arguments(QUESTION)
+    print(f"{QUESTION}\n{machine()}", flush=True)
+    found = sweeps(given.quick, given.only)
+    if given.only:
+        return
+    far = flat(found["readers"].points), flat(found["stacks"].points)
+    memory = f"Memory of the server, before and after, by readers: {far[0]}; W2: {far[1]}."
+    costs = compared(costs_of(found, 20 if given.quick else 300, 1.0 if given.quick else 10.0))
+    print(f"\n{memory}\n\n{costs}")
+    if given.write:
+        tables = "\n\n".join(
+            f"## {each.title}\n\n{HEAD}\n" + "\n".join(map(str, each.points)) for each in found.values()
+        )
+        page = PAGE.format(question=QUESTION, machine=machine(), tables=tables, memory=memory, costs=costs)
+        Path(given.write, "scaling.md").write_text(page, encoding="utf-8")
+        draw(found, Path(given.write, "scaling.svg"))
+
+
+PAGE = """# benchmarks/scaling.py
+
+{question}
+{machine}
+
+[../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
+the time it took: what is left of the machine's cores was the actors' or the readers'.
+
+![throughput and cost](scaling.svg)
+
+{tables}
+
+{memory}
+
+## Costs
+
+What a message costs and what a byte costs are the line through the points above.
+
+{costs}
+"""
+
+
+if __name__ == "__main__":
+    main()

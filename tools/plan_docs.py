@@ -1,0 +1,39 @@
+"""Write below each `$ memoire plan` of docs/scaling.md what that command prints: run it when its arithmetic changes."""
+
+import contextlib
+import io
+import pathlib
+import shlex
+
+from memoire import cli
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
+PROMPT, INDENT = "    $ ", "    "
+
+
+def printed(command):
+    program, *words = shlex.split(command)
+    assert program == "memoire"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main(words) == 0, command
+    return [INDENT + line for line in out.getvalue().splitlines()]
+
+
+def lines(text):
+    is_output = False
+    for line in text.splitlines():
+        if line.startswith(PROMPT):
+            yield line
+            yield from printed(line.removeprefix(PROMPT))
+            is_output = True
+        elif not (is_output and line.startswith(INDENT)):
+            is_output = False
+            yield line
+
+
+def page(text):
+    return "\n".join(lines(text)) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
