@@ -16,7 +16,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak lint $(LINTS) format bench bench-peers wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -31,6 +31,7 @@ help:
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
+	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
 	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
 	@echo "make clean         remove what the targets above made"
@@ -121,6 +122,10 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
+
+# Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
+instructions: setup-dev
+	$(BIN)/python benchmarks/instructions.py
 
 wheel: setup
 	@rm -rf dist

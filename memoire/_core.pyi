@@ -10,6 +10,13 @@ from typing_extensions import disjoint_base
 CHECKED: bool
 """Whether bounds checks and assertions were compiled in (MEMOIRE_CHECKED=1)."""
 
+@disjoint_base
+class Room:
+    def __new__(cls, size: int) -> Self: ...
+
+def spare_bytes() -> int: ...
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]: ...
+
 # ---------------------------------------------------------------------------------------------------------- engine
 
 META: np.dtype[Any]
@@ -57,8 +64,7 @@ class EntryStore:
         live: bool,
         seeds: list[int],
     ) -> None: ...
-    def _hold(self) -> None: ...
-    def _release(self) -> None: ...
+    def held(self) -> Moment: ...
     def _open(self, index: int) -> None: ...
     def _open_length(self, index: int) -> int: ...
     def _open_return(self, index: int, out: Any) -> None: ...
@@ -182,6 +188,39 @@ class EntryStore:
     ) -> int: ...
     def _inside(self) -> dict[str, Any]: ...
     def _set_clock(self, seconds: float | None) -> None: ...
+
+def same_place(one: Any, two: Any) -> bool: ...
+
+@disjoint_base
+class Moment:
+    def __new__(cls, store: EntryStore) -> Self: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
+
+@disjoint_base
+class UsualSteps:
+    def __new__(
+        cls,
+        store: EntryStore,
+        lanes: NDArray[np.int64],
+        returns: NDArray[np.float64],
+        sources: tuple[str, ...],
+        is_single: bool,
+        is_checked: bool,
+    ) -> Self: ...
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        last: Any,
+        extras: dict[str, Any],
+        init_w: Any,
+        model_version: Any,
+    ) -> int: ...
 
 def unique_frames(
     prev_codes: NDArray[np.int64] | None, next_codes: NDArray[np.int64] | None, ordered: bool

@@ -83,14 +83,129 @@ cdef extern from *:
     void copy_row "memoire_copy_row"(char *to, const char *source, size_t size) noexcept nogil
     void prefetch_row "memoire_prefetch_row"(const char *row, size_t size) noexcept nogil
 
-# ---------------------------------------------------------------------------------------------------------- engine
+# Large arrays. A batch of stacked frames is megabytes, which the C library hands back to the system when the caller drops it,
+# and the system hands out again page by page, zeroed: that takes three times as long as gathering into them (measured). So the
+# memory of what was dropped is kept for the next array of its size, up to SPARE_BYTES of it, the oldest leaving first.
 
 cimport cython
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #endif
+    /* Ask for huge pages, as NumPy does: fewer, and so quicker, the first time. */
+    static inline void memoire_advise(void *block, size_t size) {
+    #if defined(__linux__) && defined(MADV_HUGEPAGE)
+        size_t skip = -(size_t)block & 4095;
+        if (size >= (size_t)4 << 20) (void)madvise((char *)block + skip, size - skip, MADV_HUGEPAGE);
+    #else
+        (void)block;
+        (void)size;
+    #endif
+    }
+    """
+    void advise "memoire_advise"(void *block, size_t size) noexcept nogil
+
+cdef enum:
+    LARGE_BYTES = 1 << 15  # smaller ones NumPy and the C library keep themselves
+    SPARE_BYTES = 1 << 27
+    MOST_SPARE = 64
+    MOST_AXES = 32
+
+cdef struct Spare:
+    void* block
+    size_t size
+
+cdef Spare spares[MOST_SPARE]  # the longest unused first; under the GIL
+cdef int spare_count = 0
+cdef size_t spare_bytes_ = 0
+
+
+cdef void* _drop_spare(int i) noexcept:
+    """Take a block out of the list."""
+    global spare_count, spare_bytes_
+    cdef void* block = spares[i].block
+    spare_count -= 1
+    spare_bytes_ -= spares[i].size
+    memmove(&spares[i], &spares[i + 1], (spare_count - i) * sizeof(Spare))
+    return block
+
+
+@cython.auto_pickle(False)
+cdef class Room:
+    """The memory of one large array, whose base this is."""
+
+    cdef void* block
+    cdef size_t size
+
+    def __cinit__(self, size_t size):
+        cdef int i
+        for i in range(spare_count - 1, -1, -1):
+            if spares[i].size == size:
+                self.block, self.size = _drop_spare(i), size
+                return
+        self.block = malloc(size)
+        if self.block == NULL:
+            raise MemoryError(f"no memory for an array of {size} bytes")
+        self.size = size
+        advise(self.block, size)
+
+    def __dealloc__(self):
+        global spare_count, spare_bytes_
+        if self.block == NULL:
+            return
+        if self.size > SPARE_BYTES:
+            free(self.block)
+            return
+        while spare_count == MOST_SPARE or spare_bytes_ + self.size > SPARE_BYTES:
+            free(_drop_spare(0))
+        spares[spare_count].block, spares[spare_count].size = self.block, self.size
+        spare_count += 1
+        spare_bytes_ += self.size
+
+
+def spare_bytes():
+    """Bytes that are kept for arrays to come."""
+    return spare_bytes_
+
+
+def empty(tuple shape not None, dtype):
+    """`numpy.empty`; a large array lies in memory that an earlier one of about its size has given back."""
+    cdef cnp.npy_intp axes[MOST_AXES]
+    cdef int i, count = <int>len(shape)
+    cdef int64_t size = dtype.itemsize
+    cdef size_t room
+    cdef cnp.ndarray made
+    if count > MOST_AXES or dtype.kind not in "biuf" or not dtype.isnative:
+        return np.empty(shape, dtype)
+    for i in range(count):
+        axes[i] = shape[i]
+        if not 0 < axes[i] <= (<int64_t>1 << 40) // size:
+            return np.empty(shape, dtype)
+        size *= axes[i]
+    if size < LARGE_BYTES:
+        return np.empty(shape, dtype)
+    # An eighth more at most: arrays of nearly one size, as caches are, take each other's places.
+    room = LARGE_BYTES
+    while room < <size_t>size:
+        room *= 2
+    room = (<size_t>size + room // 16 - 1) // (room // 16) * (room // 16)
+    owner = Room(room + 64)
+    made = cnp.PyArray_SimpleNewFromData(count, axes, dtype.num, <char*>(<Room>owner).block + (-<size_t>(<Room>owner).block & 63))
+    cnp.set_array_base(made, owner)
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------------- engine
+
 from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
-from libc.math cimport INFINITY, exp, expm1, fabs, isfinite, log, log1p, pow, sqrt
+from libc.math cimport INFINITY, NAN, exp, expm1, fabs, isfinite, log, log1p, pow, sqrt
 from libc.stdint cimport int8_t, int32_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy, memset
 
 import threading
 
@@ -1040,6 +1155,7 @@ cdef class EntryStore:
     cdef bint is_live, is_stratified, is_ordered, has_ragged
     cdef double alpha  # of the parameters: of priorities, or of ranks
     cdef double exponent  # of priorities
+    cdef double powered, power  # the last priority that was raised to it, and the result
     cdef double lambda_, max_priority_, fixed_now, max_share
     cdef uint64_t random[4]
     # Limits: what was drawn `most_drawn` times, was added before `oldest_born` or made by a model before `oldest_model` weighs 0.
@@ -1181,14 +1297,18 @@ cdef class EntryStore:
 
     # Threads
 
-    def _hold(self):
+    def held(self):
+        """A moment in which nothing else changes, for `with`: other threads wait for its end. Re-entrant; keep it short."""
+        return Moment(self)
+
+    cdef _hold(self):
         """Begin a moment in which nothing else changes: waits for other threads. Re-entrant."""
         if self.tree.levels == 0:
             raise RuntimeError("this memory was never set up: call Memory.__init__ first")
         self.lock.acquire()
         self.busy += 1
 
-    def _release(self):
+    cdef _release(self):
         """End what `_hold` began."""
         self.busy -= 1
         self.lock.release()
@@ -1292,7 +1412,8 @@ cdef class EntryStore:
             episode.first_row = row
             while self.most_episodes > 0 and self.closed >= self.most_episodes:
                 self._evict(self.oldest)
-        self._set_page_open(lane.page, True)
+        if not self.pages[lane.page].is_open:
+            self._set_page_open(lane.page, True)
         lane.offset += 1
         episode.last_row = row
         return row
@@ -1300,8 +1421,6 @@ cdef class EntryStore:
     cdef int64_t _place(self, int32_t index, double init_w, int64_t model_version, double now) noexcept nogil:
         """Add the entry whose values lie at `sources` to a lane's open episode. Returns its row, or below 0."""
         cdef int64_t row
-        cdef Episode* episode
-        cdef Meta* meta
         cdef Column* column
         cdef int c, given = 0
         if self.has_ragged and not self._make_values():
@@ -1321,8 +1440,13 @@ cdef class EntryStore:
             else:
                 copy_row(column.data + row * column.size, self.sources[given], column.size)
                 given += 1
-        episode = &self.episodes[self.lanes[index].episode]
-        meta = &self.meta[row]
+        self._note(index, row, init_w, model_version, now)
+        return row
+
+    cdef inline void _note(self, int32_t index, int64_t row, double init_w, int64_t model_version, double now) noexcept nogil:
+        """A lane's open episode has one more entry, in a reserved row."""
+        cdef Episode* episode = &self.episodes[self.lanes[index].episode]
+        cdef Meta* meta = &self.meta[row]
         meta.number += self.capacity_
         meta.born = now
         meta.model_version = model_version
@@ -1338,7 +1462,6 @@ cdef class EntryStore:
         self.generated_ += 1
         if self.is_live and episode.length > self.multi_step:
             self._ripen(index)
-        return row
 
     # Values of ragged columns
 
@@ -1644,7 +1767,9 @@ cdef class EntryStore:
         elif self.exponent == 0.5:
             weight *= sqrt(priority)
         else:
-            weight *= pow(priority, self.exponent)
+            if priority != self.powered:  # what no learner has seen yet all has one priority
+                self.powered, self.power = priority, pow(priority, self.exponent)
+            weight *= self.power
         # Sums of any number of weights stay finite, and what is above 0 does not vanish.
         return min(max(weight, 1e-280), 1e280)
 
@@ -1966,7 +2091,7 @@ cdef class EntryStore:
             # While everything is weighed anew nothing is ordered; afterwards all of it is sorted at once.
             self.is_ordered = self.is_ordered and not is_order_new and prioritization != PROPORTIONAL
             self.prioritization, self.is_stratified = prioritization, stratified
-            self.exponent = exponent
+            self.exponent, self.powered = exponent, NAN
             self.alpha, self.lambda_, self.start = alpha, lambda_, start
             self.frame_stack, self.multi_step, self.most_episodes = frame_stack, multi_step, most_episodes
             with nogil:
@@ -2088,43 +2213,28 @@ cdef class EntryStore:
 
     def _add_many(self, cnp.ndarray lanes, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version):
         """One entry for each of several different lanes, all or none. Exact arrays [n, ...]. Returns (status, lane)."""
-        cdef int64_t i, row, status = 0, count = cnp.PyArray_SIZE(lanes)
-        cdef int64_t* lane = <int64_t*>cnp.PyArray_DATA(lanes)
-        cdef float* weight = <float*>cnp.PyArray_DATA(init_w)
+        cdef int64_t status, bad = -1, count = cnp.PyArray_SIZE(lanes)
+        cdef const int64_t* lane = <const int64_t*>cnp.PyArray_DATA(lanes)
+        cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
-        cdef double now
         assert cnp.PyArray_SIZE(init_w) == cnp.PyArray_SIZE(numbers) == count
         self._hold()
         try:
-            status, i = self._rooms_for(lanes)
+            status = self._rooms_for(lane, count, &bad)
             if status < 0:
-                return status, i
+                return status, bad
             self._find_sources(arrays, count)
             with nogil:
-                if not self._are_finite(count):
-                    status = NOT_FINITE
-                    count = 0
-                elif not self._fit_values(count):
-                    status = TOO_MANY_BYTES
-                    count = 0
-                now = self._now()
-                for i in range(count):
-                    row = self._place(<int32_t>lane[i], weight[i], model_version, now)
-                    if row < 0:
-                        status = row
-                        break
-                    number[i] = self.meta[row].number
-                    self._next_sources()
+                status = self._place_all(lane, 1, count, weight, number, model_version)
             return status, lane[0] if status == TOO_MANY_BYTES else -1
         finally:
             self._release()
 
     def _extend(self, int64_t lane, list arrays, cnp.ndarray init_w, cnp.ndarray numbers, int64_t model_version):
         """Several entries for one lane, all or none. Exact arrays [T, ...]. Returns status."""
-        cdef int64_t i, row, status = 0, count = cnp.PyArray_SIZE(init_w)
-        cdef float* weight = <float*>cnp.PyArray_DATA(init_w)
+        cdef int64_t status, count = cnp.PyArray_SIZE(init_w)
+        cdef const float* weight = <const float*>cnp.PyArray_DATA(init_w)
         cdef int64_t* number = <int64_t*>cnp.PyArray_DATA(numbers)
-        cdef double now
         assert cnp.PyArray_SIZE(numbers) == count
         self._hold()
         try:
@@ -2134,23 +2244,64 @@ cdef class EntryStore:
                 return TOO_LONG
             self._find_sources(arrays, count)
             with nogil:
-                if not self._are_finite(count):
-                    status = NOT_FINITE
-                    count = 0
-                elif not self._fit_values(count):
-                    status = TOO_MANY_BYTES
-                    count = 0
-                now = self._now()
-                for i in range(count):
-                    row = self._place(<int32_t>lane, weight[i], model_version, now)
-                    if row < 0:
-                        status = row
-                        break
-                    number[i] = self.meta[row].number
-                    self._next_sources()
+                status = self._place_all(&lane, 0, count, weight, number, model_version)
             return status
         finally:
             self._release()
+
+    cdef int64_t _place_all(self, const int64_t* lane, int stride, int64_t count, const float* init_w, int64_t* numbers,
+                            int64_t model_version) noexcept nogil:
+        """Add `count` entries from `sources` on, for which there is room: to a lane each (stride 1), or all to one (stride 0). 0, or
+        what is wrong."""
+        cdef int64_t i, row
+        cdef double now
+        if not self._are_finite(count):
+            return NOT_FINITE
+        if not self._fit_values(count):
+            return TOO_MANY_BYTES
+        now = self._now()
+        if stride == 0 and not self.has_ragged:
+            return self._place_run(<int32_t>lane[0], count, init_w, numbers, model_version, now)
+        for i in range(count):
+            row = self._place(<int32_t>lane[i * stride], init_w[i], model_version, now)
+            if row < 0:
+                return row
+            numbers[i] = self.meta[row].number
+            self._next_sources()
+        return 0
+
+    cdef int64_t _place_run(self, int32_t index, int64_t count, const float* init_w, int64_t* numbers, int64_t model_version,
+                            double now) noexcept nogil:
+        """`_place_all` for one lane: rows that follow each other are copied together. Nobody reads them before they are."""
+        cdef int64_t i, row = 0, first = 0, run = 0
+        for i in range(count):
+            row = self._reserve(index)
+            if row < 0:
+                break
+            self._note(index, row, init_w[i], model_version, now)
+            numbers[i] = self.meta[row].number
+            if row != first + run:
+                self._copy_run(first, run)
+                first, run = row, 0
+            run += 1
+        self._copy_run(first, run)
+        return min(row, <int64_t>0)
+
+    cdef void _copy_run(self, int64_t first, int64_t count) noexcept nogil:
+        """Fill rows with the next values of `sources`."""
+        cdef Column* column
+        cdef int c, given = 0
+        if count == 0:
+            return
+        inside(first + count - 1, self.capacity_)
+        for c in range(self.column_count):
+            column = &self.columns[c]
+            if c == self.return_column:
+                memset(column.data + first * column.size, 0, count * column.size)
+            else:
+                copy_row(column.data + first * column.size, self.sources[given], count * column.size)
+                self.sources[given] += count * column.size
+                given += 1
 
     cdef _find_sources(self, list arrays, int64_t count):
         """Point `sources` at exact arrays of `count` values each; of ragged columns they are `ragged.Ragged`."""
@@ -2211,32 +2362,33 @@ cdef class EntryStore:
             return lane.first_offset - lane.offset
         return self._page_size(lane.page) - lane.offset + self.takeable_rows + lane.first_offset
 
-    cdef tuple _rooms_for(self, cnp.ndarray lanes):
-        """Whether one entry for each of several lanes fits: (0, -1), or what is wrong with which lane."""
-        cdef int64_t i, left = self.takeable_pages, count = cnp.PyArray_SIZE(lanes)
-        cdef int64_t* index = <int64_t*>cnp.PyArray_DATA(lanes)
+    cdef int64_t _rooms_for(self, const int64_t* index, int64_t count, int64_t* bad) noexcept:
+        """Whether one entry for each of several lanes fits: 0, or what is wrong with the lane `bad`."""
+        cdef int64_t i, left = self.takeable_pages
         cdef Lane* lane
         cdef bint has_row
         for i in range(count):
-            if self._open_length(index[i]) < 0:
-                return NOT_OPEN, index[i]
+            bad[0] = index[i]
+            if index[i] < 0 or index[i] >= self.lane_count or self.lanes[index[i]].episode < 0:
+                return NOT_OPEN
             self.lanes[index[i]].named = False
         for i in range(count):
+            bad[0] = index[i]
             lane = &self.lanes[index[i]]
             if lane.named:
-                return REPEATED, index[i]
+                return REPEATED
             lane.named = True
             has_row = lane.page >= 0 and lane.offset < (lane.first_offset if lane.wrapped else self._page_size(lane.page))
             if self.episodes[lane.episode].length > 0:
                 if has_row or (left == 0 and not lane.wrapped and lane.first_offset > 0):
                     continue
                 if lane.wrapped:
-                    return TOO_LONG, index[i]
+                    return TOO_LONG
             # The page that a lane holds between two episodes can be taken from it, but then it takes another.
             left -= 1
             if left < 0:
-                return TOO_LONG, index[i]
-        return 0, -1
+                return TOO_LONG
+        return 0
 
     # Drawing
 
@@ -2918,6 +3070,215 @@ cdef class EntryStore:
             self.oldest_born = self._now() - self.most_age
 
 
+# The usual step of a writer: nothing ends or is being reset, and every value is as its column stores it. One call does all that
+# `Writer.step` does then; whatever is unusual is left to that, with nothing changed.
+
+cdef enum:
+    OBS = 0
+    ACTION = 1
+    GIVEN_REWARD = 2
+    TERMINATED = 3
+    TRUNCATED = 4
+    EXTRA = 5
+
+cdef enum:
+    UNUSUAL = 0
+    ADDED = 1
+    ADDED_OWNED = 2  # and what the last step returned is an array of its own
+    FEW_BYTES = 1 << 16  # copied sooner than the GIL is released and taken again
+
+
+def same_place(one, two):
+    """Whether two values are one array, or views of the same place; scalars never are."""
+    return _is_same_place(one, two)
+
+
+cdef bint _is_same_place(object one, object two):
+    cdef object base
+    if not cnp.PyArray_Check(one) or not cnp.PyArray_Check(two) or cnp.PyArray_NDIM(<cnp.ndarray>one) == 0:
+        return False
+    if one is two:
+        return True
+    if cnp.PyArray_DATA(<cnp.ndarray>one) != cnp.PyArray_DATA(<cnp.ndarray>two):
+        return False
+    base = one.base
+    return base is not None and base is two.base
+
+
+@cython.auto_pickle(False)
+cdef class UsualSteps:
+    """Adds steps to the lanes of a writer.
+
+    Args:
+        store: The memory, without ragged columns.
+        lanes: int64 [N].
+        returns: float64 [N, *R]: rewards are added here as they were given, not rounded.
+        sources: For each column but the return: which argument of `add` it is, or its name among the extras.
+        is_single: Whether values have no axis of environments.
+        is_checked: Whether obs must be the array that the last step returned.
+    """
+
+    cdef EntryStore store
+    cdef cnp.ndarray lanes, returns, rewards, weights, numbers
+    cdef tuple names
+    cdef list arguments
+    cdef int64_t count, entry_bytes
+    cdef bint is_single, is_checked
+
+    def __cinit__(self, EntryStore store not None, cnp.ndarray lanes not None, cnp.ndarray returns not None, tuple sources not None,
+                  bint is_single, bint is_checked):
+        cdef int c
+        self.store, self.lanes, self.returns = store, lanes, returns
+        self.is_single, self.is_checked = is_single, is_checked
+        self.count = cnp.PyArray_SIZE(lanes)
+        if store.has_ragged or len(sources) != store.entry_columns:
+            raise AssertionError("a source for each column, none of them ragged")
+        if not cnp.PyArray_ISCARRAY(returns) or cnp.PyArray_TYPE(returns) != cnp.NPY_FLOAT64 or cnp.PyArray_TYPE(lanes) != cnp.NPY_INT64:
+            raise AssertionError("returns are float64, lanes int64")
+        places = ("obs", "action", "reward", "terminated", "truncated")
+        self.names = sources
+        self.arguments = [places.index(name) if name in places else EXTRA for name in sources]
+        self.rewards = np.empty((<object>returns).shape, np.float32)
+        self.weights = np.empty(self.count, np.float32)
+        self.numbers = np.empty(self.count, np.int64)
+        for c in range(store.column_count):
+            self.entry_bytes += store.columns[c].size
+
+    def add(self, obs, action, reward, terminated, truncated, next_obs, last, dict extras not None, init_w, model_version):
+        """Add a step of every environment: arguments as `Writer.step` has them, and the observation that the last step returned.
+
+        Returns 0 where something is unusual: nothing was changed. Else 1, or 2 where `last` is an array of its own.
+        """
+        cdef int status
+        cdef bint is_large = self.entry_bytes * self.count > FEW_BYTES
+        if _is_same_place(obs, next_obs) or (self.is_checked and last is not None and obs is not last):
+            return UNUSUAL
+        if type(model_version) is not int or type(init_w) is not float or not 0.0 <= <double>init_w < 3e38:
+            return UNUSUAL
+        if not (self._goes_on(terminated) and self._goes_on(truncated)):
+            return UNUSUAL
+        # Without the lock, which needs nobody else inside and the GIL, as `EntryStore.add`.
+        if is_large:
+            self.store._hold()
+        elif self.store.busy > 0:
+            return UNUSUAL
+        try:
+            status = self._add((obs, action, reward, terminated, truncated), extras, init_w, model_version, is_large)
+        finally:
+            if is_large:
+                self.store._release()
+        if status < 0:
+            return UNUSUAL
+        return ADDED_OWNED if last is not None and not _is_same_place(last, next_obs) else ADDED
+
+    cdef bint _goes_on(self, object ended) except -1:
+        """Whether no environment's episode ends here."""
+        cdef const char* flags
+        cdef int64_t i
+        if self.is_single:
+            return ended is False or not ended
+        if type(ended) is not cnp.ndarray or not cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>ended):
+            return False
+        if cnp.PyArray_TYPE(<cnp.ndarray>ended) != cnp.NPY_BOOL or cnp.PyArray_SIZE(<cnp.ndarray>ended) != self.count:
+            return False
+        flags = <const char*>cnp.PyArray_DATA(<cnp.ndarray>ended)
+        for i in range(self.count):
+            if flags[i]:
+                return False
+        return True
+
+    cdef int _add(self, tuple given, dict extras, double init_w, int64_t model_version, bint is_large) except -100:
+        """0, or below 0 where something is unusual. Nobody else is inside of the memory."""
+        cdef EntryStore store = self.store
+        cdef const int64_t* lane = <const int64_t*>cnp.PyArray_DATA(self.lanes)
+        cdef float* weights = <float*>cnp.PyArray_DATA(self.weights)
+        cdef int64_t* numbers = <int64_t*>cnp.PyArray_DATA(self.numbers)
+        cdef int64_t bad, i, status
+        cdef double single = 0.0
+        cdef const double* rewards = NULL
+        cdef const float* rounded = NULL
+        cdef cnp.ndarray array
+        reward = given[GIVEN_REWARD]
+        if type(reward) is cnp.ndarray:
+            array = reward
+            if not cnp.PyArray_ISCARRAY_RO(array) or cnp.PyArray_SIZE(array) != cnp.PyArray_SIZE(self.returns):
+                return NOT_EXACT
+            if cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT64:
+                rewards = <const double*>cnp.PyArray_DATA(array)
+            elif cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32:
+                rounded = <const float*>cnp.PyArray_DATA(array)
+            else:
+                return NOT_EXACT
+        elif cnp.PyArray_SIZE(self.returns) == 1 and (PyFloat_Check(reward) or cnp.PyArray_CheckScalar(reward)):
+            single = reward
+            rewards = &single
+        else:
+            return NOT_EXACT
+        if not self._find_sources(given, extras, rewards):
+            return NOT_EXACT
+        status = store._rooms_for(lane, self.count, &bad)
+        if status < 0:
+            return <int>status
+        for i in range(self.count):
+            weights[i] = <float>init_w
+        if is_large:
+            with nogil:
+                status = store._place_all(lane, 1, self.count, weights, numbers, model_version)
+        else:
+            status = store._place_all(lane, 1, self.count, weights, numbers, model_version)
+        if status == 0:
+            for i in range(cnp.PyArray_SIZE(self.returns)):
+                (<double*>cnp.PyArray_DATA(self.returns))[i] += rewards[i] if rewards != NULL else rounded[i]
+        return <int>status
+
+    cdef bint _find_sources(self, tuple given, dict extras, const double* rewards) except -1:
+        """Point the memory's `sources` at the values. False where one needs converting, but float64 rewards of several environments."""
+        cdef EntryStore store = self.store
+        cdef Column* column
+        cdef int c, at = 0, argument
+        cdef int64_t i
+        cdef float* rounded = <float*>cnp.PyArray_DATA(self.rewards)
+        for c in range(store.column_count):
+            if c == store.return_column:
+                continue
+            column = &store.columns[c]
+            argument = self.arguments[at]
+            value = extras[self.names[at]] if argument == EXTRA else given[argument]
+            if self.is_single:
+                if not store._find_source(c, at, value):
+                    return False
+            elif type(value) is not cnp.ndarray or cnp.PyArray_NDIM(<cnp.ndarray>value) != 1 + column.dimensions:
+                return False
+            elif cnp.PyArray_DIM(<cnp.ndarray>value, 0) != self.count:
+                return False
+            elif _is_exact(column, <cnp.ndarray>value, 1):
+                store.sources[at] = <const char*>cnp.PyArray_DATA(<cnp.ndarray>value)
+            elif argument == GIVEN_REWARD and rewards != NULL and (<object>value).shape == (<object>self.rewards).shape:
+                for i in range(cnp.PyArray_SIZE(self.rewards)):
+                    rounded[i] = <float>rewards[i]
+                store.sources[at] = <const char*>rounded
+            else:
+                return False
+            at += 1
+        return True
+
+
+@cython.auto_pickle(False)
+cdef class Moment:
+    """What `EntryStore.held` returns."""
+
+    cdef EntryStore store
+
+    def __cinit__(self, EntryStore store not None):
+        self.store = store
+
+    def __enter__(self):
+        self.store._hold()
+
+    def __exit__(self, kind, error, trace):
+        self.store._release()
+
+
 cdef inline float _float(double number) noexcept nogil:
     """The nearest float that is finite."""
     return <float>min(max(number, -3.4028234663852886e38), 3.4028234663852886e38)
@@ -3461,7 +3822,7 @@ def container(Layout layout not None, uint64_t samples, uint64_t frames, uint64_
         at = _block_begin(at) + (stored if i not in packed else <uint64_t>len(packed[i][1]))
         if at >> 40:
             raise MemoryError(f"a container of {at} bytes")
-    payload = np.empty(at + ALIGNMENT, np.uint8)
+    payload = empty((at + ALIGNMENT,), np.dtype(np.uint8))
     payload = payload[-<size_t>cnp.PyArray_DATA(payload) & (ALIGNMENT - 1):][:at]
     begin = <uint8_t*>cnp.PyArray_DATA(payload)
     for i in range(layout.blocks):

@@ -143,6 +143,7 @@ _WHOLE: Final = -2  # in place of a block of lengths: the one value is as long a
 _INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
 _OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
 _Field: TypeAlias = tuple[int, int, int, int, int]
+_BYTE: Final = np.dtype(np.uint8)
 MOST_ROW_BYTES: Final = 1 << 27
 
 
@@ -218,7 +219,7 @@ class Layout:
         """Arrays for a batch of `samples`; those of ragged columns are made when it is gathered."""
         sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
         for side, name, shape, dtype, _ in self._outputs:
-            sides[side][name] = np.empty((samples, *shape), dtype)
+            sides[side][name] = _core.empty((samples, *shape), dtype)
         reward = np.empty if self.schema.reward is not None else np.zeros
         return Gathered(
             prev=sides["prev"],
@@ -249,7 +250,7 @@ class Layout:
             lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
             longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
         for i, (side, name, shape, dtype, element) in enumerate(self._ragged):
-            made = np.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
+            made = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
             picks.gather_padded(i, longest[name], made)
             (out.prev if side == "prev" else out.next)[name] = made
 
@@ -684,7 +685,7 @@ def _pack_frames(
     for i, form in enumerate(layout.blocks):
         size = elements.get(i, len(sources)) * form.row_bytes
         if _may_pack(layout, form, size):
-            raw: Payload = np.empty(size, np.uint8)
+            raw: Payload = _core.empty((size,), _BYTE)
             memory.copy_frames(layout.schema.names[form.column], sources, raw)
             _pack_block(packed, i, raw, codec)
     return packed
@@ -736,7 +737,7 @@ def pack_episode(
     }
     for block, part, name in layout.columns if codec else ():
         if part is Part.PREV and name in schema.states:
-            raw: Payload = np.empty(elements.get(block, entries) * schema[name].nbytes, np.uint8)
+            raw: Payload = _core.empty((elements.get(block, entries) * schema[name].nbytes,), _BYTE)
             fill(name, raw)
             _pack_block(packed, block, raw, codec)
     head = Head(parameters_version=parameters_version, made_at=now)

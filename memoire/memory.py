@@ -10,7 +10,6 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -124,20 +123,21 @@ class Sequences(NamedTuple):
 
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
-_held_for_fork: list[Memory] = []
+_held_for_fork: list[_core.Moment] = []
 
 
 def _before_fork() -> None:
     # A child gets a copy of every memory, from a moment in which none was being changed; and no lock that a thread
     # holds which the child does not have.
     for memory in list(_memories):
-        memory._hold()
-        _held_for_fork.append(memory)
+        moment = memory.held()
+        moment.__enter__()
+        _held_for_fork.append(moment)
 
 
 def _after_fork() -> None:
     while _held_for_fork:
-        _held_for_fork.pop()._release()
+        _held_for_fork.pop().__exit__(None, None, None)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
@@ -258,15 +258,6 @@ class Memory(_core.EntryStore):
         _check_whole("ragged_limit", ragged_limit, 0, 1 << 62)
         self._ragged_limit = int(ragged_limit)
         self._limit_ragged(self._ragged_limit)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """A moment in which nothing else changes: other threads wait for its end. Re-entrant; keep it short."""
-        self._hold()
-        try:
-            yield
-        finally:
-            self._release()
 
     # Episodes
 
@@ -531,7 +522,7 @@ class Memory(_core.EntryStore):
             for name, where in side.items():
                 column = self.schema[name]
                 longest = max(int(each[name].max(initial=1)) for each in found if name in each)
-                out = np.empty((*where.shape, longest, *column.element), column.dtype)
+                out = _core.empty((*where.shape, longest, *column.element), column.dtype)
                 self._copy_ragged(self._index[name], where, lengths[name], out, longest)
                 columns[name], lengths_of[name] = out, lengths[name]
         return made
@@ -583,8 +574,8 @@ class Memory(_core.EntryStore):
         if self._parameters.sequence_length:
             return self._allocate_sequences(size, self._parameters.sequence_length, self._parameters.sequence_first)
         return Gathered(
-            prev={name: np.empty((size, *shape), dtype) for name, shape, dtype in prev},
-            next={name: np.empty((size, *shape), dtype) for name, shape, dtype in next_},
+            prev={name: _core.empty((size, *shape), dtype) for name, shape, dtype in prev},
+            next={name: _core.empty((size, *shape), dtype) for name, shape, dtype in next_},
             reward=np.empty((size, *self._reward_shape), np.float32),
             discount=np.empty((size, *self._reward_shape), np.float32),
             steps=np.empty(size, np.int32),
@@ -601,7 +592,7 @@ class Memory(_core.EntryStore):
         reward = (size, length, *self._reward_shape)
         return Gathered(
             prev={
-                name: np.empty((*axes.get(name, (size, length)), *shape), dtype)
+                name: _core.empty((*axes.get(name, (size, length)), *shape), dtype)
                 for name, shape, dtype in prev
                 if name != self.schema.reward
             },

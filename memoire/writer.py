@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _core
 from .errors import (
     Closed,
     EntryError,
@@ -147,6 +148,7 @@ class Writer:
         self._owned = False  # whether that is an array of its own, which a reset does not write over
         self._closed = False
         self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
+        self._usual = self._usual_steps()
         for lane in self.lanes.tolist():
             memory.open(lane)
 
@@ -201,28 +203,17 @@ class Writer:
                 _explain_extras(self._schema, self._extras, extras)
             if bootstrap_value is not None and self._schema.value is None:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
+            if self._usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
+                step = (obs, action, reward, terminated, truncated, next_obs)
+                if known := self._usual.add(*step, self._last, extras, init_w, model_version):
+                    self._clock += 1
+                    self._room -= 1
+                    self._last, self._owned = next_obs, known == 2
+                    if self._observer is not None:
+                        self._observer.on_entries(self.num_envs)
+                    return
             given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-            given[self._root] = obs
-            values = self._values(given, reward)
-            rewards = self._rewards(reward)
-            self._check_order(obs, next_obs)
-            ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
-            if self._room <= 0:
-                self._cut(given, self._longest)
-            self._room -= 1
-            try:
-                added = self._add(values, rewards, init_w, model_version)
-            except EpisodeTooLong as error:
-                if not error.ragged_limit:
-                    raise
-                self._cut(given, 1)  # values of ragged columns leave with what is closed
-                added = self._add(values, rewards, init_w, model_version)
-            self._owned = self._last is not None and not _is_same(self._first(self._last), self._first(next_obs))
-            self._last = next_obs
-            if added and self._observer is not None:
-                self._observer.on_entries(added)
-            if ends:
-                self._finish(ends)
+            self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
         finally:
             self._inside.release()
 
@@ -278,6 +269,49 @@ class Writer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _usual_steps(self) -> _core.UsualSteps | None:
+        """What takes the usual step in one call; None where there is none: other memories, nested or ragged columns."""
+        memory, schema = self._memory, self._schema
+        if self._nested or schema.ragged or not isinstance(memory, _core.EntryStore):
+            return None
+        arguments = {self._root: "obs", schema.reward: "reward"}
+        sources = tuple([arguments.get(name, name) for name in schema.entry_names])
+        return _core.UsualSteps(memory, self.lanes, self._returns, sources, self._single, self._check)
+
+    def _record(
+        self,
+        given: dict[str, Any],
+        obs: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None,
+        bootstrap_value: Any,
+        init_w: Any,
+        model_version: int,
+    ) -> None:
+        """A step of any kind: find out what ends, convert, store, and close the episodes that ended."""
+        reward, terminated, truncated = given["reward"], given["terminated"], given["truncated"]
+        given[self._root] = obs
+        values = self._values(given, reward)
+        rewards = self._rewards(reward)
+        self._check_order(obs, next_obs)
+        ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
+        if self._room <= 0:
+            self._cut(given, self._longest)
+        self._room -= 1
+        try:
+            added = self._add(values, rewards, init_w, model_version)
+        except EpisodeTooLong as error:
+            if not error.ragged_limit:
+                raise
+            self._cut(given, 1)  # values of ragged columns leave with what is closed
+            added = self._add(values, rewards, init_w, model_version)
+        self._owned = self._last is not None and not _core.same_place(self._first(self._last), self._first(next_obs))
+        self._last = next_obs
+        if added and self._observer is not None:
+            self._observer.on_entries(added)
+        if ends:
+            self._finish(ends)
 
     def _values(self, given: dict[str, Any], reward: Any) -> list[Any]:
         """A value for each column; of a vector environment in the column's dtype and shape, [N, *F]."""
@@ -456,12 +490,12 @@ class Writer:
     def _check_order(self, obs: Any, next_obs: Any) -> None:
         """Refuse an observation that was overwritten, or that is not where its episode was left."""
         after = self._first(next_obs)
-        if _is_same(self._first(obs), after):
+        if _core.same_place(self._first(obs), after):
             raise ObservationReused(self._schema.states[0])
         last = self._last
         if not self._check or last is None or obs is last:
             return
-        if _is_same(self._first(last), after):
+        if _core.same_place(self._first(last), after):
             return  # this very step has written over what the last one returned: nothing to compare with
         going = self._began < self._clock
         if self._pending is not None:
@@ -651,15 +685,6 @@ def _form(value: Any) -> str:
     except ValueError:
         return f"a {type(value).__name__}"
     return f"{array.dtype}{list(array.shape)}" if array.dtype != object else f"a {type(value).__name__}"
-
-
-def _is_same(one: Any, two: Any) -> bool:
-    """Whether two values are one array, or views of the same place; scalars never are."""
-    if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray) or one.ndim == 0:
-        return False
-    if one is two:
-        return True
-    return one.base is not None and one.base is two.base and one.ctypes.data == two.ctypes.data
 
 
 def _at_least_one(name: str, value: Any) -> int:

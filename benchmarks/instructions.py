@@ -1,0 +1,411 @@
+"""How many instructions do the hot calls take, counted by valgrind, and are they more than were recorded?
+
+Counts hardly depend on how busy a machine is, so that CI can compare them: `make instructions` fails where a call takes
+more than the record in docs/benchmarks/instructions.json by more than a tolerance; `--write` renews the record. What
+the C and mathematics libraries do is not counted: they choose by processor. Times are for the other benchmarks.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import installed
+from workloads import BATCH, EPISODE, Workload, w1, w2
+
+import memoire
+from memoire import _core
+from memoire import cache as caches
+from memoire.memory import Memory
+from memoire.pool import Pool
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
+RENEW = "python benchmarks/instructions.py --write"
+TOLERANCE = 0.05
+LEAVES = 100_000
+CANNOT = 77  # exit status where nothing could be counted here
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: what is counted."""
+
+    what: str
+    make: Callable[[], Call]
+    per_call: int = 1
+    """What is counted is divided by this: entries of one call."""
+    calls: int = 4
+
+
+# What is counted
+
+
+@cache
+def workload(name: str) -> Workload:
+    return w1(20_000) if name == "W1" else w2(2_000)
+
+
+@cache
+def filled(name: str) -> Memory:
+    return workload(name).filled()
+
+
+def adding(name: str) -> Call:
+    """One call an entry, and the end of an episode every EPISODE entries."""
+    given = workload(name)
+    memory = Memory(given.schema, given.ring, given.parameters, seed=0)
+    block = given.episode(np.random.default_rng(0))
+    steps = [tuple(column[step] for column in block) for step in range(EPISODE)]
+
+    def adds() -> None:
+        memory.open(0)
+        for values in steps:
+            memory.add(0, values)
+        memory.close(0)
+
+    return adds
+
+
+def extending(name: str) -> Call:
+    given = workload(name)
+    memory = Memory(given.schema, given.ring, given.parameters, seed=0)
+    block = given.episode(np.random.default_rng(0))
+
+    def extends() -> None:
+        memory.open(0)
+        memory.extend(0, block)
+        memory.close(0)
+
+    return extends
+
+
+STEPS = 100
+
+
+def stepping(environments: int | None) -> Call:
+    """`writer.step` with what a Gymnasium environment returns, or with what so many at once return."""
+    lead = () if environments is None else (environments,)
+    schema = memoire.Schema(
+        {
+            "obs": memoire.Column("float32", (64,), "state"),
+            "action": memoire.Column("float32", (8,)),
+            "reward": np.float32,
+        }
+    )
+    buffer = memoire.Buffer(schema, 10_000, seed=0)
+    writer = buffer.writer(num_envs=environments, autoreset="disabled" if environments is None else "next_step")
+    random = np.random.default_rng(0)
+    seen = random.standard_normal((STEPS + 1, *lead, 64), dtype="float32")
+    actions = random.standard_normal((STEPS, *lead, 8), dtype="float32")
+    rewards = random.standard_normal((STEPS, *lead)) if lead else random.standard_normal(STEPS).tolist()
+    never = np.zeros(lead, np.bool_) if lead else False
+    frames, rest = list(seen), list(zip(actions, rewards, strict=True))
+    info: dict[str, Any] = {}
+
+    def steps() -> None:
+        obs = frames[0]
+        for number, (action, reward) in enumerate(rest, 1):
+            following = frames[number]
+            writer.step(obs, action, reward, never, never, following, info)
+            obs = following
+        writer.reset()
+
+    return steps
+
+
+def sampling() -> Call:
+    """`buffer.sample`: the modern door to a draw."""
+    given = workload("W1")
+    buffer = memoire.Buffer(given.schema, 20_000, seed=0)
+    block = given.episode(np.random.default_rng(0))
+    for _ in range(20):
+        buffer.memory.open(0)
+        buffer.memory.extend(0, block)
+        buffer.memory.close(0)
+    return partial(buffer.sample, BATCH)
+
+
+def updating(name: str) -> Call:
+    memory = filled(name)
+    errors = np.random.default_rng(3).uniform(0.1, 2.0, BATCH).astype(np.float32)
+    return partial(memory.update_priorities, memory.draw(BATCH), errors)
+
+
+@cache
+def received(name: str) -> list[np.ndarray]:
+    return [caches.build(filled(name), BATCH, now=0.0) for _ in range(6)]
+
+
+def pool_of(name: str, *, reuse: bool) -> Pool:
+    given = workload(name)
+    pool = Pool(given.schema, given.parameters.replace(reuse_cache=reuse), byte_limit=1 << 40, seed=0)
+    for sequence, payload in enumerate(received(name)):
+        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, caches.check(payload, pool.layout))
+    return pool
+
+
+def getting(name: str, *, reuse: bool) -> Call:
+    return partial(pool_of(name, reuse=reuse).get, BATCH)
+
+
+def building(name: str) -> Call:
+    return lambda: caches.build(filled(name), BATCH, now=0.0)
+
+
+def checking(name: str) -> Call:
+    payload, layout = received(name)[0], pool_of(name, reuse=False).layout
+    checksum = _core.checksum(payload)
+    return lambda: caches.check(payload, layout, checksum=checksum)
+
+
+@cache
+def tree() -> Any:
+    made = _core.PriorityTree(LEAVES)
+    made.set(np.arange(LEAVES), np.random.default_rng(4).uniform(0.1, 2.0, LEAVES))
+    return made
+
+
+def drawing_from_tree() -> Call:
+    return partial(tree().draw, np.random.default_rng(5).random(BATCH))
+
+
+def updating_tree() -> Call:
+    random = np.random.default_rng(6)
+    rows = random.integers(0, LEAVES, BATCH)
+    turns = [random.uniform(0.1, 2.0, BATCH) for _ in range(16)]
+    return lambda: tree().set(rows, turns.pop())
+
+
+def cases() -> Iterator[Case]:
+    for name in ("W1", "W2"):
+        yield Case(f"add one entry, {name}", partial(adding, name), EPISODE, 2)
+        yield Case(f"extend and close {EPISODE} entries, {name}: one entry", partial(extending, name), EPISODE, 2)
+    yield Case("writer.step, one environment", partial(stepping, None), STEPS, 2)
+    yield Case("writer.step, 8 environments", partial(stepping, 8), STEPS, 2)
+    for name in ("W1", "W2"):
+        yield Case(f"draw + gather {BATCH}, {name}", lambda name=name: partial(filled(name).sample, BATCH))
+    yield Case(f"buffer.sample of {BATCH}, W1", sampling)
+    for name in ("W1", "W2"):
+        yield Case(f"update {BATCH} priorities, {name}", partial(updating, name))
+    for name in ("W1", "W2"):
+        yield Case(f"build a cache of {BATCH}, {name}", partial(building, name))
+        yield Case(f"check a cache of {BATCH}, {name}", partial(checking, name))
+        yield Case(f"get_batch of {BATCH} from caches, {name}", partial(getting, name, reuse=False), calls=2)
+        yield Case(f"get_batch of {BATCH} with reuse_cache, {name}", partial(getting, name, reuse=True))
+    yield Case(f"draw {BATCH} of {LEAVES} leaves", drawing_from_tree)
+    yield Case(f"update {BATCH} of {LEAVES} leaves", updating_tree)
+    data = np.random.default_rng(0).integers(0, 256, 157_000, dtype=np.uint8)
+    yield Case("checksum of 157000 bytes", lambda: partial(_core.checksum, data))
+
+
+# Counting: this script starts itself under valgrind, which counts between two requests of ours
+
+REQUESTS = """
+#include <valgrind/callgrind.h>
+void memoire_begin(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
+void memoire_end(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTRUMENTATION; }
+"""
+
+
+def count_here(library: str, only: str) -> None:
+    """Under valgrind: run every case, with a dump of its counts for each."""
+    requests = ctypes.PyDLL(library)
+    for case in cases():
+        if only not in case.what:
+            continue
+        call = case.make()
+        for _ in range(3):  # the interpreter adapts to what it runs often
+            call()
+        gc.collect()
+        gc.disable()
+        requests.memoire_begin()
+        for _ in range(case.calls):
+            call()
+        requests.memoire_end(case.what.encode())
+        gc.enable()
+
+
+def counted(folder: Path, only: str) -> dict[str, Counter[tuple[str, str]]]:
+    """Instructions of each case by (file of the program or library, function), of all its calls together."""
+    source, library = folder / "requests.c", folder / "requests.so"
+    source.write_text(REQUESTS, encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    options = ("--tool=callgrind", "--instr-atstart=no", "--compress-strings=no", "--compress-pos=no", "--dump-line=no")
+    command = ["valgrind", "-q", *options, f"--callgrind-out-file={folder}/out", sys.executable, __file__]
+    # Without a seed of its own, sets and dicts of text would lie differently each time.
+    subprocess.run(
+        [*command, "--within", str(library), "--only", only], env=os.environ | {"PYTHONHASHSEED": "0"}, check=True
+    )
+    found = {}
+    for path in folder.glob("out.*"):
+        name, counts = read_dump(path.read_text(encoding="utf-8", errors="replace"))
+        if name:
+            found[name] = counts
+    return found
+
+
+def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
+    """The name a dump was given, and its own instructions by (object, function)."""
+    named = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
+    counts: Counter[tuple[str, str]] = Counter()
+    where, function, is_callee = "", "", False
+    for line in text.splitlines():
+        if line.startswith("ob="):
+            where = line[3:].rsplit("/", 1)[-1]
+        elif line.startswith("fn="):
+            function = line[3:]
+        elif line.startswith("calls="):
+            is_callee = True  # the next line is what that call took: counted where it was spent
+        elif line[:1].isdigit():
+            if not is_callee:
+                counts[where, function] += int(line.split()[1])
+            is_callee = False
+    return named[1] if named else "", counts
+
+
+def summed(case: Case, counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Instructions of one call, or entry: of the extension, and with Python's and NumPy's."""
+    by_object: Counter[str] = Counter()
+    for (where, _), count in counts.items():
+        by_object[where] += count
+    fixed = sum(count for where, count in by_object.items() if not re.match(r"(libc|libm|ld-linux.*|ld)[-.]", where))
+    times = case.calls * case.per_call
+    core = sum(count for where, count in by_object.items() if where.startswith("_core."))
+    return {"engine": round(core / times), "with Python": round(fixed / times)}
+
+
+# Comparing
+
+
+def machine() -> dict[str, str]:
+    """What counts depend on: the first line for the engine's, all of it for those with Python."""
+    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    return {
+        "compiler": f"{platform.machine()}, {compiler}",
+        "python": f"{platform.python_version()} ({platform.python_compiler()})",
+        "numpy": installed("numpy"),
+    }
+
+
+def comparable(record: dict[str, Any], here: dict[str, str]) -> tuple[list[str], str]:
+    """Which counts of a record can be compared with those of this machine, and why not all."""
+    others = [name for name in here if record["machine"][name] != here[name]]
+    if not others:
+        return ["engine", "with Python"], ""
+    kinds = [] if "compiler" in others else ["engine"]
+    what = ", ".join(f"{name} {record['machine'][name]}, here {here[name]}" for name in others)
+    return kinds, f"{'nothing' if not kinds else 'only the engine'} was compared, the record is of {what}"
+
+
+def too_many(record: dict[str, Any], found: dict[str, dict[str, int]], kinds: list[str]) -> list[str]:
+    """What takes more than was recorded."""
+    wrong = []
+    for what, counts in found.items():
+        for kind in kinds:
+            before = record["instructions"].get(what, {}).get(kind)
+            if before is None:
+                wrong.append(f"{what}: not in the record")
+            elif counts[kind] > before * (1 + TOLERANCE) + 2:
+                more = counts[kind] / before - 1
+                wrong.append(f"{what}: {counts[kind]} instructions ({kind}), {more:.1%} more than {before}")
+    return wrong
+
+
+def table(found: dict[str, dict[str, int]], record: dict[str, dict[str, int]]) -> str:
+    lines = ["| what | engine | with Python | recorded |", "| --- | ---: | ---: | ---: |"]
+    for what, counts in found.items():
+        before = record.get(what, {}).get("with Python", "")
+        lines.append(f"| {what} | {counts['engine']} | {counts['with Python']} | {before} |")
+    return "\n".join(lines)
+
+
+def write(here: dict[str, str], found: dict[str, dict[str, int]]) -> None:
+    """Renew the record and the page that shows it."""
+    RECORD.write_text(json.dumps({"machine": here, "instructions": found}, indent=1) + "\n", encoding="utf-8")
+    rows = "\n".join(f"| {what} | {counts['engine']} | {counts['with Python']} |" for what, counts in found.items())
+    RECORD.with_suffix(".md").write_text(PAGE.format(rows=rows, **here), encoding="utf-8")
+    print(f"\nwritten to {RECORD.relative_to(ROOT)} and the page beside it")
+
+
+PAGE = """# benchmarks/instructions.py
+
+How many instructions do the hot calls take, counted by valgrind's callgrind, for one call or entry?
+
+{compiler}; Python {python}; NumPy {numpy}
+
+*engine* is what memoire's extension takes, *with Python* adds the interpreter and NumPy; the C and mathematics
+libraries, which choose their code by processor, are in neither. `make instructions` compares, CI runs it.
+
+| what | engine | with Python |
+| --- | ---: | ---: |
+{rows}
+"""
+
+
+def why_not() -> str:
+    """What is missing here, or nothing."""
+    if shutil.which("valgrind") is None:
+        return "valgrind is not installed (Debian, Ubuntu: apt-get install valgrind)"
+    if shutil.which("cc") is None or not Path("/usr/include/valgrind/callgrind.h").exists():
+        return "a C compiler and valgrind's headers are needed: /usr/include/valgrind/callgrind.h"
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"renew {RECORD.relative_to(ROOT)} and its page")
+    parser.add_argument("--only", default="", metavar="WORD", help="only what has this word in its name")
+    parser.add_argument("--profile", action="store_true", help="also show the functions in which most were spent")
+    parser.add_argument("--within", metavar="LIBRARY", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.within:
+        count_here(chosen.within, chosen.only)
+        return 0
+    if reason := why_not():
+        print(f"instructions are not counted here: {reason}")
+        return CANNOT
+    with tempfile.TemporaryDirectory() as folder:
+        dumps = counted(Path(folder), chosen.only)
+    found = {case.what: summed(case, dumps[case.what]) for case in cases() if case.what in dumps}
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else None
+    print(table(found, record["instructions"] if record else {}))
+    if chosen.profile:
+        for what, counts in dumps.items():
+            print(f"\n{what}")
+            for (where, function), count in counts.most_common(25):
+                print(f"{count / sum(counts.values()):7.1%}  {count:10}  {function}  {where}")
+    here = machine()
+    if chosen.write:
+        write(here, found)
+        return 0
+    if record is None:
+        print(f"\nnothing was recorded yet: {RENEW}")
+        return 1
+    kinds, left_out = comparable(record, here)
+    wrong = too_many(record, found, kinds)
+    if wrong:
+        print("\nmore than was recorded:\n" + "\n".join(wrong))
+        print(f"Where that is worth it, say why in the commit, and renew the record: {RENEW}")
+    print(f"\n{left_out or 'everything was compared with the record'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
