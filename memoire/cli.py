@@ -124,6 +124,14 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="keep it there while the server goes on, too, so that one that is killed has again what it held then",
     )
     server.add_argument(
+        "--close-timeout",
+        type=float,
+        default=8.0,
+        metavar="SECONDS",
+        help="time that it has to save and to say goodbye when it is told to end; three quarters of it are for what it "
+        "holds (default: %(default)s)",
+    )
+    server.add_argument(
         "--restore",
         nargs="+",
         default=[],
@@ -697,6 +705,7 @@ def _server(given: argparse.Namespace) -> int:
         restore=given.restore,
         part=given.part,
         skip_damaged=given.skip_damaged,
+        close_timeout=given.close_timeout,
         keys=given.keys,
         **doors,
     )

@@ -366,6 +366,15 @@ def test_memory_follows_from_what_a_server_holds():
     assert memory("server.resources={}") is None
 
 
+def test_a_server_has_as_long_to_save_what_it_holds_as_its_pod_has_to_end():
+    def said(*sets):
+        objects = render(sets=(*INSECURE, "server.persistence.enabled=true", *sets))
+        return json.loads(of(objects, "ConfigMap", "memoire")["data"]["memoire.json"])["server"].get("close-timeout")
+
+    at_end, longer = "server.snapshots.atEnd=true", "server.terminationGracePeriodSeconds=300"
+    assert (said(), said(at_end), said(at_end, longer)) == (None, 23, 293)
+
+
 def test_a_package_of_it_has_what_it_needs_and_nothing_for_developers(tmp_path):
     for helm in helms():
         code, out, err = run(helm, "package", CHART, "--destination", tmp_path)

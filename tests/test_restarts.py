@@ -177,7 +177,7 @@ with memoire.connect(sys.argv[1]) as client:
 
 
 def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -> None:
-    with node(tmp_path / "state", "--snapshot-caches") as server:
+    with node(tmp_path / "state", "--snapshot-caches", "--close-timeout", "30") as server:
         with memoire.connect(server.endpoint, seed=1) as client:
             record(client)
             assert client.push_cache()

@@ -37,7 +37,7 @@ LOOK_EVERY = 0.02
 MEETING = 10.0
 """Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
 CLOSE_TIMEOUT = 8.0
-"""Seconds that a server's process has to answer, save and say goodbye once it is told to end."""
+"""Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless it is told others."""
 PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
 """Whose keys it takes of a cluster's folder: a relay is who is behind it."""
 RECENT = 100
@@ -105,6 +105,7 @@ def serve(
     restore: Sequence[str] = (),
     part: str | None = None,
     skip_damaged: bool = False,
+    close_timeout: float = CLOSE_TIMEOUT,
     http: str | None = None,
     http_token: Tokens | None = None,
     probes: str | None = None,
@@ -115,6 +116,7 @@ def serve(
     Args:
         schema, settings, storage, capacity: Of its only table.
         tables: Several in their place.
+        close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
 
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
@@ -123,7 +125,7 @@ def serve(
     raise_limit()
     snapshots.part_of(part)  # a wrong one is said before anything is made
     with (
-        Tether(CLOSE_TIMEOUT + 2.0) as tether,
+        Tether(close_timeout + 2.0) as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
         Server(
             endpoint,
@@ -139,7 +141,7 @@ def serve(
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,
             snapshot_every=snapshot_every,
-            limits=Limits(close_timeout=CLOSE_TIMEOUT),
+            limits=Limits(close_timeout=close_timeout),
             keys=keys,
         ) as server,
     ):

@@ -34,6 +34,8 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if $v.run }}{{ $_ := set $said "run" $v.run }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "state-dir" "/var/lib/memoire/state" }}{{ end -}}
 {{- if $v.snapshots.atEnd }}{{ $_ := set $said "snapshot-caches" true }}{{ end -}}
+{{- /* As long as the Pod has, less what it takes until the signal is there and after everything is closed. */ -}}
+{{- if $v.snapshots.atEnd }}{{ $_ := set $said "close-timeout" (sub (int64 $v.terminationGracePeriodSeconds) 7) }}{{ end -}}
 {{- if $v.snapshots.everySeconds }}{{ $_ := set $said "snapshot-every" $v.snapshots.everySeconds }}{{ end -}}
 {{- mergeOverwrite $said $v.settings | toYaml -}}
 {{- end }}
