@@ -99,9 +99,10 @@ def test_what_cannot_be_done_is_explained_in_a_line(
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    assert cli.main(["top", "tcp://127.0.0.1:9"]) == 1
-    assert "this needs rich: pip install 'memoire-rl[demo]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "memoire.dashboard.serve", raising=False)
+    assert cli.main(["dashboard", "http://127.0.0.1:9"]) == 1
+    assert "this needs uvicorn: pip install 'memoire-rl[dashboard]'" in capsys.readouterr().err
 
 
 def test_a_server_without_gymnasium_is_told_what_to_write_instead(

@@ -37,7 +37,7 @@ LOOK_EVERY = 0.02
 MEETING = 10.0
 """Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
 CLOSE_TIMEOUT = 8.0
-"""Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless it is told others."""
+"""Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless told others."""
 PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
 """Whose keys it takes of a cluster's folder: a relay is who is behind it."""
 RECENT = 100

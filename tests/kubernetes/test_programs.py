@@ -39,9 +39,13 @@ def test_a_learner_and_actors_of_yours_run_and_a_learner_that_is_killed_goes_on(
 
         before, uid = steps_and_samples()[0], release.kubectl("get", "pod", learner, "-o", "jsonpath={.metadata.uid}")
         release.kill(learner)
-        until(lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "gone")
+        until(
+            lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "gone"
+        )
         until(lambda: release.are_ready("learner", 1), 120.0, "another learner")
         assert steps_and_samples()[0] >= before  # on its volume
         since = steps_and_samples()
-        until(lambda: all(now > then for now, then in zip(steps_and_samples(), since, strict=True)), 120.0, "more of both")
+        until(
+            lambda: all(now > then for now, then in zip(steps_and_samples(), since, strict=True)), 120.0, "more of both"
+        )
         assert not release.uninstall()

@@ -158,6 +158,7 @@ in vain. */}}
 startupProbe:
   httpGet: {path: {{ ternary "/readyz" "/livez" (eq (default "" .role) "relay") }}, port: probes}
   periodSeconds: 1
+  timeoutSeconds: 5
   failureThreshold: {{ ternary 600 120 (eq (default "" .role) "relay") }}
 livenessProbe:
   httpGet: {path: /livez, port: probes}
