@@ -365,6 +365,8 @@ def why_not() -> str:
         return "valgrind is not installed (Debian, Ubuntu: apt-get install valgrind)"
     if shutil.which("cc") is None or not Path("/usr/include/valgrind/callgrind.h").exists():
         return "a C compiler and valgrind's headers are needed: /usr/include/valgrind/callgrind.h"
+    if subprocess.run(["valgrind", "-q", "--tool=none", "true"], capture_output=True, check=False).returncode != 0:
+        return "valgrind cannot run a program here"
     return ""
 
 
@@ -373,6 +375,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"renew {RECORD.relative_to(ROOT)} and its page")
     parser.add_argument("--only", default="", metavar="WORD", help="only what has this word in its name")
     parser.add_argument("--profile", action="store_true", help="also show the functions in which most were spent")
+    parser.add_argument("--possible", action="store_true", help="only say whether they can be counted here")
     parser.add_argument("--within", metavar="LIBRARY", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.within:
@@ -381,6 +384,8 @@ def main() -> int:
     if reason := why_not():
         print(f"instructions are not counted here: {reason}")
         return CANNOT
+    if chosen.possible:
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         dumps = counted(Path(folder), chosen.only)
     found = {case.what: summed(case, dumps[case.what]) for case in cases() if case.what in dumps}
