@@ -297,7 +297,7 @@ def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
         assert batch.left_out == 0.0
         means.append(float((batch.importance * batch.divisor * batch.obs[:, 0]).mean()))
     truth, error = np.concatenate(values).mean(), np.std(means) / np.sqrt(len(means))
-    assert abs(np.mean(means) - truth) < 4.0 * error
+    assert abs(np.mean(means) - truth) < 5.0 * error
 
 
 def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(cluster):

@@ -21,7 +21,8 @@ from netkit import SCHEMA, Cluster, record, until
 
 VECTORS = Path(__file__).parent / "vectors"
 MESSAGES = [
-    [path.read_bytes() for path in (first, first.with_suffix(".1")) if path.exists()] for first in VECTORS.glob("*.0")
+    [path.read_bytes() for path in (first, first.with_suffix(".1")) if path.exists()]
+    for first in sorted(VECTORS.glob("*.0"))
 ]
 
 

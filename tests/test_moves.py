@@ -243,7 +243,7 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
     record(client)
     client.update(10.0)
     with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
-        drained(server, [other], cluster.context, timeout=2.0)
+        drained(server, [other], cluster.context, timeout=3.0)
     assert client.home == "one"  # and it is still served
     record(client)
     client.update(10.0)
