@@ -101,7 +101,7 @@ class KeepingContext(zmq.Context):
     def __exit__(self, *_):
         # A thread of ours that is late (the machine is busy) still uses its sockets: closing them under it ends the
         # process with an assertion of ZeroMQ's.
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + DEADLINE
         for thread in threading.enumerate():
             if thread.name.startswith(WORKERS):
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -154,7 +154,7 @@ class FaultyWay:
 
     def close(self):
         self.stopped.set()
-        self.thread.join(10.0)
+        self.thread.join(DEADLINE)
 
 
 class Cluster:

@@ -22,7 +22,7 @@ FLAGS = (
 )
 NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-PATIENCE = 20_000
+PATIENCE = 40_000
 """Milliseconds for which a test waits for what a page should show."""
 
 

@@ -228,7 +228,7 @@ def test_a_client_that_goes_on_is_counted_once(cluster, tmp_path):
     again.restore([tmp_path / "a"])
     record(client)
     until(lambda: client.push_cache() and True)
-    client.update(10.0)
+    client.update(30.0)
     until(lambda: again.stats().held_caches >= 2)
     assert again.totals().steps == 40
 
@@ -269,7 +269,7 @@ def test_the_same_order_is_carried_out_once(cluster, tmp_path):
 def test_one_snapshot_is_ordered_at_a_time(cluster, tmp_path, monkeypatch):
     server = cluster.server(state_dir=tmp_path)
     go_on = threading.Event()
-    monkeypatch.setattr(server._archive, "take", lambda path: go_on.wait(10.0) and 1 / 0)
+    monkeypatch.setattr(server._archive, "take", lambda path: go_on.wait(30.0) and 1 / 0)
     first = wire.TakeSnapshot(name="a", order=bytes(16))
     server._archive.order(HEADER, first, None)
     with pytest.raises(MemoireError, match="'a' is being written"):
@@ -353,9 +353,9 @@ def test_a_server_that_is_closed_gives_up_what_it_writes(cluster, tmp_path, monk
 
     thread = threading.Thread(target=take)
     thread.start()
-    assert asked.wait(10.0)
+    assert asked.wait(30.0)
     server.close()
-    thread.join(10.0)
+    thread.join(30.0)
     assert box and before == 6 and (tmp_path / "a").read_bytes() == b"former"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

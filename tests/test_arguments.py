@@ -106,7 +106,7 @@ def test_afterwards_everything_works_as_before(nodes):
         assert nodes[kind].stats().faults == 0, kind
     client = nodes[Client]
     record(client)
-    client.update(10.0)
+    client.update(30.0)
 
 
 @pytest.mark.parametrize("wrong", ["soon", [], object(), 1j])

@@ -115,7 +115,7 @@ def test_the_bytes_that_a_server_has_room_for_are_shared_and_one_cache_may_alway
     clients = [cluster._keep(Client(server.endpoint, **facts)) for _ in range(4)]
     for client in clients:
         record(client, length=60)
-        client.update(10.0)
+        client.update(30.0)
     until(lambda: all(client.stats().credit == SIZE // 2 for client in clients))
     for client in clients:
         assert client.push_cache(0.0)
@@ -205,7 +205,7 @@ def test_books_balance_while_servers_and_proxies_begin_anew(cluster):
     until(lambda: server.total_caches > before + 5)
     stopped.set()
     for thread, box in threads:
-        thread.join(10.0)
+        thread.join(30.0)
         assert "error" not in box, box
     for client in clients:
         assert client.push_cache(20.0)

@@ -412,7 +412,7 @@ def test_several_threads_write_draw_and_report_at_once() -> None:
         thread.join(timeout=40)
     stop.set()
     for thread in readers:
-        thread.join(timeout=10)
+        thread.join(timeout=30.0)
     assert not any(thread.is_alive() for thread in writers + readers)
     assert not problems and ready.is_set()
 

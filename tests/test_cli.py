@@ -182,7 +182,7 @@ def test_up_prints_an_address_that_works_until_it_is_told_to_end(number: signal.
         netkit.until(lambda: all(is_ready(page) for page in pages))
         with memoire.connect(endpoint, seed=0) as client:
             assert (client.schema, client.run, client.parameters.cache_size) == (SCHEMA, "r-7", 4)
-            client.update(10.0)
+            client.update(30.0)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         process.send_signal(number)
         assert process.wait(20.0) == 0
@@ -212,12 +212,12 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
             netkit.until(lambda page=page: is_ready(page))  # type: ignore[misc]
         assert endpoint == f"ipc://{tmp_path}/relay"
         with memoire.connect(endpoint) as client:
-            client.update(10.0)
+            client.update(30.0)
             assert (client.storage, client.memory.capacity) == ("episodes", 1000)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         for process in (relay, proxy, server):
             process.terminate()
-            assert process.wait(10.0) == 0
+            assert process.wait(30.0) == 0
 
 
 def test_up_says_which_process_could_not_start_and_why() -> None:

@@ -16,7 +16,7 @@ from memoire.cluster.node import NodePages
 from netkit import SCHEMA, Cluster, record, until
 from pageskit import NAMES, ask, browser, open_page, tiles, watch, window
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 __all__ = ["browser"]
 
 
@@ -105,7 +105,7 @@ def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(bro
         assert counted() == {"Total steps": 240, "Total episodes": 12, "Total caches": 6}
         servers[1].end(signal.SIGKILL)
         page.locator(".verdict.bad", has_text="server-1").wait_for()
-        assert tiles(page) == counted()
+        until(lambda: tiles(page) == counted())
         open_page(page, board.url, "nodes")
         page.locator("tr", has_text="server-1").locator(".state.down").wait_for()
         open_page(page, board.url, "logs")

@@ -207,7 +207,7 @@ def over_the_network(envs: SyncVectorEnv, steps: int) -> Iterator[Iterator[memoi
         memoire.connect(server.endpoint, seed=0, capacity=2000) as client,
     ):
         server.configure(samples_per_insert=64 / 3, cache_size=64)
-        client.update(10.0)
+        client.update(30.0)
         player = Player(envs, client.writer(envs), Network((4, 2), 0), epsilon=1.0, seed=0)
 
         def batches() -> Iterator[memoire.Batch]:
@@ -215,7 +215,7 @@ def over_the_network(envs: SyncVectorEnv, steps: int) -> Iterator[Iterator[memoi
                 player.step()
             for _ in range(steps):
                 player.step()
-                yield server.get_batch(64, timeout=10.0)
+                yield server.get_batch(64, timeout=30.0)
 
         yield batches()
 

@@ -54,7 +54,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
     assert [entry.line.text for entry in server.lines(most=10_000)] == [f"line {k}" for k in range(lines)]
 
     def is_settled():
-        client.update(10.0)
+        client.update(30.0)
         return client.stats().in_flight_bytes == 0
 
     until(is_settled)

@@ -111,12 +111,12 @@ def goes_on(nodes, client, turn):
     record(client, episodes=2)
     client.log(f"turn {turn}")
     client.update(20.0)
-    assert client.push_cache(10.0)
+    assert client.push_cache(30.0)
     server = nodes[0]
     until(lambda: server.stats().totals.accepted_caches == turn)
     assert (server.total_episodes, server.total_steps) == (2 * turn, 40 * turn)
     assert [entry.line.text for entry in server.lines()] == [f"turn {number + 1}" for number in range(turn)]
-    assert server.get_batch(16, 10.0)["obs"].shape == (16, 4)
+    assert server.get_batch(16, 30.0)["obs"].shape == (16, 4)
     assert not any(node.stats().faults for node in nodes) and not client.stats().faults
 
 
@@ -164,7 +164,7 @@ def test_messages_of_another_run_schema_or_layout_are_refused_each_with_its_reas
         until(lambda code=code: server.stats().refused.get(code) == 1)
     assert Counter(server.stats().refused) == {"run": 1, "schema": 1, "container": 1}
     dealer.send_multipart([b"", *wire.encode(wire.Update(), run=9, sequence=1, **me)])
-    assert dealer.poll(10_000) and reply_of(dealer).code == "run"
+    assert dealer.poll(30_000) and reply_of(dealer).code == "run"
     goes_on(nodes, client, 1)
 
 

@@ -62,10 +62,10 @@ def cluster():
         server.scalars({"grad_norm": 2.0})
         reader.scalars({"q": 3.0})
         server.publish("policy", b"weights")
-        assert client.push_cache(5.0) and client.push_cache(5.0)
+        assert client.push_cache(30.0) and client.push_cache(30.0)
         until(lambda: server.total_caches == 2)
-        client.update(5.0)
-        server.get_batch(32, timeout=5.0).update_priorities(np.ones(32))
+        client.update(30.0)
+        server.get_batch(32, timeout=30.0).update_priorities(np.ones(32))
         reader.get_batch(32)
         until(lambda: server.stats().learners and server.stats().learner_scalars.get("q") == 3.0)
         nodes = {"server": server, "proxy": proxy, "actor": client, "learner": reader}

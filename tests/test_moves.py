@@ -112,12 +112,12 @@ def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     client = cluster.client(proxy, limits=QUICK)
     for wanted, home in ((second, "second"), (first, "first"), (second, "second"), (first, "first")):
         record(client)
-        assert client.push_cache(10.0)
-        client.update(10.0)
+        assert client.push_cache(30.0)
+        client.update(30.0)
         until(lambda: client.stats().in_flight_caches == 0)
         proxy.set_servers([wanted.endpoint])
         until(lambda home=home: client.home == home)
-    client.update(10.0)
+    client.update(30.0)
     stats = client.stats()
     assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (4, 4, 0)
     assert [server.total_caches for server in (first, second)] == [2, 2]
@@ -143,10 +143,11 @@ def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
 def test_a_reader_says_what_all_servers_have_counted_together(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b", "c")]
     proxy = cluster.proxy(servers)
+    until(lambda: set(proxy.servers) == {"a", "b", "c"})
     clients = [cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(5)]
     for number, client in enumerate(clients):
         record(client, episodes=number + 1, length=10)
-        client.update(10.0)
+        client.update(30.0)
     totals = cluster.reader([proxy]).totals()
     assert (totals.totals.clients, totals.totals.episodes, totals.totals.steps) == (5, 15, 150)
     assert (totals.run, totals.servers, totals.missing, totals.finished) == ("default", ("a", "b", "c"), (), False)
@@ -157,7 +158,7 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b")]
     client = cluster.client(servers[1], limits=QUICK)
     record(client, episodes=2)
-    client.update(10.0)
+    client.update(30.0)
     reader = cluster.reader(servers)
     servers[0].close()
     totals = reader.totals(timeout=1.0)
@@ -222,7 +223,7 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     old, heir = cluster.server(name="old", run="one"), cluster.server(name="heir", run="three")
     client = cluster.client(old, limits=QUICK)
     record(client, episodes=2)
-    client.update(10.0)
+    client.update(30.0)
     old.finish()
     old.begin_run("two")
     until(lambda: client.run == "two")
@@ -241,12 +242,12 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
     server, other = cluster.server(name="one"), cluster.server(name="two")
     client = cluster.client(server, limits=QUICK)
     record(client)
-    client.update(10.0)
+    client.update(30.0)
     with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
         drained(server, [other], cluster.context, timeout=3.0)
     assert client.home == "one"  # and it is still served
     record(client)
-    client.update(10.0)
+    client.update(30.0)
     assert server.total_episodes == 2
 
 
@@ -311,7 +312,7 @@ def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster):
     servers = [cluster.server(name=name) for name in "ab"]
     reader = cluster.reader(servers)
     servers[0].begin_run("next")  # as a call does that one server did not answer in time
-    reader.begin_run("next", timeout=10.0)
+    reader.begin_run("next", timeout=30.0)
     assert [server.run for server in servers] == ["next", "next"]
 
 
@@ -354,7 +355,7 @@ def test_totals_are_shown_with_who_did_not_answer(cluster):
     server = cluster.server(name="one", run="ant-7")
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=1200, length=1)
-    client.update(10.0)
+    client.update(30.0)
     reader = cluster.reader([server])
     told = lines(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
     assert told[0] == "run 'ant-7' (not finished), in memory at one"
@@ -434,7 +435,7 @@ def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, m
     clients = [cluster.client(node) for node in (server, proxy)]
     for client in clients:
         record(client, episodes=3)
-        client.update(10.0)
+        client.update(30.0)
     again = cluster.restart(server)
     until(lambda: again.total_episodes == 6)
 
@@ -445,13 +446,13 @@ def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tm
     client = cluster.client(server, limits=QUICK)
     record(client)
     for _ in range(3):
-        assert client.push_cache(10.0)
+        assert client.push_cache(30.0)
     until(lambda: client.stats().accepted_caches == 3)
     again = cluster.restart(server, state_dir=tmp_path / ("other" if forgets else "state"))
     record(client)
     client.update(20.0)
     until(lambda: client.push_cache(1.0))
-    client.update(10.0)
+    client.update(30.0)
     until(lambda: client.stats().in_flight_caches == 0)
     account = next(iter(again._desk.ledger))
     told = (account.report.caches, account.accepted_caches, account.lost_caches)
@@ -463,20 +464,20 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
     server = cluster.server(name="one", run="old", state_dir=tmp_path)
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=2)
-    client.update(10.0)
+    client.update(30.0)
     server.close()
     record(client, episodes=3)
     client.log("made in the old run")
     again = cluster.restart(server, run="new", state_dir=tmp_path)
     until(lambda: client.run == "new", 20.0)
     record(client, episodes=4)
-    client.update(10.0)
+    client.update(30.0)
     assert (again.totals("old").episodes, again.totals("new").episodes) == (5, 4)
     assert [entry.line.text for entry in again.lines(run="old")] == ["made in the old run"]
     again.begin_run("old")  # goes on
     until(lambda: client.run == "old")
     record(client)
-    client.update(10.0)
+    client.update(30.0)
     assert (again.totals("old").episodes, again.totals("new").episodes) == (6, 4)
 
 
@@ -492,9 +493,9 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
         return answer(header, body, payload)
 
     monkeypatch.setitem(server._desk._answers, wire.Hello, hello)
-    client.sync(timeout=10.0)
+    client.sync(timeout=30.0)
     record(client)
-    client.update(10.0)
+    client.update(30.0)
     assert len(refused) == 3 and server.total_episodes == 1
 
 

@@ -126,7 +126,7 @@ def test_nothing_is_drawn_before_enough_is_there_and_the_error_says_so(cluster):
     for number in range(30):
         step(writer, number)
     client.update()
-    assert len(server.get_batch(8, timeout=10.0)) > 0
+    assert len(server.get_batch(8, timeout=30.0)) > 0
 
 
 def test_a_batch_that_can_never_be_drawn_is_refused(cluster):
@@ -169,7 +169,7 @@ def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
     until(lambda: client.memory.num_positive == 0 or (client.update(), False)[1])
     for number in range(9):
         step(writer, number, version=3)
-    assert set(server.get_batch(8, timeout=10.0).model_version.tolist()) == {3}
+    assert set(server.get_batch(8, timeout=30.0).model_version.tolist()) == {3}
 
 
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
@@ -262,10 +262,10 @@ def test_what_a_reader_draws_before_it_has_heard_of_a_band_is_not_to_be_made_goo
     for number in range(40):
         step(writer, number)
     reader = cluster.reader([server], limits=QUICK)
-    assert client.push_cache(10.0) and len(reader.get_batch(8, 20.0).ids) == 8
+    assert client.push_cache(30.0) and len(reader.get_batch(8, 20.0).ids) == 8
     server.configure(samples_per_insert=1.0, samples_per_insert_tolerance=16.0)
     step(writer, 40)
-    client.update(10.0)  # the band begins
+    client.update(30.0)  # the band begins
     while reader.parameters.samples_per_insert_tolerance is None:
         reader.get_batch(8, 20.0)
     rate = server.table("default").stats().rate

@@ -185,7 +185,7 @@ def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -
         assert server.end(signal.SIGTERM) == 0
         server.start()
         with memoire.Reader([server.endpoint]) as reader:
-            assert len(reader.get_batch(16, timeout=10.0).ids) == 16
+            assert len(reader.get_batch(16, timeout=30.0).ids) == 16
         assert server.end(signal.SIGTERM) == 0
 
 

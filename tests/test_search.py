@@ -30,7 +30,7 @@ def server(request, tmp_path_factory):
             ]
             for text, client in itertools.product(TEXTS, clients):
                 client.log(text)
-                client.update(10.0)
+                client.update(30.0)
         yield made
 
 

@@ -45,10 +45,10 @@ def with_tables(cluster, tables=None, **options):
 def fill(client, caches=2, **options):
     record(client, **options)
     for _ in range(caches):
-        assert client.push_cache(10.0)
+        assert client.push_cache(30.0)
 
     def is_there():
-        client.update(10.0)
+        client.update(30.0)
         return client.stats().in_flight_caches == 0
 
     until(is_there)
@@ -111,14 +111,14 @@ def test_feedback_reaches_the_clients_of_each_table(cluster):
     clients = {name: cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo")}
     for client in clients.values():
         fill(client)
-    here = next(server.batches({"online": 24, "demo": 8}, timeout=10.0))
+    here = next(server.batches({"online": 24, "demo": 8}, timeout=30.0))
     assert here.update_priorities({"online": np.ones(24), "demo": np.full(8, 5.0)}) == {"online": 0, "demo": 0}
-    far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=10.0))
+    far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=30.0))
     assert list(far) == ["demo", "online"]
     far.update_priorities(np.arange(32.0))
 
     def applied(name):
-        clients[name].update(10.0)
+        clients[name].update(30.0)
         return clients[name].stats().applied
 
     until(lambda: (applied("online"), applied("demo")) == (40, 24))
@@ -179,7 +179,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
     owner = server._tables["demo"].pool.owner
     assert {bytes(each) for each in batch["demo"].ids["client"].astype("<u8").view("V16").ravel()} == {owner}
     until(lambda: server.stats().tables["demo"].applied == 16)  # in place
-    until(lambda: (online.update(10.0), online.stats().applied == 48)[1])  # at its actor
+    until(lambda: (online.update(30.0), online.stats().applied == 48)[1])  # at its actor
 
 
 def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
@@ -221,12 +221,12 @@ def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch
 def test_a_client_whose_home_comes_back_without_its_table_is_told(cluster):
     server = with_tables(cluster, limits=QUICK)
     client = cluster.client(server, table="demo", limits=QUICK)
-    client.update(10.0)
+    client.update(30.0)
     server.close(0.2)
     same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
     cluster.server(server.endpoint, None, tables={"online": Table(SCHEMA)}, limits=QUICK, **same)
     with pytest.raises(Refused, match="no table 'demo', but 'online'"):
-        until(lambda: client.update(10.0))
+        until(lambda: client.update(30.0))
 
 
 def test_a_reader_ends_with_all_that_it_mixes(cluster):
@@ -313,7 +313,7 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
     client = cluster.client(proxy, limits=QUICK)
     first, left = client.table, {server.name: server for server in servers}[client.home]
     left._desk.drain()
-    until(lambda: (client.update(10.0), client.home != left.name)[1])
+    until(lambda: (client.update(30.0), client.home != left.name)[1])
     assert client.table == first
 
 
@@ -406,7 +406,7 @@ def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp
     server = with_tables(cluster, tables, state_dir=tmp_path, name="home")
     client = cluster.client(server, table="demo")
     record(client)
-    client.update(10.0)
+    client.update(30.0)
     server.table("demo").configure(cache_size=16)
     client.close()
     server.close()

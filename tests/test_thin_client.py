@@ -108,7 +108,7 @@ def test_a_client_pushes_a_cache_from_there(thin_python: str) -> None:
     )
     with memoire.Server("tcp://127.0.0.1:0", schema, seed=0) as server:
         printed = run(thin_python, "-c", PUSH_A_CACHE, server.endpoint)
-        batch = server.get_batch(32, timeout=10)
+        batch = server.get_batch(32, timeout=30.0)
         assert (server.total_episodes, server.total_steps) == (1, 40)
     assert printed.split("\n")[0] == "pushed; foreign modules: []"
     assert (batch.next_obs == batch.obs + 1).all()

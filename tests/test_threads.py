@@ -112,8 +112,8 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
     reader = cluster.reader([server], limits=QUICK)
     record(client, episodes=5)
     for _ in range(4):
-        assert client.push_cache(10.0)
-    client.update(10.0)
+        assert client.push_cache(30.0)
+    client.update(30.0)
     calls = {
         "client": [
             lambda: client.push_cache(300.0), lambda: client.update(300.0), lambda: client.log("x"),
@@ -173,7 +173,7 @@ def test_batches_drawn_through_a_client_end_with_it_or_with_the_run(cluster, end
     server = cluster.server()
     client = cluster.client(server)
     record(client, episodes=3)
-    assert client.push_cache(10.0)
+    assert client.push_cache(30.0)
     seen = []
 
     def learn():
