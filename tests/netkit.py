@@ -6,10 +6,12 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 
 import numpy as np
 import zmq
 
+from history.ports import held
 from memoire.client import connect
 from memoire.limits import Limits
 from memoire.proxy import Proxy
@@ -163,12 +165,15 @@ class Cluster:
     def __init__(self):
         self.context = KeepingContext()
         self.made = []
+        self.ports = ExitStack()
 
     def _keep(self, node):
         self.made.append(node)
         return node
 
-    def server(self, endpoint="tcp://127.0.0.1:0", schema=SCHEMA, **options):
+    def server(self, endpoint="", schema=SCHEMA, **options):
+        if not endpoint:  # nobody else's while it is away, should it begin anew
+            endpoint = f"tcp://127.0.0.1:{self.ports.enter_context(held(3))}"
         return self._keep(Server(endpoint, schema, context=self.context, **{"seed": 1} | options))
 
     def proxy(self, servers, front="tcp://127.0.0.1:0", **options):
@@ -198,3 +203,4 @@ class Cluster:
         for node in reversed(self.made):
             node.close() if isinstance(node, FaultyWay) else node.close(0.2)
         self.context.__exit__()
+        self.ports.close()

@@ -37,7 +37,7 @@ class Durable:
         monkeypatch.setattr(server_module, "open_store", opened)
 
     def start(self, **options):
-        asked = {"name": "home", "state_dir": "here", "endpoint": "tcp://127.0.0.1:0"} | self.places | options
+        asked = {"name": "home", "state_dir": "here"} | self.places | options
         made = self.cluster.server(**asked)
         self.places = {
             "endpoint": made.endpoint, "push_endpoint": made.push_endpoint, "pub_endpoint": made.pub_endpoint

@@ -658,6 +658,16 @@ def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server)
         assert ask(again, "/livez")[0] == 200
 
 
+def test_who_comes_in_the_moment_of_the_end_is_hung_up_on(server):
+    for _ in range(10):
+        pages = NodePages("127.0.0.1:0", server)
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(dial(pages)) for _ in range(10)]
+            pages.close()
+            assert [hear(connection) for connection in connections] == [b""] * 10
+        assert not pages._connections
+
+
 def test_a_forked_child_does_not_keep_the_address(server):
     """Nobody would answer there: whoever asks should be told at once that nothing listens."""
     pages = NodePages("127.0.0.1:0", server)

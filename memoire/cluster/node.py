@@ -205,11 +205,17 @@ class NodePages:
             door.listener.listen(WAITING)
         self._begun.set()
         await self._ended.wait()
+        # A connection that was accepted just now is made by a task, some turns of the loop later, and each is closed a
+        # turn after it was told to be. Only then may the servers end: whoever is accepted and finds his server closed is
+        # kept by asyncio, and never hung up on.
+        for door in self._doors:
+            self._loop.remove_reader(door.listener)
+        while self._connections or len(asyncio.all_tasks()) > 1:
+            for connection in list(self._connections):
+                connection.abort()
+            await asyncio.sleep(0)
         for each in made:
             each.close()
-        for connection in list(self._connections):
-            connection.abort()
-        await asyncio.sleep(0)  # their sockets are closed in the loop's next turn
 
     def joined(self, connection: _Connection) -> None:
         """A connection was made; where there are too many, the oldest goes."""
