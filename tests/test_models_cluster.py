@@ -149,7 +149,7 @@ def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
     versions = watcher.end()
     assert 1 <= len(versions) < 40 and versions[-1] == 40
     stats = model._client.stats()
-    assert stats.skipped_models >= 40 - len(versions) - versions[0]
+    assert 0 < stats.skipped_models <= 40 - len(versions)  # the watcher may have missed some that came
     assert until(lambda: server.clients()[0].models == {"policy": 40})
 
 

@@ -206,8 +206,8 @@ class NodePages:
         self._begun.set()
         await self._ended.wait()
         # A connection that was accepted just now is made by a task, some turns of the loop later, and each is closed a
-        # turn after it was told to be. Only then may the servers end: whoever is accepted and finds his server closed is
-        # kept by asyncio, and never hung up on.
+        # turn after it was told to be. Only then may the servers end: asyncio keeps whoever was accepted and finds his
+        # server closed, and never hangs up on him.
         for door in self._doors:
             self._loop.remove_reader(door.listener)
         while self._connections or len(asyncio.all_tasks()) > 1:
