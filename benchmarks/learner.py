@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from measure import Report, Side, contest
 from measure import arguments as flags
-from peers import Company
-from peers.tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, FRACTIONS, Task, leaf_updates, leaf_weights, turns
+from peers import NAMES, Company, PeerUnavailable
+from peers.tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, FRACTIONS, Task, in_rotation, leaf_updates, leaf_weights
 
 import memoire
 from memoire import _core
@@ -93,14 +93,9 @@ def by_add(task: Task) -> Side:
 
 
 def updates(task: Task) -> Side:
-    buffer, turn = filled(task), turns()
+    buffer = filled(task)
     ids = [buffer.sample(BATCH).ids for _ in range(64)]
-
-    def update() -> None:
-        at = next(turn)
-        buffer.update_priorities(ids[at], ERRORS[at])
-
-    return update
+    return in_rotation(buffer.update_priorities, ids, ERRORS)
 
 
 # The limit: NumPy, which is given all that has to be found out
@@ -155,19 +150,11 @@ def tree_of(leaves: int) -> Any:
 
 
 def tree_draws(leaves: int) -> Side:
-    tree, turn = tree_of(leaves), turns()
-    return lambda: tree.draw(FRACTIONS[next(turn)])
+    return in_rotation(tree_of(leaves).draw, FRACTIONS)
 
 
 def tree_updates(leaves: int) -> Side:
-    tree, turn = tree_of(leaves), turns()
-    places, values = leaf_updates(leaves)
-
-    def update() -> None:
-        at = next(turn)
-        tree.set(places[at], values[at])
-
-    return update
+    return in_rotation(tree_of(leaves).set, *leaf_updates(leaves))
 
 
 # The table
@@ -243,7 +230,12 @@ def main() -> None:
     def race(what: str, ours: Side, theirs: dict[str, Side], settings: dict[str, Any]) -> None:
         aims = settings.pop("aim", {})
         named = {baseline: aims.get(baseline.split()[0], "") for baseline in theirs}
-        report.add(*contest(what, ours, theirs, aims=named, **settings, **pace))
+        try:
+            report.add(*contest(what, ours, theirs, aims=named, **settings, **pace))
+        except PeerUnavailable as error:
+            company.leave_out(error)
+            rest = {baseline: side for baseline, side in theirs.items() if NAMES[error.name] not in baseline}
+            race(what, ours, rest, settings | {"aim": aims})
 
     for name, entries, stacked in sizes:
         task = Task(name, entries)

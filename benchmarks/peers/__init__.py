@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,16 @@ NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "re
 """By the side what a reader calls it."""
 
 
+PATIENCE = 300.0
+"""Seconds for one answer: a memory is filled, a turn is taken."""
+
+
 class PeerUnavailable(RuntimeError):
-    """A peer cannot be installed here, or does not start: its rows are left out, and the page says why."""
+    """A peer cannot be installed here, does not start or ends: its rows are left out, and the page says why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{NAMES[name]}: {reason}")
+        self.name = name
 
 
 class Peer:
@@ -51,16 +60,22 @@ class Peer:
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
-        if not (line := self.process.stdout.readline()):
-            self.log.seek(0)
-            said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
-            self.close()
-            raise PeerUnavailable(f"{self} ended: " + "\n".join(said or ["it said nothing"]))
-        return json.loads(line)
+        answered, *_ = select.select([self.process.stdout], [], [], PATIENCE)
+        if answered and (line := self.process.stdout.readline()):
+            return json.loads(line)
+        if not answered:
+            self.process.kill()
+        self.log.seek(0)
+        said = self.log.read().decode(errors="replace").strip().splitlines()[-12:]
+        self.close()
+        ended = "it ended" if answered else f"no answer within {PATIENCE:g} s"
+        raise PeerUnavailable(self.name, "\n".join([f"{ended}; its last lines:", *said]))
 
     def close(self) -> None:
         """End the process, and with it all that it holds."""
         assert self.process.stdin is not None and self.process.stdout is not None
+        if self.process.stdin.closed:
+            return
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -104,7 +119,7 @@ def environment_of(name: str) -> tuple[Path, str]:
         done = subprocess.run([*command, *packages], check=False, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise PeerUnavailable(f"{NAMES[name]} cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
+            raise PeerUnavailable(name, "it cannot be installed here: " + " ".join(said or [done.stderr[-300:]]))
         mark.write_text(json.dumps(packages))
     title = NAMES[name].lower()
     return made, next((each.split("==")[1] for each in packages if title in each.split("==")[0]), "")
@@ -136,10 +151,14 @@ class Company:
                     self.running[name] = Peer(name)
                 found[str(self.running[name])] = self.running[name].side(make, *arguments, most=most)
             except PeerUnavailable as error:
-                self.running.pop(name, None)
-                self.absent[name] = str(error)
-                print(f"left out: {error}", flush=True)
+                self.leave_out(error)
         return found
+
+    def leave_out(self, error: PeerUnavailable) -> None:
+        """Go on without a peer, and tell."""
+        self.running.pop(error.name, None)
+        self.absent[error.name] = str(error)
+        print(f"left out: {error}", flush=True)
 
     def part(self) -> None:
         """End their processes: what comes next begins with free memory."""

@@ -1,6 +1,8 @@
 """The steps that every side of a comparison is given, from NumPy alone: W1 has small ones, W2 stacks of frames."""
 
 import itertools
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,5 +67,16 @@ def leaf_weights(leaves: int) -> np.ndarray:
     return np.random.default_rng(4).uniform(0.1, 2.0, leaves)
 
 
-def turns() -> "itertools.cycle[int]":
-    return itertools.cycle(range(64))
+def in_rotation(call: Callable[..., object], *columns: Sequence) -> Callable[[], object]:
+    """A side that calls with the next item of each column, over and over."""
+    rows = itertools.cycle(list(zip(*columns, strict=True)))
+    return lambda: call(*next(rows))
+
+
+def from_the_first(draw: Callable[[], object], count: int) -> float:
+    """Seconds for `count` batches, timed from the first on, which waits for whoever begins."""
+    draw()
+    began = time.perf_counter()
+    for _ in range(count - 1):
+        draw()
+    return (time.perf_counter() - began) * count / (count - 1)

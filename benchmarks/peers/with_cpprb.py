@@ -1,12 +1,11 @@
 """cpprb's sides. A frame is stored once (`next_of`, `stack_compress`), n-step sums are made at insertion (`Nstep`)."""
 
 import multiprocessing
-import time
 from functools import cache, partial
 
 import cpprb
 import numpy as np
-from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task, leaf_updates, leaf_weights, turns
+from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task, from_the_first, in_rotation, leaf_updates, leaf_weights
 
 TASK = cache(Task)
 
@@ -84,14 +83,9 @@ def draws(name: str, entries: int):
 
 
 def updates(name: str, entries: int):
-    replay, turn = filled(name, entries), turns()
+    replay = filled(name, entries)
     places = [replay.sample(BATCH, beta=BETA)["indexes"] for _ in range(64)]
-
-    def update() -> None:
-        at = next(turn)
-        replay.update_priorities(places[at], ERRORS[at])
-
-    return update
+    return in_rotation(replay.update_priorities, places, ERRORS)
 
 
 @cache
@@ -107,14 +101,7 @@ def tree_draws(leaves: int):
 
 
 def tree_updates(leaves: int):
-    replay, turn = tree(leaves), turns()
-    places, values = leaf_updates(leaves)
-
-    def update() -> None:
-        at = next(turn)
-        replay.update_priorities(places[at], values[at])
-
-    return update
+    return in_rotation(tree(leaves).update_priorities, *leaf_updates(leaves))
 
 
 AHEAD = 8
@@ -153,11 +140,7 @@ class EndToEnd:
         """Seconds for `count` batches, from the first on."""
         for pipe in self.pipes:
             pipe.send(count // len(self.pipes))
-        self.draw()
-        began = time.perf_counter()
-        for _ in range(count - 1):
-            self.draw()
-        return (time.perf_counter() - began) * count / (count - 1)
+        return from_the_first(self.draw, count)
 
     def draw(self) -> None:
         self.ready.acquire()

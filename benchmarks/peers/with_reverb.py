@@ -11,7 +11,7 @@ from functools import cache
 import reverb
 import tensorflow as tf
 from reverb import structured_writer as patterns
-from tasks import ALPHA, BATCH, EPISODE, ERRORS, Task, turns
+from tasks import ALPHA, BATCH, EPISODE, ERRORS, Task, from_the_first, in_rotation
 
 TASK = cache(Task)
 TABLE = "replay"
@@ -114,22 +114,21 @@ class Draws:
         return (time.perf_counter() - began) * count / counted
 
 
-FETCHED = 16
-"""Batches: as many as its workers and the data set keep ready at most, on two cores."""
+FETCHED = 40
+"""Batches: more than its workers and the data set keep ready."""
 
 draws = Draws
 
 
 def updates(name: str, entries: int):
-    local, turn = filled(name, entries), turns()
+    local = filled(name, entries)
     data = data_of(f"localhost:{local.server.port}")
     keys = [[int(key) for key in next(data).info.key.numpy()] for _ in range(64)]
 
-    def update() -> None:
-        at = next(turn)
-        local.client.mutate_priorities(TABLE, dict(zip(keys[at], ERRORS[at].tolist(), strict=True)))
+    def update(keys: list, errors) -> None:
+        local.client.mutate_priorities(TABLE, dict(zip(keys, errors.tolist(), strict=True)))
 
-    return update
+    return in_rotation(update, keys, ERRORS)
 
 
 AHEAD = 64 * BATCH
@@ -176,11 +175,7 @@ class EndToEnd:
         """Seconds for `count` batches, from the first on."""
         for pipe in self.pipes:
             pipe.send(count // len(self.pipes))
-        next(self.data)
-        began = time.perf_counter()
-        for _ in range(count - 1):
-            next(self.data)
-        return (time.perf_counter() - began) * count / (count - 1)
+        return from_the_first(lambda: next(self.data), count)
 
     def close(self) -> None:
         for pipe in self.pipes:

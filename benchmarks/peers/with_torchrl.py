@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, FRACTIONS, Task, leaf_updates, leaf_weights, turns
+from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, FRACTIONS, Task, in_rotation, leaf_updates, leaf_weights
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
@@ -66,14 +66,9 @@ def draws(name: str, entries: int):
 
 
 def updates(name: str, entries: int):
-    replay, turn, errors = filled(name, entries), turns(), torch.from_numpy(ERRORS)
+    replay = filled(name, entries)
     places = [replay.sample()["index"] for _ in range(64)]
-
-    def update() -> None:
-        at = next(turn)
-        replay.update_priority(places[at], errors[at])
-
-    return update
+    return in_rotation(replay.update_priority, places, torch.from_numpy(ERRORS))
 
 
 @cache
@@ -87,17 +82,10 @@ def tree(leaves: int):
 
 
 def tree_draws(leaves: int):
-    made, turn = tree(leaves), turns()
+    made = tree(leaves)
     total = made.query(0, leaves)
-    return lambda: made.scan_lower_bound(FRACTIONS[next(turn)] * total)
+    return in_rotation(lambda fractions: made.scan_lower_bound(fractions * total), FRACTIONS)
 
 
 def tree_updates(leaves: int):
-    made, turn = tree(leaves), turns()
-    places, values = leaf_updates(leaves)
-
-    def update() -> None:
-        at = next(turn)
-        made.update(places[at], values[at])
-
-    return update
+    return in_rotation(tree(leaves).update, *leaf_updates(leaves))
