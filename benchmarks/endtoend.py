@@ -9,8 +9,10 @@ steps: a step is drawn once on average. Everybody's server is in the learner's p
 * plain ZeroMQ: PUSH and PULL over TCP, messages of as many distinct bytes; nobody draws and nobody looks.
 """
 
+import os
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import wire
@@ -18,7 +20,7 @@ from aims import read
 from learner import schema_of
 from measure import Report, Side, contest
 from measure import arguments as flags
-from peers import NAMES, Company, PeerUnavailable
+from peers import NAMES, Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
 
 import memoire
@@ -98,6 +100,38 @@ class Raw(wire.Raw):
         return self.take(count) * count / (count - 1)
 
 
+def seconds_of(process: int) -> tuple[float, float]:
+    """CPU seconds that a process and its children have used so far."""
+    own = children = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, rest = path.parent.name, path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        used = (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
+        own += used if int(number) == process else 0.0
+        children += used if int(rest[1]) == process else 0.0
+    return own, children
+
+
+def cost(what: str, side: Any, count: int) -> str:
+    """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
+    process = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
+    before = seconds_of(process)
+    side.clock(count)
+    learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process), strict=True))
+    print(f"    {what}: {actors:,.0f} us of the actors, {learner:,.0f} us of the learner's process a batch", flush=True)
+    return f"| {what} | {actors:,.0f} | {learner:,.0f} |"
+
+
+COSTS: list[str] = []
+COST = """What 256 samples cost, in microseconds of CPU time, which other processes hardly disturb; where there are cores
+enough, the dearer of the two bounds the rate:
+
+| who | all actors | the learner's process, with the server |
+| --- | ---: | ---: |"""
+
+
 def compare(report: Report, company: Company, task: Task, actors: int, *, count: int, rounds: int) -> None:
     """The row of a task and so many actors."""
     ours = Ours(task, actors, count)
@@ -116,7 +150,10 @@ def compare(report: Report, company: Company, task: Task, actors: int, *, count:
         try:
             for side in (ours, *theirs.values()):
                 side.clock(slow)  # type: ignore[attr-defined]  # warm
-            report.add(*contest(f"end to end, {task.name}, {actors} actors", ours, theirs, **settings))
+            what = f"end to end, {task.name}, {actors} actors"
+            report.add(*contest(what, ours, theirs, **settings))
+            for name, side in {"memoire": ours, **theirs}.items():
+                COSTS.append(cost(f"{what}: {name}", side, getattr(side, "most", count)))
             break
         except PeerUnavailable as error:
             company.leave_out(error)
@@ -137,7 +174,7 @@ def main() -> None:
             if chosen.only in f"{name}, {actors} actors":
                 turn = count // 30 if chosen.quick else count
                 compare(report, company, task, actors, count=turn, rounds=2 if chosen.quick else 7)
-    report.facts += company.facts()
+    report.facts += ["\n".join([COST, *COSTS]), *company.facts()]
     report.finish(chosen.write, "endtoend")
 
 
