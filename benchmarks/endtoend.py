@@ -125,8 +125,8 @@ def cost(what: str, side: Any, count: int) -> str:
 
 
 COSTS: list[str] = []
-COST = """What 256 samples cost, in microseconds of CPU time, which other processes hardly disturb; where there are cores
-enough, the dearer of the two bounds the rate:
+COST = """What 256 samples cost, in microseconds of CPU time, which other processes hardly disturb; with cores
+enough the dearer of the two bounds the rate:
 
 | who | all actors | the learner's process, with the server |
 | --- | ---: | ---: |"""
