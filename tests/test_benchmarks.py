@@ -118,3 +118,33 @@ def test_the_learners_benchmark_runs_without_peers_and_writes_its_page(tmp_path)
     assert {what for what, *_ in rows} >= {"draw + gather 256, W1", "insert a step, episode close included, W2"}
     assert all(what in page for what, *_ in rows) and "![ratios](learner.svg)" in page
     assert (tmp_path / "learner.svg").stat().st_size < 60_000
+
+
+def test_the_benchmark_of_frames_runs_and_answers_its_aim(modules, tmp_path):
+    command = [sys.executable, FOLDER / "frames.py", "--quick", "--only", "pong", "--write", tmp_path]
+    subprocess.run(command, check=True, timeout=55, stdout=subprocess.DEVNULL)
+    page = (tmp_path / "frames.md").read_text(encoding="utf-8")
+    assert "| pong |" in page and "![shares](frames.svg)" in page
+    (share, *_) = json.loads((tmp_path / "frames.json").read_text())["aims"]["atari-bytes"]
+    assert 0.0 < share < 0.2
+    assert (tmp_path / "frames.svg").stat().st_size < 60_000
+
+
+def test_costs_are_the_line_through_the_points(modules):
+    import scaling
+
+    def point(messages, size, seconds):
+        return scaling.Point("x", messages, 256 * messages, size * messages, 1.0, seconds * messages, 0.0)
+
+    points = [point(count, size, 1e-4 + 5e-10 * size) for count, size in ((10, 1e4), (7, 1e5), (3, 1e7))]
+    message, byte = scaling.line_through(points, lambda each: each.server)
+    assert (message, byte) == (pytest.approx(1e-4), pytest.approx(5e-10))
+    assert scaling.line_through([point(1, 1e3, 2e-4), point(1, 1e6, 1e-4)], lambda each: each.server)[1] == 0.0
+
+
+def test_a_shrunk_picture_keeps_its_brightness(modules):
+    import frames
+
+    weights = frames.area_weights(210, 84)
+    assert weights.shape == (84, 210)
+    assert weights.sum(axis=1) == pytest.approx(1.0) and weights.sum(axis=0) == pytest.approx(84 / 210)

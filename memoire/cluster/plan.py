@@ -196,6 +196,8 @@ class Plan:
     """Caches or episodes in a second, of all actors."""
     inward: float
     """Bytes that all servers receive in a second."""
+    drawn: float
+    """Bytes of the batches of all learners in a second, wherever their servers are."""
     outward: float
     """Bytes that all servers send in a second: batches for learners, and models."""
     servers: int
@@ -206,6 +208,8 @@ class Plan:
     bound: str
     """Why there are as many servers."""
     proxies: int
+    passes: float
+    """Bytes that all proxies pass on in a second: caches or episodes, batches for learners far away, models."""
     proxy_cores: float
     """Of all proxies together."""
     actor_memory: float
@@ -231,16 +235,19 @@ def plan(load: Load, costs: Costs = COSTS) -> Plan:
     drawn = load.samples * sample_bytes(schema, p, Kind.DRAWN, compressed=share)
     models = load.model_bytes / load.model_every
     core = messages * costs.server_cache + number * whole * costs.server_byte + load.actors * costs.server_client
-    core += load.learners * load.batches * costs.draw + whole_batches * costs.draw_byte
-    through = messages * costs.proxy_cache + inward * costs.proxy_byte + load.actors * costs.proxy_client
-    proxies = max(2, math.ceil(through / USED), math.ceil(max(inward, load.actors * models) / (USED * load.network)))
-    outward = (0.0 if load.embedded else drawn) + proxies * models
+    core += whole_batches * costs.draw_byte
+    answers, far = (0.0, 0.0) if load.embedded else (load.learners * load.batches, drawn)
+    carried = inward + far  # learners far away read through proxies, too
+    through = (messages + answers) * costs.proxy_cache + carried * costs.proxy_byte + load.actors * costs.proxy_client
+    passes = carried + load.actors * models
+    proxies = max(2, math.ceil(through / USED), math.ceil(passes / (USED * load.network)))
+    core, outward = core + answers * costs.draw, far + proxies * models
     servers, bound = _servers(load, core, inward, outward)
     memory = PROCESS_MEMORY + Limits().on_way_bytes + (held + load.actors * costs.client_memory) / servers
     actor = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY) if by_caches else 0.0
     return Plan(
-        load, sample, messages, inward, outward, servers, core, memory + 2 * load.model_bytes, bound, proxies, through,
-        actor, held / servers,
+        load, sample, messages, inward, drawn, outward, servers, core, memory + 2 * load.model_bytes, bound,
+        proxies, passes, through, actor, held / servers,
     )  # fmt: skip
 
 
@@ -274,17 +281,16 @@ def lines(made: Plan) -> Iterator[str]:
     yield f"actor    sends {_rate(made.inward / load.actors)}" + (
         f"; replay memory {_bytes(made.actor_memory)} for {load.capacity:,} steps" if by_caches else ""
     )
-    yield f"learner  receives {_rate(0.0 if load.embedded else made.outward / load.learners)}" + (
-        " (its server's caches come in instead)" if load.embedded else ""
-    )
+    into = made.inward if load.embedded else made.drawn
+    yield f"learner  receives {_rate(into / load.learners)}" + (", as its server" if load.embedded else "")
     yield f"servers  {made.servers} ({made.bound}){embedded}: together {made.server_cores:.2f} cores, " + (
         f"{_rate(made.inward)} in, {_rate(made.outward)} out"
     )
     yield f"         each {made.server_cores / made.servers:.2f} cores, {_bytes(made.server_memory)}, of which " + (
         f"heldBytes {_bytes(made.held_bytes)}"
     )
-    yield f"proxies  {made.proxies}: together {made.proxy_cores:.2f} cores, {_rate(made.inward)}" + (
-        f", models {_rate(load.actors * load.model_bytes / load.model_every)}" if load.model_bytes else ""
+    yield f"proxies  {made.proxies}: together {made.proxy_cores:.2f} cores, {_rate(made.passes)}" + (
+        f", of which models {_rate(load.actors * load.model_bytes / load.model_every)}" if load.model_bytes else ""
     )
 
 
