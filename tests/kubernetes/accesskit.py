@@ -1,6 +1,7 @@
 """Who gets in: a Pod that is nobody's, what it reaches, and keys that are replaced by changing Secrets while all runs."""
 
 import base64
+import concurrent.futures
 import json
 import secrets
 import time
@@ -23,6 +24,8 @@ with concurrent.futures.ThreadPoolExecutor(len(targets)) as pool:
     print(json.dumps(list(pool.map(is_open, targets))))
 """
 CONNECT = """
+import faulthandler
+faulthandler.dump_traceback_later(100, exit=True)  # whoever hangs says where
 import memoire, sys
 try:
     with memoire.connect(sys.argv[1], keys=sys.argv[2] if len(sys.argv) > 2 else None, timeout=10.0):
@@ -100,7 +103,7 @@ class Visitor:
         return run("kubectl", "-n", self.namespace, *words, **options)
 
     def do(self, *words, check=True):
-        return self._kubectl("exec", self.name, "--", *words, check=check, timeout=90.0)
+        return self._kubectl("exec", self.name, "--", *words, check=check, timeout=150.0)
 
     def python(self, program, *words):
         return self.do("python3", "-c", program, *words).strip()
@@ -133,10 +136,11 @@ class Visitor:
 
 def refused(release):
     """{reason: how often} of all servers and proxies."""
-    total = {}
-    for pod in (*release.pods("server"), *release.pods("proxy")):
-        for reason, count in release.status(pod)["security"]["refused"].items():
-            total[reason] = total.get(reason, 0) + count
+    pods, total = [*release.pods("server"), *release.pods("proxy")], {}
+    with concurrent.futures.ThreadPoolExecutor(len(pods)) as threads:
+        for status in threads.map(release.status, pods):
+            for reason, count in status["security"]["refused"].items():
+                total[reason] = total.get(reason, 0) + count
     return total
 
 
@@ -144,28 +148,39 @@ def sees_refusals(release, reason, before):
     until(lambda: refused(release).get(reason, 0) > before.get(reason, 0), 30.0, f"somebody refused: {reason}")
 
 
-def taken_up(release, component, container, folder, name):
-    """Wait until every Pod of a component has what is in a Secret now. Kubelets look at Secrets now and then, and at once where
-    the Pod has changed: so it gets an annotation.
+def taken_up(release, folder, named):
+    """Wait until every Pod has what is in a Secret now. Kubelets look at Secrets now and then, and at once where the Pod has
+    changed: so it gets an annotation.
+
+    Args:
+        folder: Where Pods have it.
+        named: {component: the Secret's name}.
     """
-    said = json.loads(release.kubectl("get", "secret", name, "-o", "json"))["data"]
-    pods = release.pods(component)
+    found = json.loads(release.kubectl("get", "secrets", "-o", "json"))["items"]
+    said = {each["metadata"]["name"]: each.get("data", {}) for each in found}
+    pods = {pod: component for component in named for pod in release.pods(component)}
     release.kubectl("annotate", "pods", *pods, f"memoire.io/looked-at={time.time_ns()}", "--overwrite")
     show = f"cd {folder} && for each in *; do echo $each; base64 -w 0 $each; echo; done"
 
-    def has_it(pod):
-        lines = release.kubectl("exec", pod, "-c", container, "--", "sh", "-c", show).split()
-        there = dict(zip(lines[::2], lines[1::2], strict=True))
-        return all(said[each] == text for each, text in there.items())
+    def wait(pod):
+        component = pods[pod]
+        expected, container = said[named[component]], "relay" if component == "actor" else component
 
-    until(lambda: all(has_it(pod) for pod in pods), 150.0, f"each {component} has the new {name}")
+        def has_it():
+            lines = release.kubectl("exec", pod, "-c", container, "--", "sh", "-c", show).split()
+            there = dict(zip(lines[::2], lines[1::2], strict=True))
+            return there and all(expected[each] == text for each, text in there.items())
+
+        until(has_it, 150.0, f"{pod} has the new {named[component]}")
+
+    with concurrent.futures.ThreadPoolExecutor(len(pods)) as threads:
+        list(threads.map(wait, pods))
 
 
 def spread(release):
     """Make the Secrets what the folder of keys is, and wait until all Pods have them."""
     release.apply_keys()
-    for component, container in (("server",) * 2, ("proxy",) * 2, ("learner",) * 2, ("actor", "relay")):
-        taken_up(release, component, container, "/etc/memoire/keys", f"{KEYS}-{component}")
+    taken_up(release, "/etc/memoire/keys", {each: f"{KEYS}-{each}" for each in ("server", "proxy", "learner", "actor")})
 
 
 def replace_tokens(release):
@@ -173,11 +188,10 @@ def replace_tokens(release):
     former = json.loads(release.kubectl("get", "secret", TOKENS, "-o", "json"))["data"]
     old = {name: base64.b64decode(text).decode() for name, text in former.items()}
     new = {name: secrets.token_hex(24) for name in old}
-    # Nodes know both before the dashboard asks them with the new one, which is the first that it finds.
-    for said in ({name: f"{new[name]}\n{old[name]}" for name in old}, new):
+    # Nodes know both before the dashboard asks them with the new one: it takes the first that it finds.
+    for said in ({name: f"{old[name]}\n{new[name]}" for name in old}, new):
         release.apply_tokens(said["dashboard"], said["nodes"])
-        for component in ("server", "proxy", "dashboard"):
-            taken_up(release, component, component, "/etc/memoire/tokens", TOKENS)
+        taken_up(release, "/etc/memoire/tokens", dict.fromkeys(("server", "proxy", "dashboard"), TOKENS))
     return new["dashboard"], old["dashboard"]
 
 

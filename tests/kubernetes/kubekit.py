@@ -4,6 +4,7 @@ Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values, 
 your registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that is made, and gone at the end.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -97,7 +98,7 @@ class Report:
 
 
 class Release:
-    """A release in a namespace of its own, under restricted Pod Security. Everything is gone at the end."""
+    """A release in a namespace of its own, under restricted Pod Security. At the end everything goes."""
 
     VALUES = VALUES
     """The file that each installation begins with."""
@@ -128,7 +129,7 @@ class Release:
     def __exit__(self, kind, *_):
         if kind is not None:
             self.explain()
-        run("kubectl", "delete", "namespace", self.namespace, timeout=120.0, check=False)
+        run("kubectl", "delete", "namespace", self.namespace, "--wait=false", check=False)
         self.folder.cleanup()
 
     def apply_keys(self):
@@ -221,7 +222,9 @@ class Release:
         return json.loads(self.page(f"deploy/{self.full}-dashboard", "/api/overview", port=8265, token="dashboard"))
 
     def servers(self):
-        return [self.status(pod) for pod in self.pods("server")]
+        pods = self.pods("server")
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(pods))) as threads:
+            return list(threads.map(self.status, pods))
 
     def accounts(self):
         """{client: {"episodes", "steps", "accepted", ...}} of all servers, merged as the cluster's totals are."""

@@ -1,8 +1,8 @@
 """Are totals exact through upgrades from the chart's version before this one, back, and forth again, while actors push?
 
 The former chart is taken from the history of this repository, or is the folder $MEMOIRE_PREVIOUS_CHART; $MEMOIRE_PREVIOUS_IMAGE
-(NAME:TAG) is its image, else both have the same. Actors never stop. Values are given anew, and by `--reset-then-reuse-values`
-and `--reuse-values`, as people do. At the end every actor's own counts are compared with the cluster's.
+(NAME:TAG) is its image, else both have the same. Every change replaces every Pod, as a new image does. Values are given anew, and by
+`--reset-then-reuse-values` and `--reuse-values`, as people do. At the end every actor's own counts are compared with the cluster's.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from _kit import ROOT
 from _kubernetes import ACTORS_ONLY, Trial, kubekit, trial
 
+WAIT = ("--wait", "--timeout", "150s")
 FOLDER = "deploy/helm/memoire"
 
 
@@ -53,10 +54,10 @@ def play(release: Trial, former: Path) -> None:
         release.goes_on("the installation")
         steps = release.steps()
         for what, change in (
-            ("upgraded, with its values", lambda: release.install(*ACTORS_ONLY)),
-            ("rolled back", lambda: release.helm("rollback", release.name, "1", "--wait", "--timeout", "150s")),
+            ("upgraded, with its values", lambda: release.install(*ACTORS_ONLY, *replaced("one"))),
+            ("rolled back", lambda: release.helm("rollback", release.name, "1", *WAIT)),
             ("upgraded, with --reset-then-reuse-values", lambda: reuse(release, "--reset-then-reuse-values")),
-            ("rolled back again", lambda: release.helm("rollback", release.name, "1", "--wait", "--timeout", "150s")),
+            ("rolled back again", lambda: release.helm("rollback", release.name, "1", *WAIT)),
             ("upgraded, with --reuse-values", lambda: reuse(release, "--reuse-values")),
         ):
             change()
@@ -73,8 +74,14 @@ def play(release: Trial, former: Path) -> None:
     release.note("steps", f"{release.totals()['steps']:,}")
 
 
+def replaced(name: str) -> list[str]:
+    """Values that replace every Pod."""
+    components = ("server", "proxy", "dashboard", "actors")
+    return [word for each in components for word in ("--set", f"{each}.podAnnotations.upgrade={name}")]
+
+
 def reuse(release: Trial, how: str) -> None:
-    release.helm("upgrade", release.name, str(kubekit.CHART), how, "--wait", "--timeout", "150s")
+    release.helm("upgrade", release.name, str(kubekit.CHART), how, *replaced(how), *WAIT)
 
 
 def main() -> int:
