@@ -171,6 +171,17 @@ def test_the_charts_version_is_told_of():
     assert re.fullmatch(r"\d+\.\d+\.\d+", said["version"]) and said["version"].rpartition(".")[0] == headings[0]
 
 
+@every_helm
+def test_an_upgrade_that_takes_a_former_versions_defaults_along_is_told_what_they_lack(helm, tmp_path):
+    other = tmp_path / "memoire"
+    shutil.copytree(CHART, other)
+    former = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    del former["proxy"]["autoscaling"], former["image"]["pullPolicy"]
+    (other / "values.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")  # as with --reuse-values
+    code, _, err = run(helm, "template", "demo", other, "--values", FULL)
+    assert code != 0 and "missing propert" in err and "pullPolicy" in err and "autoscaling" in err, err
+
+
 def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
     other = tmp_path / "memoire"
     shutil.copytree(CHART, other)

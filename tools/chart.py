@@ -32,13 +32,25 @@ def schema():
     return read
 
 
+def whole(section):
+    """The section, demanding what has a default: only `helm upgrade --reuse-values` leaves that out, for it takes the
+    former chart's defaults in place of this one's. Helm says what is missing then, before a template meets it.
+    """
+    if is_section(section):
+        properties = {name: whole(value) for name, value in section["properties"].items()}
+        demanded = [name for name, value in properties.items() if is_section(value) or value.get("default") is not None]
+        nullable = [name for name in demanded if "null" in properties[name].get("type", ())]
+        return {**section, "properties": properties, "required": [name for name in demanded if name not in nullable]}
+    return section
+
+
 def is_section(value):
     """Whether a value of this schema is made of values that are named here."""
     return "properties" in value
 
 
 def json_schema():
-    return json.dumps(schema(), indent=1) + "\n"
+    return json.dumps(whole(schema()), indent=1) + "\n"
 
 
 def wrapped(text, indent):

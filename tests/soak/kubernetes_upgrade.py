@@ -2,7 +2,8 @@
 
 The former chart is taken from the history of this repository, or is the folder $MEMOIRE_PREVIOUS_CHART; $MEMOIRE_PREVIOUS_IMAGE
 (NAME:TAG) is its image, else both have the same. Every change replaces every Pod, as a new image does. Values are given anew, and by
-`--reset-then-reuse-values` and `--reuse-values`, as people do. At the end every actor's own counts are compared with the cluster's.
+`--reset-then-reuse-values`, as people do; by `--reuse-values`, which takes the former chart's defaults along, it works where these
+lack nothing, and else is refused by name. At the end every actor's own counts are compared with the cluster's.
 """
 
 import os
@@ -58,7 +59,7 @@ def play(release: Trial, former: Path) -> None:
             ("rolled back", lambda: release.helm("rollback", release.name, "1", *WAIT)),
             ("upgraded, with --reset-then-reuse-values", lambda: reuse(release, "--reset-then-reuse-values")),
             ("rolled back again", lambda: release.helm("rollback", release.name, "1", *WAIT)),
-            ("upgraded, with --reuse-values", lambda: reuse(release, "--reuse-values")),
+            ("upgraded, with --reuse-values", lambda: reuse_alone(release)),
         ):
             change()
             release.goes_on(what)
@@ -78,6 +79,16 @@ def replaced(name: str) -> list[str]:
     """Values that replace every Pod."""
     components = ("server", "proxy", "dashboard", "actors")
     return [word for each in components for word in ("--set", f"{each}.podAnnotations.upgrade={name}")]
+
+
+def reuse_alone(release: Trial) -> None:
+    try:
+        reuse(release, "--reuse-values")
+    except AssertionError as error:
+        if "missing propert" not in str(error):
+            raise
+        release.note("--reuse-values was refused: the former defaults lack what is new")
+        reuse(release, "--reset-then-reuse-values")
 
 
 def reuse(release: Trial, how: str) -> None:
