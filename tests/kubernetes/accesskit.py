@@ -144,8 +144,29 @@ def refused(release):
     return total
 
 
-def sees_refusals(release, reason, before):
-    until(lambda: refused(release).get(reason, 0) > before.get(reason, 0), 30.0, f"somebody refused: {reason}")
+def is_refused(release, reason, attempt):
+    """Wait until what is tried has failed and is counted for this reason; raises as soon as it does not fail.
+
+    Args:
+        attempt: Returns whether it went well. It is made again: one that comes to nothing on the way is not counted.
+    """
+    before = refused(release).get(reason, 0)
+
+    def counted():
+        if attempt():
+            raise RuntimeError(f"somebody was let in who should be refused: {reason}")
+        return refused(release).get(reason, 0) > before
+
+    until(counted, 120.0, f"somebody refused and counted: {reason}")
+
+
+def strangers_keys(release):
+    """Secrets of actors that are nobody here: of another cluster, and one that knows only whom to dial."""
+    release.apply(memoire("keys", "new", "--kubernetes", "other"))
+    folder = str(Path(release.folder.name) / "stranger")
+    memoire("keys", "new", folder, "--role", "actor", "--server", str(release.keys / "actor" / "server.pub"))
+    release.apply(memoire("keys", "export", folder, "--kubernetes", "stranger"))
+    return ["other-actor", "stranger-actor"]
 
 
 def taken_up(release, folder, named):

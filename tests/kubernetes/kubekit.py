@@ -198,7 +198,12 @@ class Release:
     @property
     def endpoint(self):
         """What clients connect to."""
-        return f"tcp://{self.full}.{self.namespace}.svc:5560"
+        return f"tcp://{self.service('')}:5560"
+
+    def service(self, component):
+        """A Service's own address, as a number: whether its name is found quickly is another question."""
+        name = f"{self.full}-{component}" if component else self.full
+        return json.loads(self.kubectl("get", "service", name, "-o", "json"))["spec"]["clusterIP"]
 
     def are_ready(self, component, count):
         label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
