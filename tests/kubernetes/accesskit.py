@@ -144,20 +144,25 @@ def refused(release):
     return total
 
 
-def is_refused(release, reason, attempt):
-    """Wait until what is tried has failed and is counted for this reason; raises as soon as it does not fail.
+def is_refused(release, attempt, *reasons):
+    """Wait until what is tried has failed and is counted for one of these reasons; raises as soon as it does not fail.
 
     Args:
         attempt: Returns whether it went well. It is made again: one that comes to nothing on the way is not counted.
     """
-    before = refused(release).get(reason, 0)
+
+    def count():
+        now = refused(release)
+        return sum(now.get(reason, 0) for reason in reasons)
+
+    before = count()
 
     def counted():
         if attempt():
-            raise RuntimeError(f"somebody was let in who should be refused: {reason}")
-        return refused(release).get(reason, 0) > before
+            raise RuntimeError(f"somebody was let in who should be refused: {reasons}")
+        return count() > before
 
-    until(counted, 120.0, f"somebody refused and counted: {reason}")
+    until(counted, 120.0, f"somebody refused and counted: {reasons}")
 
 
 def strangers_keys(release):

@@ -21,10 +21,10 @@ def play(release: Trial) -> None:
     mounts = [*strangers_keys(release), *(f"former-{role}" for role in REPLACED)]
     with Visitor(release, "stranger", CLIENT, mounts=mounts) as stranger, release.last_words() as words:
         kubekit.until(lambda: stranger.is_let_in("former-actor"), 60.0, "a key that opens the door")
-        is_refused(release, "plain", stranger.is_let_in)
-        is_refused(release, "unknown", lambda: stranger.is_let_in("stranger-actor"))
-        is_refused(release, "server_key", lambda: stranger.is_let_in("other-actor"))
-        is_refused(release, "role", lambda: not stranger.publishes("former-actor"))
+        is_refused(release, stranger.is_let_in, "plain", "silent")  # silent: who hung up before it was answered
+        is_refused(release, lambda: stranger.is_let_in("stranger-actor"), "unknown")
+        is_refused(release, lambda: stranger.is_let_in("other-actor"), "server_key")
+        is_refused(release, lambda: not stranger.publishes("former-actor"), "role")
         release.note("without a key, with a made-up one, another cluster's, an actor's as a learner", "refused")
         for role in REPLACED:
             replace_key(release, role)
@@ -33,7 +33,7 @@ def play(release: Trial) -> None:
             if role in ("actor", "learner"):
                 former = f"former-{role}"
                 kubekit.until(lambda key=former: not stranger.is_let_in(key), 60.0, f"{former} opens nothing")
-                is_refused(release, "revoked", lambda key=former: stranger.is_let_in(key))
+                is_refused(release, lambda key=former: stranger.is_let_in(key), "revoked")
                 release.note(f"the former key of {role}", "refused")
         new, old = replace_tokens(release)
         url = f"http://{release.service('dashboard')}/api/overview"
