@@ -24,6 +24,12 @@ UNDRAWN_BYTES = 2 << 30
 """Room for all that one turn pushes: a cache that is overwritten would be waited for in vain."""
 DISTINCT_BYTES = 256 << 20
 """Bytes that a sender cycles through: more than the processor's caches hold."""
+FACTS = """W1 and W2 are those of benchmarks/workloads.py, in caches of 256 samples. The baseline moves messages of as
+many bytes, cycles through as many distinct ones, and looks at none; its high-water marks are those of the sockets that
+carry caches. *Ingest* is the way into a server that checks and holds everything and that nobody draws from. *End to
+end* is everything: actors draw caches from their memories, build and push them, and a learner draws a batch for each.
+For W2 the bytes of the samples in these batches count, and the baseline moves messages of just these bytes: overlapping
+stacks cross the wire once."""
 
 
 class Child:
@@ -70,7 +76,7 @@ class Receiver(Protocol):
     """One side of a comparison: it has senders, which are other processes."""
 
     def take(self, count: int) -> float:
-        """Seconds from the first message that came to `count` further ones."""
+        """Seconds from the first message of `count` that came to the last one."""
 
     def close(self) -> None:
         """End the senders too."""
@@ -242,9 +248,29 @@ def compare(
     return results(what, [each[1:] for each in rates], [baseline], aims={baseline: aim}, **settings)[0]
 
 
+def processor(ours: Receiver, theirs: Receiver, *, count: int, rounds: int) -> Result:
+    """What the receiving process spends on messages, whatever the senders do: all of its threads, and the system."""
+
+    def spend(side: Receiver) -> float:
+        began = time.process_time()
+        side.take(count)
+        return (time.process_time() - began) / (count * BATCH) * 1e6
+
+    baseline = "PULL socket, as many bytes"
+    rates = [each[1:] for each in in_turns([partial(spend, ours), partial(spend, theirs)], rounds + 1)]
+    what = "CPU seconds of a server per million samples, W1 (the ratio is to be small)"
+    return results(what, rates, [baseline], aims={baseline: "server-cpu-raw"}, unit=" s")[0]
+
+
+def batch_bytes(workload: Workload) -> int:
+    """Bytes of a batch's samples: both stacks of states, and the other columns."""
+    stacks = 2 * workload.parameters.frame_stack
+    return BATCH * sum(column.nbytes * (stacks if column.role == "state" else 1) for column in workload.schema.values())
+
+
 def main() -> None:
     chosen = arguments(__doc__)
-    report = Report(__doc__)
+    report = Report(__doc__, [FACTS])
     report.heading()
     rounds = 2 if chosen.quick else 7
     for workload, count in ((w1(), 4000), (w2(), 60)):
@@ -266,6 +292,8 @@ def main() -> None:
                     aim=f"ingest-{workload.name}-raw",
                 )
             )
+        if workload.name == "W1" and chosen.only in "processor":
+            report.add(processor(ours, theirs, count=count // (10 if chosen.quick else 1), rounds=rounds))
         ours.close()
         if chosen.only in f"episodes {workload.name}":
             stored = Ingest(workload, "episodes")
@@ -288,7 +316,9 @@ def main() -> None:
             if chosen.only not in f"end to end {workload.name}":
                 continue
             ends = EndToEnd(workload, actors)
-            raw = Raw(size, actors)
+            is_large = workload.name == "W2"
+            delivered = batch_bytes(workload)
+            raw = Raw(delivered if is_large else size, actors)
             report.add(
                 compare(
                     f"end to end, {actors} actors, {workload.name}",
@@ -296,10 +326,10 @@ def main() -> None:
                     raw,
                     count=count // (10 if chosen.quick else 2),
                     rounds=rounds,
-                    per_message=BATCH,
-                    unit=" samples/s",
+                    per_message=delivered if is_large else BATCH,
+                    unit="B/s" if is_large else " samples/s",
                     baseline=f"PULL socket, {actors} senders, as many bytes",
-                    aim=f"end-W2-{actors}-raw" if workload.name == "W2" else "",
+                    aim=f"end-W2-{actors}-raw" if is_large else "",
                 )
             )
             raw.close()

@@ -3467,26 +3467,65 @@ cdef inline uint64_t _xxh_merge(uint64_t total, uint64_t lane) noexcept nogil:
     return (total ^ _xxh_round(0, lane)) * PRIME_1 + PRIME_4
 
 
-cdef uint64_t _checksum(const uint8_t* source, size_t size, uint64_t seed) noexcept nogil:
-    """XXH64 of `size` bytes; `source` may have any alignment."""
+cdef extern from *:
+    """
+    #if defined(__SSE2__)
+    #include <emmintrin.h>
+    /* Past the processor's cache, to an address that is a multiple of 16: what is long is not read again soon. */
+    static inline void memoire_stream_stripe(uint8_t *to, const uint8_t *from) {
+        _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
+        _mm_stream_si128((__m128i *)(to + 16), _mm_loadu_si128((const __m128i *)(from + 16)));
+    }
+    #define memoire_streamed() _mm_sfence()
+    #else
+    #define memoire_stream_stripe(to, from) memcpy(to, from, 32)
+    #define memoire_streamed() ((void)0)
+    #endif
+    """
+    void stream_stripe "memoire_stream_stripe"(uint8_t* to, const uint8_t* source) noexcept nogil
+    void streamed "memoire_streamed"() noexcept nogil
+
+cdef enum:
+    STREAMED_FROM = 1 << 20  # bytes
+
+cdef struct Lanes:
+    uint64_t a, b, c, d
+
+
+cdef inline void _take_stripe(Lanes* lanes, const uint8_t* stripe) noexcept nogil:
+    lanes.a = _xxh_round(lanes.a, _read64(stripe))
+    lanes.b = _xxh_round(lanes.b, _read64(stripe + 8))
+    lanes.c = _xxh_round(lanes.c, _read64(stripe + 16))
+    lanes.d = _xxh_round(lanes.d, _read64(stripe + 24))
+
+
+cdef uint64_t _checksum(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil:
+    """XXH64 of `size` bytes; `source` may have any alignment. They are copied to `target` meanwhile, unless that is NULL: to a
+    multiple of 16. The multiplications take so long that the copy takes no time of its own."""
     cdef const uint8_t* end = source + size
     cdef const uint8_t* stripes = source + (size & ~<size_t>31)
-    cdef uint64_t a, b, c, d, total
-    if size >= 32:
-        a = seed + PRIME_1 + PRIME_2
-        b = seed + PRIME_2
-        c = seed
-        d = seed - PRIME_1
+    cdef Lanes lanes = Lanes(seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1)
+    cdef uint64_t total = seed + PRIME_5
+    if target == NULL:
         while source < stripes:
-            a = _xxh_round(a, _read64(source))
-            b = _xxh_round(b, _read64(source + 8))
-            c = _xxh_round(c, _read64(source + 16))
-            d = _xxh_round(d, _read64(source + 24))
+            _take_stripe(&lanes, source)
             source += 32
-        total = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
-        total = _xxh_merge(_xxh_merge(_xxh_merge(_xxh_merge(total, a), b), c), d)
     else:
-        total = seed + PRIME_5
+        while size < STREAMED_FROM and source < stripes:
+            memcpy(target, source, 32)
+            _take_stripe(&lanes, source)
+            source += 32
+            target += 32
+        while source < stripes:
+            stream_stripe(target, source)
+            _take_stripe(&lanes, source)
+            source += 32
+            target += 32
+        streamed()
+        memcpy(target, source, end - source)
+    if size >= 32:
+        total = _rotate(lanes.a, 1) + _rotate(lanes.b, 7) + _rotate(lanes.c, 12) + _rotate(lanes.d, 18)
+        total = _xxh_merge(_xxh_merge(_xxh_merge(_xxh_merge(total, lanes.a), lanes.b), lanes.c), lanes.d)
     total += <uint64_t>size
     while end - source >= 8:
         total = _rotate(total ^ _xxh_round(0, _read64(source)), 27) * PRIME_1 + PRIME_4
@@ -3509,9 +3548,9 @@ def checksum(data, uint64_t seed=0):
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         if view.len < 4096:
-            return _checksum(<const uint8_t*>view.buf, view.len, seed)
+            return _checksum(<const uint8_t*>view.buf, view.len, seed, NULL)
         with nogil:
-            total = _checksum(<const uint8_t*>view.buf, view.len, seed)
+            total = _checksum(<const uint8_t*>view.buf, view.len, seed, NULL)
         return total
     finally:
         PyBuffer_Release(&view)
@@ -4116,11 +4155,13 @@ cdef struct View:
 
 @cython.auto_pickle(False)
 cdef class HeldCache:
-    """A received container, checked completely; keeps its buffer, and rows are gathered straight from it.
+    """A received container, checked completely; rows are gathered straight from it.
 
     Args:
-        payload: Anything with contiguous bytes. It must not change afterwards; a reference is kept.
-        expected: XXH64 of the payload, or None where it was compared already.
+        payload: Anything with contiguous bytes.
+        expected: XXH64 of the payload, which is then copied; or None where it was compared already: then a reference is kept, and the
+            payload must not change afterwards. A copy costs nothing beside the checksum, and what was received is free for the next
+            message: memory that is in the processor's cache, and that the system has not to clear.
         limit: Bytes that payload and unpacked blocks may have together.
         unpack: Called as unpack(codec, stored bytes, raw size) for each packed block; returns bytes of that size.
 
@@ -4151,6 +4192,8 @@ cdef class HeldCache:
         cdef Fault fault
         cdef uint64_t found, wanted
         cdef const uint8_t* source
+        cdef uint8_t* target
+        cdef cnp.ndarray copy
         self.layout = layout
         self.unpacked = []
         PyObject_GetBuffer(payload, &self.buffer, PyBUF_SIMPLE)
@@ -4158,11 +4201,18 @@ cdef class HeldCache:
         source = <const uint8_t*>self.buffer.buf
         if expected is not None:
             wanted = expected
+            copy = empty((self.buffer.len,), np.dtype(np.uint8))
+            target = <uint8_t*>cnp.PyArray_DATA(copy)
             with nogil:
-                found = _checksum(source, self.buffer.len, 0)
+                found = _checksum(source, self.buffer.len, 0, target)
             if found != wanted:
                 _fail(&fault, BAD_CHECKSUM, -1, found, wanted)
                 _refuse(&fault)
+            PyBuffer_Release(&self.buffer)
+            self.is_held = False
+            PyObject_GetBuffer(copy, &self.buffer, PyBUF_SIMPLE)
+            self.is_held = True
+            source = target
         with nogil:
             _check_container(layout, source, self.buffer.len, limit, &fault)
         if fault.status != GOOD:
@@ -4253,7 +4303,7 @@ cdef class HeldCache:
     @property
     def payload(self):
         """The bytes as they came."""
-        return memoryview(<object>self.buffer.obj)
+        return memoryview(<object>self.buffer.obj).toreadonly()
 
     def go_on_at(self, uint32_t drawn):
         """Take this many samples for drawn, for a cache that was held before and is not pushed yet."""
@@ -4534,6 +4584,7 @@ cdef class HeldClient:
 
     cdef list queue               # HeldCache, oldest first
     cdef uint32_t most            # samples of the largest cache held
+    cdef Py_ssize_t at_most       # caches that have as many
     cdef double eldest            # as of its caches, the least
     cdef int64_t least_model, again  # the latter over its caches
     cdef uint64_t low, high
@@ -4584,7 +4635,7 @@ cdef class HeldClient:
 
     cdef int _append(self, HeldCache cache) except -1:
         self.queue.append(cache)
-        self.most = max(self.most, cache.view.samples)
+        self._measure(cache)
         self.eldest, self.least_model = min(self.eldest, cache.eldest), min(self.least_model, cache.least_model)
         self.again += cache.again
         self.caches += 1
@@ -4601,11 +4652,18 @@ cdef class HeldClient:
         self.unused -= cache.count - cache.used
         self.held -= cache.count
         self.again -= cache.again
-        if cache.view.samples == self.most:
+        self.at_most -= cache.view.samples == self.most
+        if not self.at_most:
             self.most = 0
             for other in self.queue:
-                self.most = max(self.most, other.view.samples)
+                self._measure(other)
         return cache
+
+    cdef inline void _measure(self, HeldCache cache) noexcept:
+        """Mind the samples of a cache that is held."""
+        if cache.view.samples > self.most:
+            self.most, self.at_most = cache.view.samples, 0
+        self.at_most += cache.view.samples == self.most
 
 
 @cython.auto_pickle(False)

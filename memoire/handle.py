@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from .ahead import drawn_ahead
 from .batch import Batch
 from .checks import seconds, whole
 from .desk import Desk
@@ -197,10 +198,14 @@ class TableHandle:
         finally:
             limiter.wants(who, 0)
 
-    def batches(self, batch_size: int, timeout: float = 30.0) -> Iterator[Batch]:
+    def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
         """Batches of this table until the run is over: see `Server.batches`."""
         what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
-        return batches_until_over(draw, self._is_over, what, timeout, self._where(), lambda: ADVICE)
+
+        def drawn(is_over: Callable[[], bool]) -> Iterator[Batch]:
+            return batches_until_over(draw, is_over, what, timeout, self._where(), lambda: ADVICE)
+
+        return drawn_ahead(drawn, self._is_over, ahead)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
         """Hand TD errors on to the owners of the samples: see `Server.update_priorities`."""

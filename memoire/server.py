@@ -30,6 +30,7 @@ import zmq
 
 from . import checks, descriptors, exposure, links, sockets, wire
 from .accounts import ServerAccounts, totals_of
+from .ahead import drawn_ahead
 from .archive import Archive, Snapshot
 from .authenticator import Gate, Security
 from .batch import Batch
@@ -743,26 +744,35 @@ class Server(Node):
         return self._first.get_batch(batch_size, timeout, out=out)
 
     @overload
-    def batches(self, batch_size: int, timeout: float = ...) -> Iterator[Batch]: ...
+    def batches(self, batch_size: int, timeout: float = ..., *, ahead: int = ...) -> Iterator[Batch]: ...
     @overload
-    def batches(self, batch_size: Mapping[str, int], timeout: float = ...) -> Iterator[MixedBatch]: ...
     def batches(
-        self, batch_size: int | Mapping[str, int], timeout: float = 30.0
+        self, batch_size: Mapping[str, int], timeout: float = ..., *, ahead: int = ...
+    ) -> Iterator[MixedBatch]: ...
+    def batches(
+        self, batch_size: int | Mapping[str, int], timeout: float = 30.0, *, ahead: int = 0
     ) -> Iterator[Batch] | Iterator[MixedBatch]:
         """Batches until `finish` or `close`; each waits at most `timeout` seconds for its samples.
 
         Args:
             batch_size: Samples of the first table; or of several, mixed: `{"online": 192, "demo": 64}`.
+            ahead: Batches that are drawn on a thread of their own while the learner works on one, from the first one
+                on; 0 draws each when it is asked for. They are as old as that, and what was drawn when nobody asks any
+                more is lost.
 
         Raises:
             MemoireTimeout: not enough samples came in that time.
         """
         if not isinstance(batch_size, Mapping):
-            return self._first.batches(batch_size, timeout)
+            return self._first.batches(batch_size, timeout, ahead=ahead)
         sizes = sizes_of(batch_size)
         mixer = Mixer(sizes, {name: self.table(name).get_batch for name in sizes})
         where, advice = self.endpoint or self.name, lambda: f"Table {mixer.lacking!r} has too few. {ADVICE}"
-        return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, advice)
+
+        def drawn(is_over: Callable[[], bool]) -> Iterator[MixedBatch]:
+            return batches_until_over(mixer.get, is_over, f"batch of {sizes}", timeout, where, advice)
+
+        return drawn_ahead(drawn, self._is_over, ahead)
 
     def sample_episodes(
         self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None

@@ -8,7 +8,6 @@ import enum
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -647,8 +646,7 @@ def _unpack(packed: bytes, row: np.dtype[np.void]) -> NDArray[np.void]:
     return np.frombuffer(packed, row)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """What stands in front of every message, in the order of its 96 bytes."""
 
     type: Type
@@ -665,8 +663,7 @@ class Header:
     payload_checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A message that `parse` found whole. `payload` is the frame as it was received, or None."""
 
     header: Header
@@ -683,6 +680,8 @@ _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")  # and 8 bytes of checksum
 _CHECKSUM: Final = struct.Struct("<Q")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
+_TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
+_PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
 _LARGE: Final = frozenset({Type.CACHE, Type.EPISODE, Type.FEEDBACK, Type.UPDATED, Type.DRAWN})
 _DEFAULTS: Final = Limits()
 
@@ -837,17 +836,17 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     tail = frame[HEADER_BYTES:]
     if _core.checksum(tail, _core.checksum(frame[:88])) != _CHECKSUM.unpack_from(frame, 88)[0]:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
-    if number not in BODIES:
+    if (named := _TYPES.get(number)) is None:
         raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
     if flags or reserved:
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
-    header = Header(Type(number), table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
+    header = Header(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
     _check_payload(header, frames, limits)
     return header, tail
 
 
 def _check_payload(header: Header, frames: Sequence[Buffer], limits: Limits) -> None:
-    wants, size = BODIES[header.type].payload, header.payload_bytes
+    wants, size = _PAYLOADS[header.type], header.payload_bytes
     if (wants is Payload.NEVER and size) or (wants is Payload.ALWAYS and not size) or bool(size) != (len(frames) == 2):
         raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
     allowed = limits.message_bytes if header.type in _LARGE else limits.request_bytes

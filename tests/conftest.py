@@ -18,7 +18,7 @@ ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 NOT_ABOUT_ARRAYS = frozenset(
     """
-    access accounts arguments backpressure benchmarks calls cliffwalk contract_cluster contract_docs dashboard
+    access accounts ahead arguments backpressure benchmarks calls cliffwalk contract_cluster contract_docs dashboard
     dashboard_pages dashboard_parts deadlines demonstrations descriptors desk docs durable errors exposure
     faults fuzz guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models
     models_cluster monitoring moves names node notices oversized packages parameters partition profile

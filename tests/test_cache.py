@@ -400,6 +400,45 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     tracemalloc.stop()
 
 
+def test_a_cache_that_came_with_its_checksum_lets_go_of_what_was_received() -> None:
+    data, layout = golden("cache")
+    received = bytearray(b"x" + data)
+    held = cache.check(memoryview(received)[1:], layout, checksum=_core.checksum(data))
+    received[:] = bytes(len(received))  # the next message is received into the same memory
+    assert bytes(held.payload) == data and held.payload.readonly
+    kept = cache.check(memoryview(data), layout)
+    assert bytes(kept.payload) == data
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 4096, (1 << 20) - 1, (1 << 20) + 45])
+def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
+    schema = Schema({"info": (np.uint8, (size,)), "state": np.uint8})
+    values = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    memory = Memory(schema, 4, Parameters(), seed=1)
+    memory.open(0)
+    memory.add(0, (values, np.uint8(3)))
+    memory.close(0, terminated=True, final_state=(np.uint8(4),))
+    payload, layout = cache.build(memory, 1, now=0.0), cache.layout_of(schema, Parameters())
+    for offset in (0, 1, 8):
+        received = np.empty(payload.nbytes + offset, np.uint8)[offset:]
+        received[:] = payload
+        held = cache.check(received, layout, checksum=_core.checksum(payload))
+        received[:] = 0
+        assert bytes(held.payload) == payload.tobytes()
+
+
+def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
+    memory, layout = filled(STACKED.replace(cache_size=2000)), cache.layout_of(SCHEMA, STACKED)
+    for _ in range(2):
+        payloads = [cache.build(memory, now=float(i)) for i in range(50)]
+        assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
+        held = [cache.check(payload, layout, checksum=_core.checksum(payload)) for payload in payloads]
+        for i, (payload, each) in enumerate(zip(payloads, held, strict=True)):
+            assert each.made_at == float(i)
+            assert bytes(each.payload) == payload.tobytes()
+            assert payload.ctypes.data % cache.ALIGNMENT == 0
+
+
 def test_a_checksum_is_compared_with_the_whole_payload() -> None:
     layout = cache.layout_of(SCHEMA, STACKED)
     payload = containers.make(layout, 6).payload

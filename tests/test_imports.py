@@ -18,7 +18,7 @@ LAYERS: dict[str, set[str]] = {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "episodes", "shipping",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
-        "rate", "table", "mixed", "figures", "glance", "learners",
+        "rate", "table", "mixed", "ahead", "figures", "glance", "learners",
     },
     "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "forwarding"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},

@@ -1,0 +1,102 @@
+"""How much of its time does a learner wait for batches of 256 Atari stacks while 4 actors push and steps take 10 ms?"""
+
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from measure import Report, Result, Spread, arguments
+from wire import Child, fill
+from workloads import BATCH, Workload, w2
+
+import memoire
+
+ACTORS = 4
+STEP = 0.010
+"""Seconds of a training step, in which the learner's processor has nothing to do: it waits for an accelerator."""
+PACE = 0.9 * ACTORS * STEP
+"""Seconds between two caches of an actor: all of them together push somewhat more than is drawn."""
+BYTES = 1 << 30
+FACTS = f"""{w2(10_000).described}. A step is a sleep of {STEP * 1000:.0f} ms, for an accelerator that computes.
+Each of {ACTORS} actors, a process of its own, draws a cache of {BATCH} samples and pushes it over TCP every
+{PACE * 1000:.0f} ms, so that what is drawn is new. The ratio is the share of its time for which the learner waited
+inside of `next(batches)`, over stretches of steps: the less the better. *embedded*: the server is in the learner's
+process. *remote*: it is a process of its own, and batches come over TCP."""
+
+
+def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
+    """Push a cache every `PACE` seconds until told to end."""
+    with memoire.connect(endpoint, seed=rank, capacity=workload.ring, when_full="skip", timeout=60) as client:
+        fill(client.memory, workload, rank)
+        client.update(timeout=60)
+        pipe.send("ready")
+        due = time.monotonic()
+        while not pipe.poll(max(0.0, due - time.monotonic())):
+            client.push_cache(timeout=0.0)
+            due = max(due + PACE, time.monotonic() - PACE)
+
+
+def server(pipe: Connection, workload: Workload) -> None:
+    """A server alone."""
+    with memoire.Server(
+        "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=BYTES, seed=0
+    ) as serving:
+        pipe.send(serving.endpoint)
+        pipe.recv()
+
+
+def waits(batches: Iterator[Any], steps: int, stretches: int) -> tuple[list[float], list[float]]:
+    """Seconds waited and seconds in all, for each step, of each stretch; the first one is not counted."""
+    waited: list[float] = []
+    whole: list[float] = []
+    for stretch in range(stretches + 1):
+        lost, began = 0.0, time.perf_counter()
+        for _ in range(steps):
+            asked = time.perf_counter()
+            next(batches)
+            lost += time.perf_counter() - asked
+            time.sleep(STEP)
+        if stretch:
+            waited.append(lost / steps)
+            whole.append((time.perf_counter() - began) / steps)
+    return waited, whole
+
+
+def row(what: str, waited: list[float], whole: list[float], aim: str = "") -> Result:
+    shares = [max(1e-4, one / other) for one, other in zip(waited, whole, strict=True)]
+    spreads = Spread.of(waited), Spread.of(whole), Spread.of(shares)
+    return Result(f"{what}: share of its time", " s", *spreads, "its whole time, a step", None, aim)
+
+
+def with_actors(endpoint: str, workload: Workload) -> list[Child]:
+    return [Child(actor, endpoint, workload, rank) for rank in range(ACTORS)]
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
+    report = Report(__doc__, [FACTS])
+    report.heading()
+    workload = w2(10_000)
+    steps, stretches = (20, 2) if chosen.quick else (200, 7)
+    settings: dict[str, Any] = {"parameters": workload.parameters, "byte_limit": BYTES, "seed": 0}
+    with memoire.Server("tcp://127.0.0.1:0", workload.schema, **settings) as embedded:
+        children = with_actors(embedded.endpoint, workload)
+        for ahead in (0, 2):
+            what = f"embedded, {ahead or 'none'} ahead"
+            if chosen.only in what:
+                batches = embedded.batches(BATCH, timeout=60, ahead=ahead)
+                report.add(row(what, *waits(batches, steps, stretches), "learner-waits" if ahead else ""))
+        for child in children:
+            child.close()
+    if chosen.only in "remote":
+        alone = Child(server, workload)
+        children = with_actors(alone.first_answer, workload)
+        with memoire.Reader([alone.first_answer], timeout=60) as reader:
+            report.add(row("remote, prefetched", *waits(reader.batches(BATCH, 60), steps, stretches)))
+        for child in [*children, alone]:
+            child.close()
+    report.finish(chosen.write, "waiting")
+
+
+if __name__ == "__main__":
+    main()
