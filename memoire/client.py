@@ -53,7 +53,7 @@ from .shipping import OpenEpisodes, Shipment
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
 from .version import SOFTWARE
-from .worker import UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, Writers, layout
 
 if TYPE_CHECKING:
@@ -1081,7 +1081,7 @@ class Client(Node):
             reader.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
             delivered = is_mine and self._farewell(deadline)
-            if is_mine and not self._worker.stop(max(0.1, deadline - time.monotonic()), linger=min(allowed, 1.0)):
+            if is_mine and not self._worker.stop(max(ENDING, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
             return delivered
 

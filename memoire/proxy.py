@@ -42,7 +42,7 @@ from .security import Given, Keys, Peer
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
-from .worker import Node, Worker, close_at_exit
+from .worker import ENDING, Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -548,7 +548,7 @@ class Proxy(Node):
         with self._closer(time.monotonic() + patience) as is_mine:
             if not is_mine:
                 return
-            if not self._worker.stop(patience, linger=min(patience, 1.0)):
+            if not self._worker.stop(max(ENDING, patience), linger=min(patience, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
             self._gate.close()
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), patience)

@@ -65,7 +65,7 @@ from .schema import Schema
 from .security import Given, Keys
 from .sockets import Context
 from .version import SOFTWARE
-from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -895,7 +895,7 @@ class Reader(Node):
         for partner in partners:
             partner.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
-            if is_mine and not self._worker.stop(max(0.1, patience), linger=min(patience, 0.5)):
+            if is_mine and not self._worker.stop(max(ENDING, patience), linger=min(patience, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ from .security import Given, Keys, Peer
 from .snapshot import Restored
 from .sockets import Context, Socket
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
-from .worker import UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
@@ -1227,7 +1227,7 @@ class Server(Node):
         for worker in workers:
             left = deadline - time.monotonic()
             # A moment also where there is no time: a thread that waits for a cache notices the end only then.
-            if not worker.stop(max(0.2, left), linger=max(0.2, min(LINGER, left))):
+            if not worker.stop(max(ENDING, left), linger=max(0.2, min(LINGER, left))):
                 _log.warning("%s: a thread did not end in time", self.name)
 
     def _drain(self, deadline: float) -> None:

@@ -112,6 +112,10 @@ class Forked(Node):
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+ENDING = 1.0
+"""Seconds that a thread has at least to end, also where there is no time left: it takes none, unless it waits for a
+processor.
+"""
 AT_EXIT = 0.5
 """Seconds that each node has to close when the interpreter ends."""
 AT_EXIT_ALL = 2.0
