@@ -11,45 +11,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from measure import Report, Result, Spread, in_turns
 from measure import arguments as flags
-from peers import NAMES, Peer, PeerUnavailable
-from peers.tasks import ALPHA, BATCH, BETA, EPISODE, Task
+from peers import HERE, NAMES, Peer, PeerUnavailable
+from peers.tasks import EPISODE
 
 ALONE, CLUSTER = "first batch from nothing", "first batch over TCP, with an actor in another process"
 
 
-def alone() -> None:
-    """What is timed: a memory in this process."""
-    import memoire
-
-    task = Task("W1", EPISODE)
-    columns = {
-        "obs": memoire.Column(task.dtype, task.shape, "state"),
-        "action": memoire.Column(task.action_dtype, task.action_shape),
-        "reward": np.float32,
-    }
-    buffer = memoire.Buffer(memoire.Schema(columns), EPISODE, sampler=memoire.Prioritized(ALPHA, beta=BETA), seed=0)
-    buffer.memory.open()
-    buffer.memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
-    buffer.memory.close(terminated=True, final_state=task.frames[EPISODE])
-    buffer.sample(BATCH)
-
-
-def cluster() -> None:
-    """What is timed: a server here, an actor beside it."""
-    from endtoend import Ours
-
-    ours = Ours(Task("W1", EPISODE), 1, 1)
-    ours.children[0].tell(1)
-    ours.server.get_batch(BATCH, timeout=60)
-    ours.close()
-
-
 def ours(what: str) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, __file__, "--start", what], check=True)
+    subprocess.run([sys.executable, HERE / "with_memoire.py", what], check=True)
     return time.perf_counter() - began
 
 
@@ -80,9 +52,6 @@ def compare(report: Report, what: str, takes: dict[str, Callable[[], float]], ro
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--start"]:
-        {"alone": alone, "cluster": cluster}[sys.argv[2]]()
-        return
     chosen = flags(__doc__, peers=True)
     names, rounds = chosen.peers.split(","), 1 if chosen.quick else 3
     report = Report(__doc__)
