@@ -322,10 +322,7 @@ def arguments(description: str, *, peers: bool = False) -> argparse.Namespace:
     if peers:
         known = "cpprb,torchrl,sb3,reverb"
         parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
-    given = parser.parse_args()
-    if given.write and given.only:
-        parser.error("--write writes the whole page anew: leave out --only")
-    return given
+    return parser.parse_args()
 
 
 def distinct(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
