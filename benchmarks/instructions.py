@@ -38,6 +38,7 @@ RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
 RENEW = "python benchmarks/instructions.py --write"
 TOLERANCE = 0.05
 LEAVES = 100_000
+WARM = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
 CANNOT = 77  # exit status where nothing could be counted here
 
 Call = Callable[[], object]
@@ -150,7 +151,7 @@ def updating(name: str) -> Call:
 
 @cache
 def received(name: str) -> list[np.ndarray]:
-    return [caches.build(filled(name), BATCH, now=0.0) for _ in range(6)]
+    return [caches.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
 
 
 def pool_of(name: str, *, reuse: bool) -> Pool:
@@ -231,7 +232,7 @@ def count_here(library: str, only: str) -> None:
         if only not in case.what:
             continue
         call = case.make()
-        for _ in range(3):  # the interpreter adapts to what it runs often
+        for _ in range(WARM):
             call()
         gc.collect()
         gc.disable()
@@ -398,7 +399,8 @@ def main() -> int:
                 print(f"{count / sum(counts.values()):7.1%}  {count:10}  {function}  {where}")
     here = machine()
     if chosen.write:
-        write(here, found)
+        kept = record["instructions"] if record and chosen.only and record["machine"] == here else {}
+        write(here, {case.what: (kept | found)[case.what] for case in cases() if case.what in kept | found})
         return 0
     if record is None:
         print(f"\nnothing was recorded yet: {RENEW}")
