@@ -48,7 +48,9 @@ def nodes():
 def do(command, node):
     """One of the four commands above."""
     given = os.environ[f"MEMOIRE_NODE_{command.upper()}"]
-    subprocess.run(given, shell=True, check=True, env=os.environ | {"NODE": node}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        given, shell=True, check=True, env=os.environ | {"NODE": node}, stdout=subprocess.DEVNULL, timeout=300
+    )
 
 
 def heal():
@@ -273,6 +275,11 @@ class Trial(Report, Release):
         """Clients whose Pod is on a node and not about to end."""
         there = {pod["metadata"]["name"] for pod in self.of("actor") if pod["spec"].get("nodeName") == node}
         return {client for client, said in list(self.words.items()) if said["pod"] in there and not said.get("last")}
+
+    def alive(self):
+        """Clients whose Pod is there."""
+        there = {pod["metadata"]["name"] for pod in self.of("actor")}
+        return {client for client, said in list(self.words.items()) if said["pod"] in there}
 
     def untouched(self):
         """Clients that live on nodes that are there, and whose home does."""

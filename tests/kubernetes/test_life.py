@@ -10,6 +10,7 @@ import json
 import os
 import time
 
+import nodekit
 import pytest
 from accesskit import CLIENT, Visitor, is_refused, replace_key, replace_tokens, strangers_keys
 from kubekit import Release, memoire, until
@@ -139,6 +140,40 @@ def test_after_a_kill_everything_goes_on(release, component, count):
     RECOVERED[component] = time.monotonic() - began
 
 
+def stay_on(release, node):
+    """Pods of a node that are not about to end, of those that have no volume."""
+    chosen = (
+        "-l",
+        "app.kubernetes.io/component in (proxy, dashboard, actor)",
+        f"--field-selector=spec.nodeName={node}",
+    )
+    found = json.loads(release.kubectl("get", "pods", *chosen, "-o", "json"))["items"]
+    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+@pytest.mark.skipif(not nodekit.nodes(), reason="MEMOIRE_NODES names no node that a trial may have")
+def test_a_node_is_lost_and_comes_back(release):
+    """What has no volume runs elsewhere soon; what has one is there again with the node."""
+    node = nodekit.nodes()[0]
+    before = progress(release)
+    began = time.monotonic()
+    nodekit.do("kill", node)
+    try:
+        until(lambda: not stay_on(release, node), 180.0, "the node is given up")
+        for component, count in (("proxy", 2), ("dashboard", 1), ("actor", 2)):
+            until(lambda c=component, n=count: release.are_ready(c, n), 180.0, f"{component} on other nodes")
+        RECOVERED["node: what has no volume"] = time.monotonic() - began
+    finally:
+        began = time.monotonic()
+        nodekit.do("start", node)
+    for component, count in (("server", 2), ("learner", 1)):
+        until(lambda c=component, n=count: release.are_ready(c, n), 180.0, f"{component} on the node that is back")
+    since = until(lambda: progress(release), 60.0, "both servers answer")
+    assert since[0] >= before[0]
+    until(lambda: all(now > then for now, then in zip(progress(release), since, strict=True)), 120.0, "more of both")
+    RECOVERED["node: all, once it is back"] = time.monotonic() - began
+
+
 def test_actors_and_proxies_are_scaled_and_all_take_part(release):
     release.install("--set", "actors.replicas=4", "--set", "proxy.replicas=3")
     until(lambda: release.are_ready("actor", 4) and release.are_ready("proxy", 3), 60.0, "four actors, three proxies")
@@ -185,4 +220,4 @@ def test_uninstalling_leaves_nothing_but_the_volumes_that_are_to_be_kept(release
     if path := os.environ.get("MEMOIRE_RECOVERY"):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(RECOVERED, file)
-    print("\n".join(f"{component:10} {seconds:5.1f} s" for component, seconds in RECOVERED.items()))
+    print("\n".join(f"{component:26} {seconds:5.1f} s" for component, seconds in RECOVERED.items()))

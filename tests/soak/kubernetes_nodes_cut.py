@@ -1,8 +1,8 @@
 """Does a cluster of Kubernetes lose or count anything twice when nodes are unplugged from the network and plugged in again?
 
-A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load: shortly, so that
-nobody is replaced, and then for so long that Kubernetes gives its Pods up and starts others, while both sides go on: those
-that were given up play and count until they are reached again. Pods have tolerations of five seconds. At the end
+A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load: shortly, so
+that nobody is replaced, and then for so long that Kubernetes gives its Pods up and starts others, while both sides go on:
+those that were given up play and count until they are reached again. Pods have tolerations of five seconds. At the end
 every actor's own counts are compared with the servers'.
 """
 

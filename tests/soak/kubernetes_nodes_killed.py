@@ -1,11 +1,11 @@
 """Does a cluster of Kubernetes get over the loss of a node, and of the other one after it came back?
 
-A release on two nodes, with a server, a proxy and actors on each; learner and dashboard are on one of them. Each
-node in turn is ended as by a power cut, while actors play and the learner learns, and is started again. Pods have tolerations of
-five seconds. A Pod of a StatefulSet stays bound to a node that may come back: the learner is let go by the
-taint `node.kubernetes.io/out-of-service`, as a person would; a server, whose volume is a folder of the node, waits for it.
-At the end every actor's own counts are compared with the servers'; for actors that were lost, both what they were told is
-counted, and what they can have done at most.
+A release on two nodes, with a server, a proxy and actors on each; learner and dashboard are on one of them. Each node in
+turn is ended as by a power cut, while actors play and the learner learns, and is started again. Pods have tolerations of
+five seconds. A Pod of a StatefulSet stays bound to a node that may come back: the learner is let go by the taint
+`node.kubernetes.io/out-of-service`, as a person would; a server, whose volume is a folder of the node, waits for it. At
+the end every actor's own counts are compared with the servers'; of actors that were lost, what they were told is counted
+must be, and no more than they had announced.
 """
 
 import sys
