@@ -148,6 +148,11 @@ class _Remote:
         """Whether an answer is awaited."""
         return bool(self.open)
 
+    def is_silent(self, topic: str) -> bool:
+        """Whether a model is on its way there, and not a word about it has come. From any thread."""
+        sending = self.sending.get(topic)
+        return sending is not None and not sending.is_heard
+
     def said(self, table: NDArray[np.void], now: float) -> None:
         """What it has; draws that it had not seen when it said so are taken off."""
         self.table, self.heard_at, self.clients = table.copy(), now, _clients(table)
@@ -479,14 +484,14 @@ class Reader(Node):
         """Publish a model at every server, under one version; returns it when all that answer have it.
 
         A server that is away gets the newest model of each topic when it is back, and one that began anew gets it
-        again: the reader keeps it for that.
+        again: the reader keeps it for that. One that says nothing for three seconds is away, where another one answers.
 
         Raises:
             MemoireTimeout: a server that was there did not take it in time, or none is there; it goes on being sent.
             Refused: a server has that version already: somebody else publishes this topic.
         """
         self._check_open()
-        patience = self._seconds(timeout)
+        patience, began = self._seconds(timeout), time.monotonic()
         made = make(check_topic(topic), content, 0)
         asked: list[tuple[Model, list[_Remote]]] = []
 
@@ -506,10 +511,21 @@ class Reader(Node):
             listed = [one for one in there if one.name in one.link.names]
             return [one for one in listed if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
+        def is_there() -> bool:
+            """Whether all that answer have it: a host that is gone takes all of its words with it, and says no goodbye."""
+            if not asked:
+                return False
+            missing = lacking()
+            if len(missing) < len(asked[0][1]) and time.monotonic() >= began + LEFT_OUT_AFTER:
+                missing = [one for one in missing if not one.is_silent(topic)]
+            return not missing
+
         self._worker.post(start)
-        if not self._wait(lambda: bool(asked) and not lacking(), patience):
-            self._worker.post(lambda: self._leave_silent([] if not asked else lacking(), topic))
-            raise self._not_published(topic, [] if not asked else lacking(), patience)
+        is_taken = self._wait(is_there, patience)
+        if missing := lacking() if asked else []:
+            self._worker.post(lambda: self._leave_silent(missing, topic))
+        if not is_taken:
+            raise self._not_published(topic, missing, patience)
         model, there = asked[0]
         for remote in there:
             if topic in remote.wrong:
@@ -527,7 +543,7 @@ class Reader(Node):
     def _leave_silent(self, lacking: list[_Remote], topic: str) -> None:
         """The next model does not wait for those that said nothing at all about this one."""
         for remote in lacking:
-            if topic in remote.sending and not remote.sending[topic].is_heard:
+            if remote.is_silent(topic):
                 self._leave_out(remote)
 
     def _offer(self, remote: _Remote, topic: str) -> None:

@@ -269,6 +269,20 @@ def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
         reader.publish("policy", b"x", 20.0)
 
 
+def test_a_server_that_falls_silent_holds_no_model_up_and_gets_it_later(cluster):
+    servers = [cluster.server(name=name) for name in NAMES[:2]]
+    way = cluster.way(servers[1], drop=0.0, double=0.0)  # as a node that is cut off: nothing comes, no connection ends
+    reader = cluster.reader([servers[0], way])
+    until(lambda: set(reader.stats().servers) == set(NAMES[:2]))
+    way.drop = 1.0
+    assert reader.publish("policy", b"new", 300.0) == 1
+    until(lambda: reader.stats().away == (NAMES[1],))
+    assert reader.publish("policy", b"newer", 300.0) == 2
+    assert [server.stats().models for server in servers] == [{"policy": 2}, {}]
+    way.drop = 0.0
+    until(lambda: servers[1].stats().models == {"policy": 2})
+
+
 def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
     client = cluster.client(servers[0])

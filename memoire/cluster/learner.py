@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memoire.errors import Closed, MemoireError
+from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.reader import Reader
 
 from .actor import POLICY
@@ -105,7 +105,9 @@ def learn(
                 batch.update_priorities(errors)
                 meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
                 if meter.batches % PUBLISH_EVERY == 0:
-                    version = reader.publish(POLICY, learner.network.to_bytes())
+                    # A cluster that is away for a moment gets the newest network when it is back.
+                    with contextlib.suppress(MemoireTimeout):
+                        version = reader.publish(POLICY, learner.network.to_bytes())
                 if now >= report_at:
                     reading = meter.reading()
                     reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})

@@ -18,13 +18,13 @@ def play(made: nodekit.Trial) -> None:
     made.note("proxies with 2 actors", len(made.ready("proxy")))
     began = time.time()
     made.change(actors={"replicas": MANY})
-    made.measure(f"{MANY} actors: a second proxy is ready", began, lambda: len(made.ready("proxy")) >= 2, 240.0)
+    made.measure(f"{MANY} actors: a second proxy is ready", began, lambda: len(made.ready("proxy")) >= 2, 400.0)
     made.goes_on(180.0)
     until(lambda: len(made.ready("proxy")) >= 2, 60.0, "two proxies at least")
     made.note(f"proxies with {MANY} actors", len(made.ready("proxy")))
     began = time.time()
     made.change(actors={"replicas": 2})
-    made.measure("2 actors: one proxy again", began, lambda: made.has("proxy", 1), 300.0)
+    made.measure("2 actors: one proxy again", began, lambda: made.has("proxy", 1), 400.0)
     made.goes_on(180.0)
 
 
