@@ -512,7 +512,7 @@ class Reader(Node):
             return [one for one in listed if one.taken.get(topic, 0) < model.version and topic not in one.wrong]
 
         def is_there() -> bool:
-            """Whether all that answer have it: a host that is gone takes all of its words with it, and says no goodbye."""
+            """Whether all that answer have it: a host that is gone says no goodbye."""
             if not asked:
                 return False
             missing = lacking()
