@@ -549,7 +549,8 @@ def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_pa
         "memoire-keys-actor" in said and "helm -n rl test memoire" in said and "https://rl.example.com/memoire" in said
     )
     assert "to hold 4Gi" in said and "To know" not in said
-    assert "may push, draw and read" in of(render(sets=INSECURE, chart=shown), "Notes")["text"]
+    plain = of(render(sets=(*INSECURE, "image.tag=latest"), chart=shown), "Notes")["text"]
+    assert "may push, draw and read" in plain and "image.tag is latest" in plain
 
 
 # ----------------------------------------------------------------------------------------- networks, Prometheus, Grafana
@@ -636,3 +637,16 @@ def test_boards_are_those_of_the_sources():
     assert boards.keys() == sources.keys() and boards
     for name, board in boards.items():
         assert json.loads(board) == json.loads(sources[name].read_text(encoding="utf-8"))
+
+
+def test_pieces_of_templates_stand_where_they_are_indented_to():
+    """A line that is nothing but a piece: read at its place, the template is the YAML that comes out."""
+    pieces = [
+        (path.name, line)
+        for path in (CHART / "templates").rglob("*.*")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.fullmatch(r" *\{\{-? .*\bnindent \d+ *-?\}\}", line)
+    ]
+    assert len(pieces) > 50
+    for name, line in pieces:
+        assert len(line) - len(line.lstrip()) == int(re.search(r"nindent (\d+) *-?\}\}", line)[1]), f"{name}: {line}"

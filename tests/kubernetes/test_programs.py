@@ -34,7 +34,11 @@ def test_a_learner_and_actors_of_yours_run_and_a_learner_that_is_killed_goes_on(
         for pod in release.pods("actor"):
             status = release.status(pod)
             assert (status["role"], status["ready"]) == ("actor", True), status["reasons"]
-            assert "memoire_client_steps_total" in release.page(pod, "/metrics", port=8081)
+            until(
+                lambda pod=pod: "memoire_client_steps_total" in release.page(pod, "/metrics", port=8081),
+                60.0,
+                "metrics",
+            )
         release.helm("test", release.name, "--timeout", "100s")
 
         before, uid = steps_and_samples()[0], release.kubectl("get", "pod", learner, "-o", "jsonpath={.metadata.uid}")
