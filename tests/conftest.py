@@ -21,7 +21,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     access accounts ahead arguments backpressure benchmarks calls cliffwalk contract_cluster contract_docs dashboard
     dashboard_pages dashboard_parts deadlines demonstrations descriptors desk docs durable errors exposure
     faults fuzz guarantees_docs imports journal learners ledger links logbook metrics migrate misuse models
-    models_cluster monitoring moves names node notices oversized packages parameters partition profile
+    models_cluster monitoring moves names node notices oversized packages parameters partition plan profile
     prometheus proxy rate_cluster release roundtrip schema search security security_docs settings setup soak
     sockets store store_damage store_disk store_kills store_model store_server subscriptions tablefile tables
     terminal thin_client tokens transport wire

@@ -120,9 +120,10 @@ def test_the_learners_benchmark_runs_without_peers_and_writes_its_page(tmp_path)
     assert (tmp_path / "learner.svg").stat().st_size < 60_000
 
 
+@pytest.mark.timeout(240)
 def test_the_benchmark_of_frames_runs_and_answers_its_aim(modules, tmp_path):
     command = [sys.executable, FOLDER / "frames.py", "--quick", "--only", "pong", "--write", tmp_path]
-    subprocess.run(command, check=True, timeout=55, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=220, stdout=subprocess.DEVNULL)
     page = (tmp_path / "frames.md").read_text(encoding="utf-8")
     assert "| pong |" in page and "![shares](frames.svg)" in page
     (share, *_) = json.loads((tmp_path / "frames.json").read_text())["aims"]["atari-bytes"]

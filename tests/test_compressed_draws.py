@@ -129,7 +129,7 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
     schema = Schema({"picture": SCHEMA["picture"], "reward": SCHEMA["reward"]})
     parameters = Parameters(compression=compression, cache_size=16)
     with memoire.Server("tcp://127.0.0.1:0", schema, parameters=parameters, storage=storage, seed=0) as server:
-        with memoire.connect(server.endpoint, seed=1) as client:
+        with memoire.connect(server.endpoint, seed=1, timeout=20.0) as client:
             columns = {"picture": episode()[0], "reward": np.ones(STEPS, np.float32)}
             if storage == "episodes":
                 assert client.push_episode(columns, timeout=20.0)

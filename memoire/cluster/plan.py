@@ -72,7 +72,7 @@ class Costs:
 
 COSTS = Costs(
     server_cache=120e-6,
-    server_byte=0.47e-9,
+    server_byte=0.6e-9,
     proxy_cache=150e-6,
     proxy_byte=0.35e-9,
     draw=800e-6,
