@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from history.ports import block
 from memoire import cli
 from netkit import until
-from test_examples import free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -57,7 +57,7 @@ def status(port):
 
 @pytest.mark.parametrize("embeds", [True, False], ids=["the learner is the server", "the learner reads"])
 def test_an_actor_and_a_learner_to_begin_with_learn_and_end_when_they_are_asked_to(embeds, tmp_path, capsys):
-    first, actor_page, learner_page = int(free_ports(3)), free_ports(1), free_ports(1)
+    first, actor_page, learner_page = block(3), block(1), block(1)
     endpoint = f"tcp://127.0.0.1:{first}"
     assert cli.main(["schema", "CartPole-v1"]) == 0
     schema = capsys.readouterr().out

@@ -192,7 +192,8 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
         # long was given beyond the band is forgiven.
         forgiven = sum(rate.forgiven for rate in rates)
         assert -128 - 3 * 32 <= inserted - handed <= 128 + 3 * 32 + forgiven and handed >= drawn
-        assert rates[2].inserted == 0 and rates[2].surplus == pytest.approx(rates[0].surplus, abs=128)
+        # The one without actors has been told of the others' entries.
+        assert rates[2].inserted == rates[2].drawn == 0 and rates[2].entries > 128
     finally:
         stop.set()
         reader.configure(samples_per_insert_tolerance=None, timeout=20.0)

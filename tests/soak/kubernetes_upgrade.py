@@ -85,7 +85,7 @@ def reuse_alone(release: Trial) -> None:
     try:
         reuse(release, "--reuse-values")
     except AssertionError as error:
-        if "missing propert" not in str(error):
+        if "missing prop" not in str(error):
             raise
         release.note("--reuse-values was refused: the former defaults lack what is new")
         reuse(release, "--reset-then-reuse-values")
