@@ -408,15 +408,23 @@ def main() -> None:
         tables = "\n\n".join(
             f"## {each.title}\n\n{HEAD}\n" + "\n".join(map(str, each.points)) for each in found.values()
         )
-        page = PAGE.format(question=QUESTION, machine=machine(), tables=tables, memory=memory, costs=costs)
+        page = PAGE.format(
+            question=QUESTION,
+            machine=machine(),
+            length=SHORT if given.quick else "",
+            tables=tables,
+            memory=memory,
+            costs=costs,
+        )
         Path(given.write, "scaling.md").write_text(page, encoding="utf-8")
         draw(found, Path(given.write, "scaling.svg"))
 
 
+SHORT = "\n\nA short run (`--quick`): the ends of each sweep alone, a sixteenth of the work."
 PAGE = """# benchmarks/scaling.py
 
 {question}
-{machine}
+{machine}{length}
 
 [../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
 the time it took: what is left of the machine's cores was the actors' or the readers'.
