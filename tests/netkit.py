@@ -94,6 +94,7 @@ class KeepingContext(zmq.Context):
     def __init__(self):
         super().__init__()
         self.__dict__["kept"] = []
+        self.__dict__["others"] = set(threading.enumerate())  # whatever they are, they use no sockets of this one
 
     def socket(self, *arguments, **options):
         made = super().socket(*arguments, **options)
@@ -104,7 +105,7 @@ class KeepingContext(zmq.Context):
         # A thread of ours that is late (the machine is busy) still uses its sockets: closing them under it ends the
         # process with an assertion of ZeroMQ's.
         deadline = time.monotonic() + DEADLINE
-        for thread in threading.enumerate():
+        for thread in set(threading.enumerate()) - self.__dict__["others"]:
             if thread.name.startswith(WORKERS):
                 thread.join(max(0.0, deadline - time.monotonic()))
         for made in self.__dict__["kept"]:
