@@ -280,17 +280,16 @@ class Release:
         words, followed, over = {}, {}, threading.Event()
 
         def follow(process):
-            for line in process.stdout:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    said = json.loads(line)
-                    words[said["client"]] = said
+            with process:  # closed and waited for by whoever reads it, also where another one takes its place
+                for line in process.stdout:
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        said = json.loads(line)
+                        words[said["client"]] = said
 
         def look():
             label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=actor"
             for pod in self.kubectl("get", "pods", "-l", label, "-o", "name", check=False).split():
-                if (
-                    pod not in followed or followed[pod][0].poll() is not None
-                ):  # it was not there yet, or the connection broke
+                if pod not in followed or not followed[pod][1].is_alive():  # not there yet, or the connection broke
                     command = ["kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", "actor", "--tail=3"]
                     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                     followed[pod] = (process, threading.Thread(target=follow, args=(process,), daemon=True))
@@ -298,7 +297,8 @@ class Release:
 
         def watch():
             while not over.wait(1.0):
-                look()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a cluster that loses a node may be late
+                    look()
 
         watcher = threading.Thread(target=watch, daemon=True)
         try:
@@ -311,6 +311,6 @@ class Release:
                 thread.join(60.0)
         finally:
             over.set()
-            for process, _ in list(followed.values()):
+            for process, thread in list(followed.values()):
                 process.kill()
-                process.communicate(timeout=10.0)
+                thread.join(10.0)
