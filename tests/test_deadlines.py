@@ -393,9 +393,12 @@ def test_a_writer_that_may_wait_waits_for_block_timeout(alone):
     began = time.monotonic()
     while client.stats().skipped_caches == skipped:
         writer.step(obs, np.zeros(1, np.int32), np.ones(1, np.float32), none, none, obs.copy(), {})
-    assert TIMEOUT <= time.monotonic() - began < TIMEOUT + LATE
+    took = time.monotonic() - began
+    assert TIMEOUT <= took < TIMEOUT + LATE
     stats = client.stats()
-    assert stats.when_full == "block" and stats.not_pushed == {"window full": 1} and stats.waited >= TIMEOUT
+    assert stats.when_full == "block" and stats.not_pushed == {"window full": 1}
+    # it waits for what is left of its time, which the building of the cache has begun to use up
+    assert TIMEOUT / 2 < stats.waited <= took
 
 
 @pytest.mark.parametrize("state", ["window full", "server gone", "silent server"])
