@@ -34,7 +34,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | No
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.set(zmq.SNDHWM, plain.HIGH_WATER)
+        push.set(zmq.SNDHWM, sockets.data_mark(payloads[0].nbytes))
         if folder is not None:
             keys = Keys(folder, "actor")
             known = {key.role: key.public for key in keys.servers}

@@ -13,11 +13,9 @@ from measure import Report, Result, arguments, distinct, in_turns, results
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
-from memoire import _core, cache, wire
+from memoire import _core, cache, sockets, wire
 from memoire.memory import Memory
 
-HIGH_WATER = 2
-"""Messages in flight on each side, as on the sockets that carry caches."""
 HELD_BYTES = 256 << 20
 """Bytes of caches that a server holds before it overwrites the oldest."""
 UNDRAWN_BYTES = 2 << 30
@@ -25,8 +23,8 @@ UNDRAWN_BYTES = 2 << 30
 DISTINCT_BYTES = 256 << 20
 """Bytes that a sender cycles through: more than the processor's caches hold."""
 FACTS = """W1 and W2 are those of benchmarks/workloads.py, in caches of 256 samples. The baseline moves messages of as
-many bytes, cycles through as many distinct ones, and looks at none; its high-water marks are those of the sockets that
-carry caches. *Ingest* is the way into a server that checks and holds everything and that nobody draws from. *End to
+many bytes, cycles through as many distinct ones, and looks at none; its high-water marks are those of memoire's sockets
+for such caches. *Ingest* is the way into a server that checks and holds everything and that nobody draws from. *End to
 end* is everything: actors draw caches from their memories, build and push them, and a learner draws a batch for each.
 For W2 the bytes of the samples in these batches count, and the baseline moves messages of just these bytes: overlapping
 stacks cross the wire once."""
@@ -61,7 +59,7 @@ class Child:
 def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
     """PUSH distinct messages of `size` bytes, without copying them."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.set(zmq.SNDHWM, HIGH_WATER)
+        push.set(zmq.SNDHWM, sockets.data_mark(size))
         push.connect(endpoint)
         random = np.random.default_rng(0)
         messages = [distinct(random, (size,), "uint8") for _ in range(max(2, DISTINCT_BYTES // size))]
@@ -88,7 +86,7 @@ class Raw:
     def __init__(self, size: int, senders: int = 1) -> None:
         self.context = zmq.Context()
         self.pull = self.context.socket(zmq.PULL)
-        self.pull.set(zmq.RCVHWM, HIGH_WATER)
+        self.pull.set(zmq.RCVHWM, sockets.data_mark(size))
         endpoint = f"tcp://127.0.0.1:{self.pull.bind_to_random_port('tcp://127.0.0.1')}"
         self.children = [Child(raw_sender, endpoint, size) for _ in range(senders)]
 
@@ -153,7 +151,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.set(zmq.SNDHWM, HIGH_WATER)
+        push.set(zmq.SNDHWM, sockets.data_mark(first.nbytes))
         push.connect(endpoint)
         pipe.send(first.nbytes)
         while (count := pipe.recv()) is not None:
@@ -181,7 +179,7 @@ class Ingest:
 
     def wait_for(self, caches: int) -> float:
         while self.server.total_caches < caches:
-            time.sleep(0.002)
+            time.sleep(0.005)
         return time.perf_counter()
 
     def take(self, count: int) -> float:

@@ -57,7 +57,8 @@ cdef extern from *:
                 memcpy(to, from, size);
                 return;
             }
-            for (done = 0; done + 16 <= size; done += 16) memcpy(to + done, from + done, 16);
+            for (done = 0; done + 64 <= size; done += 64) memcpy(to + done, from + done, 64);
+            for (; done + 16 <= size; done += 16) memcpy(to + done, from + done, 16);
             if (done < size) memcpy(to + size - 16, from + size - 16, 16);
         } else if (size >= 8) {
             memcpy(to, from, 8);
@@ -3487,6 +3488,7 @@ cdef extern from *:
 
 cdef enum:
     STREAMED_FROM = 1 << 20  # bytes
+    HEADER_SIZE = 96  # of frame 0 of a message, before its tail
 
 cdef struct Lanes:
     uint64_t a, b, c, d
@@ -3552,6 +3554,20 @@ def checksum(data, uint64_t seed=0):
         with nogil:
             total = _checksum(<const uint8_t*>view.buf, view.len, seed, NULL)
         return total
+    finally:
+        PyBuffer_Release(&view)
+
+
+def header_checksum(frame):
+    """What frame 0 of a message has to say in bytes 88 to 95: XXH64 of what follows them, seeded with that of what stands before."""
+    cdef Py_buffer view
+    cdef const uint8_t* source
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < HEADER_SIZE:
+            raise ValueError(f"a header has {HEADER_SIZE} bytes, got {view.len}")
+        source = <const uint8_t*>view.buf
+        return _checksum(source + HEADER_SIZE, view.len - HEADER_SIZE, _checksum(source, HEADER_SIZE - 8, 0, NULL), NULL)
     finally:
         PyBuffer_Release(&view)
 
@@ -3648,8 +3664,8 @@ def is_plain_msgpack(data):
 #
 #     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...
 
-from libc.float cimport DBL_MIN
-from libc.math cimport INFINITY, floor, isfinite, pow
+from libc.float cimport DBL_MIN, FLT_MAX
+from libc.math cimport INFINITY, floor, isfinite, pow, powf
 from libc.stdlib cimport calloc, free, malloc, realloc
 
 from memoire.errors import ProtocolError as _ProtocolError
@@ -5086,19 +5102,19 @@ cdef void _gather(Layout layout, const Pick* pick, Py_ssize_t size, char** targe
 cdef double _weigh(double* value, Py_ssize_t size, double exponent, double rarest, float* importance) noexcept nogil:
     """value ** -exponent over a divisor, which is returned: the largest of them, or rarest ** -exponent where that is larger still.
 
-    `value`, N P(i) of each sample, is overwritten: before the division, results may be too large for float32. A chance that has
+    `value`, N P(i) of each sample, is overwritten: results are of its share of the least, since float32 may not hold others. A chance that has
     underflowed to 0 counts as the smallest normal number. `rarest`: smallest N P(i) there could be; inf is none.
     """
-    cdef double largest = 0.0
+    cdef double least = rarest if isfinite(rarest) else INFINITY
     cdef Py_ssize_t i
-    if isfinite(rarest):
-        largest = pow(max(rarest, DBL_MIN), -exponent)
     for i in range(size):
-        value[i] = pow(max(value[i], DBL_MIN), -exponent)
-        largest = max(largest, value[i])
+        least = min(least, value[i])
+    least = max(least, DBL_MIN)
     for i in range(size):
-        importance[i] = <float>(value[i] / largest)
-    return largest
+        value[i] = max(value[i], DBL_MIN) / least
+        # At least 1, whose power float32 holds; float32 itself does not hold all of them.
+        importance[i] = powf(<float>value[i], -<float>exponent) if value[i] <= FLT_MAX else <float>pow(value[i], -exponent)
+    return pow(least, -exponent)
 
 
 def importance(weight, double total, double population, double smallest, double exponent, bint by_largest):

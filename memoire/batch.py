@@ -279,10 +279,13 @@ def _side(
 ) -> dict[str, NDArray[Any]]:
     """One side of the windows under its names: without the one-step reward, and without a stack axis of 1."""
     arrays: dict[str, NDArray[Any]] = {}
-    for name in schema.names:
-        for array, key in ((columns.get(name), name), (lengths.get(name), f"{name}_length")):
-            if array is not None and name != schema.reward:
-                arrays[prefix + key] = gathered.unstacked(array) if name in schema.states else array
+    states, reward = schema.states, schema.reward
+    for name in schema.names if lengths else columns:  # ragged ones were added last
+        if name in columns and name != reward:
+            is_stacked = name in states
+            arrays[prefix + name] = gathered.unstacked(columns[name]) if is_stacked else columns[name]
+            if name in lengths:
+                arrays[f"{prefix}{name}_length"] = gathered.unstacked(lengths[name]) if is_stacked else lengths[name]
     return arrays
 
 

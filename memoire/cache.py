@@ -483,6 +483,18 @@ def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *
     return _layout(schema, parameters.frame_stack, prev, next, kind, False)
 
 
+def usual_bytes(schema: Schema, parameters: Parameters) -> int:
+    """About how large caches are, where no two samples share a frame; 0 where values have lengths of their own."""
+    if schema.ragged:
+        return 0
+    states = sum(schema[name].nbytes for name in schema.states)
+    if length := parameters.sequence_length:
+        sample = length * schema.entry_bytes + parameters.frame_stack * states
+    else:
+        sample = schema.entry_bytes + (2 * parameters.frame_stack - 1) * states
+    return parameters.cache_size * max(1, sample)
+
+
 @dataclass(frozen=True)
 class Head:
     """What a container says of itself in its first 64 bytes, beside sizes."""

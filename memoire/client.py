@@ -1244,7 +1244,8 @@ class Client(Node):
         self._schema = schema
         if former is None or told.endpoints != former.endpoints or self._channel.renewals != self._renewals:
             self._renewals = self._channel.renewals
-            self._open_data(told.endpoints)
+            is_cached = told.storage == "caches"
+            self._open_data(told.endpoints, cache.usual_bytes(schema, parameters) if is_cached else 0)
         self._apply_parameters(parameters, told.parameters_version)
         with self._changed:
             self._is_between = False
@@ -1316,7 +1317,7 @@ class Client(Node):
             self._already, self._entered = self._former.pop(run, _Counts()), line
         self._boundary = None
 
-    def _open_data(self, endpoints: wire.Endpoints) -> None:
+    def _open_data(self, endpoints: wire.Endpoints, usual: int) -> None:
         push = self._given[0] or sockets.seen_from(self._channel.address, endpoints.push)
         subscribe = self._given[1] or sockets.seen_from(self._channel.address, endpoints.publish)
         doors = self._worker.doors
@@ -1326,7 +1327,7 @@ class Client(Node):
             doors.drop(self._sub)
         self._push, self._sub, self._is_push_blocked = None, None, False
         if push:
-            made = sockets.data_sender(self._context)
+            made = sockets.data_sender(self._context, usual)
             links.dial(doors, made, push, keys=self._keys)
             self._push = doors.add(made, reading=False)
         if subscribe:

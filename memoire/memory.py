@@ -454,11 +454,11 @@ class Memory(_core.EntryStore):
         Raises:
             EmptyMemory: no entry has a weight above 0. UsedUp, one of these: all together may not be drawn so often.
         """
+        _check_whole("count", count, 1, MOST_ROWS)
         return self._drawn(count, fractions, None)
 
     def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
         """`draw`, with what the chances were proportional to in `weights`."""
-        _check_whole("count", count, 1, MOST_ROWS)
         if fractions is not None:
             fractions = np.ascontiguousarray(fractions, np.float64)
             if fractions.shape != (count,) or not ((fractions >= 0.0) & (fractions < 1.0)).all():
@@ -704,6 +704,7 @@ class Memory(_core.EntryStore):
 
     def draw_windows(self, count: int) -> Windows:
         """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
+        _check_whole("count", count, 1, MOST_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             numbers = self._drawn(count, None, weights)

@@ -35,9 +35,12 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 DATA_MESSAGES = 2
-"""High-water mark of sockets that carry caches: bytes bound memory, and ZeroMQ counts messages for each connection
-and hop.
+"""High-water mark of sockets that carry caches, and least one: bytes bound memory, and ZeroMQ counts messages for each
+connection and hop.
 """
+DATA_BYTES = 2 << 20
+MOST_DATA_MESSAGES = 64
+"""What may queue where caches are small: each that finds nobody at work on the one before costs both ends a wake-up."""
 REQUEST_MESSAGES = 256
 """High-water mark of request sockets; a proxy is one connection for all of its clients."""
 NOTICE_MESSAGES = 256
@@ -115,16 +118,28 @@ def request_client(context: Context, message_bytes: int) -> Socket:
     return _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
 
 
-def data_receiver(context: Context, message_bytes: int) -> Socket:
-    """PULL that takes caches and episodes; `receive(wait=True)` gives up after `LULL` seconds."""
-    made = _make(context, zmq.PULL, message_bytes, receive=DATA_MESSAGES)
+def data_mark(usual: int) -> int:
+    """How many caches of about so many bytes may queue on each side of a connection; 0 bytes: it is not known."""
+    messages = min(MOST_DATA_MESSAGES, DATA_BYTES // usual) if usual else 0
+    return max(DATA_MESSAGES, messages)
+
+
+def data_receiver(context: Context, message_bytes: int, usual: int = 0) -> Socket:
+    """PULL that takes caches and episodes, of `usual` bytes; `receive(wait=True)` gives up after `LULL` seconds.
+
+    The mark stays as it is: where it is raised while a connection is full, ZeroMQ 4.3.5 may never tell the sender that
+    there is room again.
+    """
+    made = _make(context, zmq.PULL, message_bytes, receive=data_mark(usual))
     made.setsockopt(zmq.RCVTIMEO, int(LULL * 1000))
     return made
 
 
-def data_sender(context: Context) -> Socket:
-    """PUSH that sends caches and episodes to a peer that is there; one that has no room for a while stays connected."""
-    made = _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=DATA_MESSAGES, immediate=True)
+def data_sender(context: Context, usual: int = 0) -> Socket:
+    """PUSH that sends caches and episodes, of `usual` bytes, to a peer that is there; one that has no room for a while
+    stays connected.
+    """
+    made = _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=data_mark(usual), immediate=True)
     made.setsockopt(zmq.TCP_MAXRT, STALLED)
     return made
 

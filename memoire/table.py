@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import checks
+from . import cache, checks
 from .checks import mapping, whole
 from .errors import ParameterError, ProtocolError, WrongType
 from .parameters import Parameters
@@ -206,6 +206,14 @@ class Tables:
             return self._numbers[number]
         except KeyError:
             raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
+
+    def usual_bytes(self) -> int:
+        """Size of the largest caches that usually come, as `cache.usual_bytes` knows it; 0 where it cannot be known."""
+        sizes = [
+            cache.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
+            for table in self._numbers.values()
+        ]
+        return max(sizes) if all(sizes) else 0
 
     def name_of(self, number: int) -> str:
         """Name of the table of this number; "" where there is none."""

@@ -676,7 +676,8 @@ class Message(msgspec.Struct, frozen=True):
         return self.header.type
 
 
-_HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")  # and 8 bytes of checksum
+_HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
+_SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
 _CHECKSUM: Final = struct.Struct("<Q")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
@@ -821,7 +822,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if frame.nbytes < HEADER_BYTES:
         raise ProtocolError("short", f"frame 0 has {frame.nbytes} bytes, a header has {HEADER_BYTES}")
     (magic, version, number, flags, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum,
-     tail_bytes, reserved) = _HEADER.unpack_from(frame)  # fmt: skip
+     tail_bytes, reserved, checksum) = _SUMMED_HEADER.unpack_from(frame)  # fmt: skip
     if magic != MAGIC:
         raise ProtocolError("magic", f"expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:
@@ -833,8 +834,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if frame.nbytes != HEADER_BYTES + tail_bytes:
         code = "short" if frame.nbytes < HEADER_BYTES + tail_bytes else "long"
         raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
-    tail = frame[HEADER_BYTES:]
-    if _core.checksum(tail, _core.checksum(frame[:88])) != _CHECKSUM.unpack_from(frame, 88)[0]:
+    if _core.header_checksum(frame) != checksum:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
     if (named := _TYPES.get(number)) is None:
         raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
@@ -842,20 +842,22 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
         raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
     header = Header(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
     _check_payload(header, frames, limits)
-    return header, tail
+    return header, frame[HEADER_BYTES:]
 
 
 def _check_payload(header: Header, frames: Sequence[Buffer], limits: Limits) -> None:
     wants, size = _PAYLOADS[header.type], header.payload_bytes
     if (wants is Payload.NEVER and size) or (wants is Payload.ALWAYS and not size) or bool(size) != (len(frames) == 2):
         raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
+    if not size:
+        if header.payload_checksum:
+            raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
+        return
     allowed = limits.message_bytes if header.type in _LARGE else limits.request_bytes
     if size > allowed:
         raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
-    if not size and header.payload_checksum:
-        raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
-    if size and memoryview(frames[1]).nbytes != size:
-        raise ProtocolError("size", f"frame 1 has {memoryview(frames[1]).nbytes} bytes, the header says {size}")
+    if (given := memoryview(frames[1]).nbytes) != size:
+        raise ProtocolError("size", f"frame 1 has {given} bytes, the header says {size}")
 
 
 def _decode(number: Type, tail: memoryview) -> Body:

@@ -20,7 +20,7 @@ from memoire.limits import Limits
 from memoire.memory import Memory
 from memoire.parameters import Parameters
 from memoire.pool import Pool
-from memoire.schema import Schema
+from memoire.schema import Column, Schema
 
 SCHEMA = Schema(
     {
@@ -114,6 +114,27 @@ def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, com
     same(gathered, memory.gather(gathered.ids["number"]))
     assert gathered.ids["client"].tobytes() == b"client-number-01" * 100
     assert np.isfinite(gathered.age).all()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [Parameters(), Parameters(frame_stack=2, multi_step=3), SEQUENCES, SEQUENCES.replace(frame_stack=1)],
+)
+def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(parameters: Parameters) -> None:
+    """By columns that are large beside what a sample has besides: its index, weight, age and so on."""
+    schema = Schema({"state": Column(np.float32, (500,), "state"), "action": Column(np.float32, (100,))})
+    memory = Memory(schema, 20_000, parameters, seed=0)
+    for _ in range(20):
+        memory.open(0)
+        memory.extend(0, (np.ones((1000, 500), np.float32), np.ones((1000, 100), np.float32)))
+        memory.close(0)
+    usual = cache.usual_bytes(schema, parameters.replace(cache_size=50))
+    assert 0.8 * usual < cache.build(memory, 50, now=0.0).nbytes < 1.2 * usual
+
+
+def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_own() -> None:
+    schema = Schema({"state": Column(np.float32, (None, 4), "state")})
+    assert cache.usual_bytes(schema, Parameters()) == 0
 
 
 def test_a_frame_crosses_the_wire_once() -> None:

@@ -8,6 +8,7 @@ import zmq
 
 from memoire import sockets
 from memoire.limits import Limits
+from memoire.parameters import Parameters
 from netkit import Cluster, KeepingContext, record, until
 
 ROOT = Path(__file__).parent.parent
@@ -40,11 +41,10 @@ def make(role, context):
 
 
 def check(made, row):
-    for option, value in COMMON.items():
+    special = {option: row[option] for option in ("SNDHWM", "RCVHWM", "IMMEDIATE", "TCP_MAXRT")}
+    for option, value in {**COMMON, **special}.items():
         low, _, high = value.partition("-")
         assert int(low) <= made.getsockopt(getattr(zmq, option)) <= int(high or low), option
-    for option in ("SNDHWM", "RCVHWM", "IMMEDIATE", "TCP_MAXRT"):
-        assert made.getsockopt(getattr(zmq, option)) == int(row[option]), option
     assert made.getsockopt(zmq.MAXMSGSIZE) == expected(row["MAXMSGSIZE"])
 
 
@@ -87,6 +87,34 @@ def test_the_sockets_of_living_nodes_have_it_too():
             check(made, by_type[made.getsockopt(zmq.TYPE)])
             seen.add(made.getsockopt(zmq.TYPE))
         assert seen == set(by_type)
+    finally:
+        cluster.close()
+
+
+def marks(context, option, kind):
+    """Of the sockets of this kind that are open, one after the other."""
+    living = [made for made in context.__dict__["kept"] if not made.closed]
+    return [made.getsockopt(option) for made in living if made.getsockopt(zmq.TYPE) == kind]
+
+
+@pytest.mark.parametrize(("cache_size", "messages"), [(64, 64), (100_000, 2)])
+def test_the_mark_of_sockets_for_caches_follows_from_their_size(cache_size, messages):
+    cluster = Cluster()
+    try:
+        server = cluster.server(parameters=Parameters(cache_size=cache_size))
+        cluster.client(server)
+        assert (
+            marks(cluster.context, zmq.RCVHWM, zmq.PULL) == marks(cluster.context, zmq.SNDHWM, zmq.PUSH) == [messages]
+        )
+    finally:
+        cluster.close()
+
+
+def test_where_a_cache_may_have_any_size_there_is_room_for_two():
+    cluster = Cluster()
+    try:
+        cluster.client(cluster.server(storage="episodes", byte_limit=1 << 24))
+        assert marks(cluster.context, zmq.RCVHWM, zmq.PULL) == marks(cluster.context, zmq.SNDHWM, zmq.PUSH) == [2]
     finally:
         cluster.close()
 

@@ -45,6 +45,15 @@ def test_every_socket_is_bounded_and_notices_a_peer_that_vanished(context):
             assert max(made.getsockopt(zmq.SNDHWM), made.getsockopt(zmq.RCVHWM)) <= 2
 
 
+@pytest.mark.parametrize(
+    ("size", "messages"), [(0, 2), (1, 64), (20_000, 64), (140_000, 14), (1 << 20, 2), (1 << 21, 2), (1 << 28, 2)]
+)
+def test_as_many_small_caches_may_queue_as_fit_into_what_a_few_large_ones_take(context, size, messages):
+    made = sockets.data_receiver(context, 1 << 28, size), sockets.data_sender(context, size)
+    assert made[0].getsockopt(zmq.RCVHWM) == made[1].getsockopt(zmq.SNDHWM) == messages
+    assert messages == sockets.DATA_MESSAGES or messages * size <= sockets.DATA_BYTES
+
+
 def test_reconnects_are_spread_in_time(context):
     pauses = {sockets.data_sender(context).getsockopt(zmq.RECONNECT_IVL) for _ in range(30)}
     assert len(pauses) > 5
