@@ -117,12 +117,14 @@ bench: setup-dev
 	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
 	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
 	$(BIN)/python benchmarks/demonstrations.py --write docs/benchmarks
+	$(BIN)/python benchmarks/profiles.py --write docs/benchmarks
 
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
 	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
 	$(BIN)/python benchmarks/startup.py --write docs/benchmarks
+	$(BIN)/python benchmarks/footprint.py --write docs/benchmarks
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
 instructions: setup-dev

@@ -68,6 +68,8 @@ class Report:
     facts: list[str] = field(default_factory=list)
     """Paragraphs below the table: what the workloads are, what follows."""
     results: list[Result] = field(default_factory=list)
+    better: str = "faster"
+    """What a ratio above 1 says that memoire is."""
 
     began: float = field(default_factory=time.monotonic)
 
@@ -87,9 +89,11 @@ class Report:
         if folder and self.results:
             Path(folder).mkdir(parents=True, exist_ok=True)
             rows, facts = "\n".join(map(line, self.results)), "\n\n".join(self.facts)
-            page = PAGE.format(name=name, question=self.question, machine=machine(), rows=rows, facts=facts)
+            page = PAGE.format(
+                name=name, question=self.question, machine=machine(), rows=rows, facts=facts, better=self.better
+            )
             Path(folder, f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
-            draw(self.results, Path(folder, f"{name}.svg"))
+            draw(self.results, Path(folder, f"{name}.svg"), f"memoire is {self.better} by this factor")
             record(folder, name, {each.aim: each.ratio for each in self.results if each.aim}, self.results)
             print(f"written to {folder}/{name}.md")
 
@@ -122,7 +126,7 @@ PAGE = f"""# benchmarks/{{name}}.py
 
 {{machine}}
 
-Medians; the sides took turns in one run, and the ratio was taken in each round: above 1, memoire is faster.
+Medians; the sides took turns in one run, and the ratio was taken in each round: above 1, memoire is {{better}}.
 
 {HEAD}
 {RULE}
@@ -134,8 +138,8 @@ Medians; the sides took turns in one run, and the ratio was taken in each round:
 """
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
-    """A bar for each row: how many times as fast as its baseline."""
+def draw(results: Sequence[Result], path: Path, label: str) -> None:
+    """A bar for each row: the ratio, which `label` says the meaning of."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -151,7 +155,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.set_yticks(range(len(results)), [f"{each.what}: {each.baseline.split(',')[0][:24]}" for each in results[::-1]])
     axes.axvline(1.0, color="black", linewidth=0.8)
     middles = [each.ratio.middle for each in results]
-    axes.set(xscale="log", xlabel="times as fast as the baseline", xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
+    axes.set(xscale="log", xlabel=label, xlim=(min(0.5, *middles), 3.0 * max(1.0, *middles)))
     axes.margins(y=0.01)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

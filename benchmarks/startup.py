@@ -37,16 +37,15 @@ def theirs(name: str, make: str, *given: object) -> float:
 
 
 def compare(report: Report, what: str, takes: dict[str, Callable[[], float]], rounds: int) -> None:
-    """Rows of seconds: the ratio is how many times as long the other takes."""
-    usable = {}
-    for baseline, take in takes.items():
+    """Rows of seconds: the ratio is how many times as long the other takes. One start of each is not counted."""
+    while True:
         try:
-            take()
-            usable[baseline] = take
+            mine, *others = [seconds[1:] for seconds in in_turns(list(takes.values()), rounds + 1)]
+            break
         except PeerUnavailable as error:
             report.facts.append(f"Left out: {error}")
-    mine, *others = in_turns(list(usable.values()), rounds)
-    for baseline, other in zip(list(usable)[1:], others, strict=True):
+            takes = {name: take for name, take in takes.items() if name != NAMES[error.name]}
+    for baseline, other in zip(list(takes)[1:], others, strict=True):
         ratio = Spread.of([b / a for a, b in zip(mine, other, strict=True)])
         report.add(Result(what, "s", Spread.of(mine), Spread.of(other), ratio, baseline))
 

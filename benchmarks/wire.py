@@ -1,6 +1,7 @@
 """Does a server take in caches over TCP as fast as plain ZeroMQ moves as many bytes between two processes?"""
 
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ import memoire
 from memoire import _core, cache, sockets, wire
 from memoire.memory import Memory
 
+TCP = "tcp://127.0.0.1:0"
 HELD_BYTES = 256 << 20
 """Bytes of caches that a server holds before it overwrites the oldest."""
 UNDRAWN_BYTES = 2 << 30
@@ -83,11 +85,12 @@ class Receiver(Protocol):
 class Raw:
     """Plain ZeroMQ: a PULL socket that takes messages and looks at none."""
 
-    def __init__(self, size: int, senders: int = 1) -> None:
+    def __init__(self, size: int, senders: int = 1, endpoint: str = TCP) -> None:
         self.context = zmq.Context()
         self.pull = self.context.socket(zmq.PULL)
         self.pull.set(zmq.RCVHWM, sockets.data_mark(size))
-        endpoint = f"tcp://127.0.0.1:{self.pull.bind_to_random_port('tcp://127.0.0.1')}"
+        self.pull.bind(endpoint)
+        endpoint = self.pull.last_endpoint.decode()
         self.children = [Child(raw_sender, endpoint, size) for _ in range(senders)]
 
     def take(self, count: int) -> float:
@@ -170,9 +173,9 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
 class Ingest:
     """A server that takes caches in, or episodes: parses, checks, sums up, holds them; nobody draws."""
 
-    def __init__(self, workload: Workload, storage: str = "caches") -> None:
+    def __init__(self, workload: Workload, storage: str = "caches", endpoint: str = TCP) -> None:
         self.server = memoire.Server(
-            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage
+            endpoint, workload.schema, parameters=workload.parameters, byte_limit=HELD_BYTES, storage=storage
         )
         self.child = Child(sender, self.server.push_endpoint, workload, storage)
         self.message_bytes = int(self.child.first_answer)
@@ -213,7 +216,7 @@ class EndToEnd:
 
     def __init__(self, workload: Workload, actors: int) -> None:
         self.server = memoire.Server(
-            "tcp://127.0.0.1:0", workload.schema, parameters=workload.parameters, byte_limit=UNDRAWN_BYTES, seed=0
+            TCP, workload.schema, parameters=workload.parameters, byte_limit=UNDRAWN_BYTES, seed=0
         )
         self.children = [Child(actor, self.server.endpoint, workload, rank) for rank in range(actors)]
 
@@ -260,6 +263,19 @@ def processor(ours: Receiver, theirs: Receiver, *, count: int, rounds: int) -> R
     return results(what, rates, [baseline], aims={baseline: "server-cpu-raw"}, unit=" s")[0]
 
 
+def by_file(workload: Workload, size: int, count: int, rounds: int) -> Result:
+    """Ingest through a Unix socket, as from the other containers of a Pod."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ingest(workload, endpoint=f"ipc://{folder}/memoire")
+        theirs = Raw(size, endpoint=f"ipc://{folder}/plain")
+        what = f"ingest of {size} byte caches over ipc, {workload.name}"
+        settings = {"per_message": size, "unit": "B/s", "baseline": "PULL socket over ipc, 1 sender"}
+        found = compare(what, ours, theirs, count=count, rounds=rounds, **settings)
+        ours.close()
+        theirs.close()
+    return found
+
+
 def batch_bytes(workload: Workload) -> int:
     """Bytes of a batch's samples: both stacks of states, and the other columns."""
     stacks = 2 * workload.parameters.frame_stack
@@ -293,6 +309,8 @@ def main() -> None:
         if workload.name == "W1" and chosen.only in "processor":
             report.add(processor(ours, theirs, count=count // (10 if chosen.quick else 1), rounds=rounds))
         ours.close()
+        if chosen.only in f"ipc {workload.name}":
+            report.add(by_file(workload, size, count // (20 if chosen.quick else 2), rounds))
         if chosen.only in f"episodes {workload.name}":
             stored = Ingest(workload, "episodes")
             plain = Raw(stored.message_bytes)

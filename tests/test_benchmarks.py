@@ -149,3 +149,44 @@ def test_a_shrunk_picture_keeps_its_brightness(modules):
     weights = frames.area_weights(210, 84)
     assert weights.shape == (84, 210)
     assert weights.sum(axis=1) == pytest.approx(1.0) and weights.sum(axis=0) == pytest.approx(84 / 210)
+
+
+REPORT = """
+# Overhead;Command   ;Shared Object     ;Symbol
+    40.00%;ZMQbg/IO/0;[kernel.kallsyms]                         ;[k] _copy_to_iter    -      -
+    25.00%;python    ;_core.abi3.so                             ;[.] __pyx_f_7memoire_5_core__checksum    -      -
+    20.00%;python    ;libpython3.11.so.1.0                      ;[.] _PyEval_EvalFrameDefault    -      -
+    10.00%;python    ;_core.cpython-311-x86_64-linux-gnu.so     ;[.] mpack_decode    -      -
+     5.00%;python    ;libc.so.6                                 ;[.] __memmove_avx_unaligned_erms    -      -
+
+"""
+
+
+def test_a_profile_says_which_part_of_a_process_its_time_went_to(modules, monkeypatch):
+    import profiles
+
+    samples = profiles.parsed(REPORT)
+    assert [sample.function for sample in samples][:2] == ["_copy_to_iter", "__pyx_f_7memoire_5_core__checksum"]
+    page = "\n".join(profiles.tables("A server", samples))
+    for row in (
+        "| ZeroMQ's thread: the system: copies between sockets and memory, wake-ups | 40 % |",
+        "| Python's threads: the interpreter, with msgspec and NumPy | 30 % |",  # msgspec's module is called _core, too
+        "| Python's threads: the engine, memoire._core | 25 % |",
+        "| `_copy_to_iter` | ZMQbg/IO/0 | 40 % |",
+    ):
+        assert row in page
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has grown by is read from /proc")
+def test_a_frame_is_held_once_wherever_it_is_held(tmp_path):
+    command = [sys.executable, FOLDER / "footprint.py", "--quick", "--peers", "none", "--write", tmp_path]
+    subprocess.run(command, check=True, timeout=220, stdout=subprocess.DEVNULL)
+    assert "memoire is smaller" in (tmp_path / "footprint.md").read_text(encoding="utf-8")
+    taken = {what: ratio for what, _, ratio in json.loads((tmp_path / "footprint.json").read_text())["rows"]}
+    for where in (
+        "in a process",
+        "at a server, episodes",
+    ):  # a sample is 8 frames, of which each entry has one of its own
+        assert taken[f"a sample {where}, W2"] > 4, where
+    assert taken["a sample at a server, caches, W2"] > 0.9

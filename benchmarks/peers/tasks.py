@@ -73,6 +73,36 @@ def in_rotation(call: Callable[..., object], *columns: Sequence) -> Callable[[],
     return lambda: call(*next(rows))
 
 
+class Acting:
+    """Actors in processes of their own, which are told how many blocks of steps to insert, and a learner here."""
+
+    def start(self, context, actors: int, act: Callable[..., None], *given: object) -> None:
+        """Start processes that call `act` with their end of a pipe; None over it ends them."""
+        self.pipes, self.actors = [], []
+        for _ in range(actors):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=act, args=(theirs, *given), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.actors.append(process)
+
+    def draw(self) -> None:
+        """The learner's next batch."""
+        raise NotImplementedError
+
+    def clock(self, count: int) -> float:
+        """Seconds for `count` batches, from the first on."""
+        for pipe in self.pipes:
+            pipe.send(count // len(self.pipes))
+        return from_the_first(self.draw, count)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for actor in self.actors:
+            actor.join(10)
+
+
 def from_the_first(draw: Callable[[], object], count: int) -> float:
     """Seconds for `count` batches, timed from the first on, which waits for whoever begins."""
     draw()

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import cpprb
 import numpy as np
-from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Task, from_the_first, in_rotation, leaf_updates, leaf_weights
+from tasks import ALPHA, BATCH, BETA, EPISODE, ERRORS, Acting, Task, in_rotation, leaf_updates, leaf_weights
 
 TASK = cache(Task)
 
@@ -108,7 +108,7 @@ AHEAD = 8
 """Blocks that actors may insert before the learner draws a batch for each."""
 
 
-class EndToEnd:
+class EndToEnd(Acting):
     """Its form for several processes, Ape-X with shared memory: actors insert blocks of 256 steps, a learner draws.
 
     It knows neither n-step sums nor shared frames: actors hand in both stacks. As in the others, each step is drawn
@@ -120,13 +120,7 @@ class EndToEnd:
         columns = columns_of(task) | {"next_obs": columns_of(task)["obs"]}
         self.replay = cpprb.MPPrioritizedReplayBuffer(entries, columns, alpha=ALPHA, ctx=context)
         self.room, self.ready = context.Semaphore(AHEAD), context.Semaphore(0)
-        self.pipes, self.actors = [], []
-        for _ in range(actors):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=self.act, args=(theirs, task), daemon=True)
-            process.start()
-            self.pipes.append(ours)
-            self.actors.append(process)
+        self.start(context, actors, self.act, task)
 
     def act(self, pipe, task: Task) -> None:
         block = {column: values[:BATCH] for column, values in block_of(task).items()}
@@ -136,22 +130,10 @@ class EndToEnd:
                 self.replay.add(**block)
                 self.ready.release()
 
-    def clock(self, count: int) -> float:
-        """Seconds for `count` batches, from the first on."""
-        for pipe in self.pipes:
-            pipe.send(count // len(self.pipes))
-        return from_the_first(self.draw, count)
-
     def draw(self) -> None:
         self.ready.acquire()
         self.room.release()
         self.replay.sample(BATCH, beta=BETA)
-
-    def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.send(None)
-        for actor in self.actors:
-            actor.join(10)
 
 
 end_to_end = EndToEnd

@@ -11,7 +11,7 @@ from functools import cache
 import reverb
 import tensorflow as tf
 from reverb import structured_writer as patterns
-from tasks import ALPHA, BATCH, EPISODE, ERRORS, Task, from_the_first, in_rotation
+from tasks import ALPHA, BATCH, EPISODE, ERRORS, Acting, Task, in_rotation
 
 TASK = cache(Task)
 TABLE = "replay"
@@ -152,7 +152,7 @@ def act(pipe, name: str, entries: int, port: int) -> None:
         writer.flush()
 
 
-class EndToEnd:
+class EndToEnd(Acting):
     """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
@@ -160,28 +160,13 @@ class EndToEnd:
         table = table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)
         self.server = reverb.Server([table], port=None)
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.actors = [], []
-        for _ in range(actors):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=act, args=(theirs, name, entries, self.server.port), daemon=True)
-            process.start()
-            self.pipes.append(ours)
-            self.actors.append(process)
+        self.start(context, actors, act, name, entries, self.server.port)
         for pipe in self.pipes:
             pipe.recv()
         self.data = data_of(f"localhost:{self.server.port}")
 
-    def clock(self, count: int) -> float:
-        """Seconds for `count` batches, from the first on."""
-        for pipe in self.pipes:
-            pipe.send(count // len(self.pipes))
-        return from_the_first(lambda: next(self.data), count)
-
-    def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.send(None)
-        for actor in self.actors:
-            actor.join(10)
+    def draw(self) -> None:
+        next(self.data)
 
 
 end_to_end = EndToEnd

@@ -1,0 +1,129 @@
+"""Where does the time go, of a server that takes caches in, and of an actor and a learner that go as fast as they may?
+
+perf looks at what a process runs, two thousand times a second, while the sides of benchmarks/wire.py are at work;
+waiting is not counted. It takes Linux's perf, and the right to look: as root, or with kernel.perf_event_paranoid at
+most 1.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import wire
+from measure import arguments, machine
+from workloads import w1, w2
+
+LEAST = 0.02
+"""Share of a function that is named."""
+PARTS = (
+    ("the system: copies between sockets and memory, wake-ups", ("[kernel", "[vdso")),
+    ("the engine, memoire._core", ("_core.abi3", "_core_checked")),
+    ("the C library, mostly copies", ("libc.so", "libm.so", "ld-linux")),
+    ("ZeroMQ", ("libzmq", "_zmq.")),
+    ("the interpreter, with msgspec and NumPy", ("",)),
+)
+
+
+class Sample(NamedTuple):
+    """A line of perf's report."""
+
+    share: float
+    thread: str
+    library: str
+    function: str
+
+    @property
+    def part(self) -> str:
+        """Where it ran, in words."""
+        whose = "ZeroMQ's thread" if self.thread.startswith("ZMQ") else "Python's threads"
+        return f"{whose}: {next(name for name, marks in PARTS if any(mark in self.library for mark in marks))}"
+
+
+def parsed(report: str) -> list[Sample]:
+    """The lines of `perf report` with the fields that `profiled` asks for."""
+    samples = []
+    for line in report.splitlines():
+        fields = [field.strip() for field in line.split(";")]
+        if len(fields) >= 4 and fields[0].endswith("%"):
+            function = fields[3].partition("] ")[2].split()[0]
+            samples.append(Sample(float(fields[0][:-1]) / 100, fields[1], fields[2], function))
+    return samples
+
+
+def profiled(pid: int, work: Callable[[], object]) -> list[Sample]:
+    """What a process ran while `work` was done."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = ["perf", "record", "--quiet", "--freq", "2000", "--pid", str(pid), "--output", f"{folder}/data"]
+        recording = subprocess.Popen(record, stderr=subprocess.DEVNULL)
+        time.sleep(1.0)  # it says nothing when it begins
+        work()
+        recording.send_signal(signal.SIGINT)
+        recording.wait(60)
+        fields = ["--no-children", "--stdio", "--fields", "overhead,comm,dso,symbol", "--field-separator", ";"]
+        command = ["perf", "report", "--input", f"{folder}/data", *fields]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return parsed(said.stdout)
+
+
+def tables(what: str, samples: list[Sample]) -> Iterator[str]:
+    """A section of the page."""
+    parts: Counter[str] = Counter()
+    for sample in samples:
+        parts[sample.part] += sample.share  # type: ignore[assignment]
+    yield f"## {what}\n"
+    yield "| where | share of its time |\n| --- | ---: |"
+    yield from (f"| {part} | {100 * share:.0f} % |" for part, share in parts.most_common() if share >= LEAST / 4)
+    yield "\n| function | thread | share |\n| --- | --- | ---: |"
+    for sample in sorted(samples, reverse=True):
+        if sample.share >= LEAST:
+            yield f"| `{sample.function}` | {sample.thread} | {100 * sample.share:.0f} % |"
+    yield ""
+
+
+def sections(quick: bool) -> Iterator[str]:
+    """Everything that is looked at."""
+    for workload, count in ((w1(), 8000), (w2(), 200)):
+        count //= 20 if quick else 1
+        ingest = wire.Ingest(workload)
+        ingest.take(count // 4)
+        what = f"A server that takes in caches of {ingest.message_bytes} bytes, {workload.name}"
+        yield from tables(what, profiled(os.getpid(), lambda: ingest.take(count)))  # noqa: B023
+        raw = wire.Raw(ingest.message_bytes)
+        ingest.close()
+        raw.take(count // 4)
+        what = f"The baseline: a PULL socket that takes in messages of as many bytes, {workload.name}"
+        yield from tables(what, profiled(os.getpid(), lambda: raw.take(count)))  # noqa: B023
+        raw.close()
+        ends = wire.EndToEnd(workload, 1)
+        ends.take(count // 4)
+        processes = {
+            "The learner, with the server in it": os.getpid(),
+            "The actor": int(ends.children[0].process.pid or 0),
+        }
+        for who, pid in processes.items():
+            yield from tables(f"{who}, end to end, {workload.name}", profiled(pid, lambda: ends.take(count)))  # noqa: B023
+        ends.close()
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
+    if shutil.which("perf") is None:
+        sys.exit("perf is not installed: nothing was looked at (Debian has it in linux-perf)")
+    page = [f"# benchmarks/profiles.py\n\n{__doc__}\n{machine()}\n"]
+    for line in sections(chosen.quick):
+        print(line, flush=True)
+        page.append(line)
+    if chosen.write:
+        Path(chosen.write, "profiles.md").write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
