@@ -55,7 +55,7 @@ def alone(pipe: Connection, task: str, entries: int) -> None:
     pipe.send(None)
     while pipe.recv() is not None:
         held = learner.filled(steps)
-        pipe.send(len(held.memory))
+        pipe.send(held.memory.num_entries)
 
 
 def of_buffer(task: str, entries: int) -> Grown:

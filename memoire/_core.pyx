@@ -173,6 +173,36 @@ def spare_bytes():
     return spare_bytes_
 
 
+# ZeroMQ takes memory for every message that arrives from the C library, and gives it back. glibc hands large pieces on to the
+# system, page by page to be cleared and mapped again for the next message: a sixth of a server's time with messages of 12 MB
+# (benchmarks/profiles.py). So it is told to keep some.
+
+cdef extern from *:
+    """
+    #if defined(__GLIBC__)
+    #include <malloc.h>
+    /* Up to 32 MiB, the most that there is, from an arena, which is left at most 128 MiB; where nobody else has said anything. */
+    static int memoire_keep_freed(void) {
+        const char *tunables = getenv("GLIBC_TUNABLES");
+        if (getenv("MALLOC_MMAP_THRESHOLD_") || getenv("MALLOC_TRIM_THRESHOLD_") || (tunables && strstr(tunables, "glibc.malloc")))
+            return 0;
+        return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, 128 << 20);
+    }
+    #else
+    static int memoire_keep_freed(void) { return 0; }
+    #endif
+    """
+    bint c_keep_freed "memoire_keep_freed"() noexcept nogil
+
+
+def keep_freed_memory():
+    """Have the C library keep memory of megabytes that was freed for what needs it next, in the whole process.
+
+    Returns whether it does: not another library than glibc, nor where its own environment variables decide that.
+    """
+    return c_keep_freed()
+
+
 def empty(tuple shape not None, dtype):
     """`numpy.empty`; a large array lies in memory that an earlier one of about its size has given back."""
     cdef cnp.npy_intp axes[MOST_AXES]

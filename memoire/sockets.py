@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
-from . import descriptors, names
+from . import _core, descriptors, names
 from .errors import EndpointError, ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -87,6 +87,7 @@ def shared_context() -> Context:
     with _context_lock:
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
+            _core.keep_freed_memory()
             context = _contexts[os.getpid()] = zmq.Context(_io_threads)
             context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
         return context

@@ -1,6 +1,9 @@
 """Addresses and the profile of every socket."""
 
 import os
+import platform
+import subprocess
+import sys
 import threading
 import time
 
@@ -52,6 +55,30 @@ def test_as_many_small_caches_may_queue_as_fit_into_what_a_few_large_ones_take(c
     made = sockets.data_receiver(context, 1 << 28, size), sockets.data_sender(context, size)
     assert made[0].getsockopt(zmq.RCVHWM) == made[1].getsockopt(zmq.SNDHWM) == messages
     assert messages == sockets.DATA_MESSAGES or messages * size <= sockets.DATA_BYTES
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc hands memory of megabytes back at once")
+def test_memory_of_messages_is_kept_unless_the_environment_says_what_is():
+    """Faults of a process that takes and frees four blocks of 12 MB at a time, as messages come and go."""
+    source = """
+import resource
+from memoire import sockets
+sockets.shared_context().term()
+for turn in range(10):
+    if turn == 5:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    del [bytearray(12_000_000) for _ in range(4)][:]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "GLIBC"))}
+
+    def faults(**settings):
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, env=environment | settings, check=True, stdout=subprocess.PIPE, text=True)
+        return int(done.stdout)
+
+    assert faults(MALLOC_MMAP_THRESHOLD_="1000000") > 20 * 1000
+    assert faults() < 20 * 100
 
 
 def test_reconnects_are_spread_in_time(context):
