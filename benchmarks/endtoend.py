@@ -100,8 +100,8 @@ class Raw(wire.Raw):
         return self.take(count) * count / (count - 1)
 
 
-def seconds_of(process: int) -> tuple[float, float]:
-    """CPU seconds that a process and its children have used so far."""
+def seconds_of(process: int, parent: int) -> tuple[float, float]:
+    """CPU seconds that a process, and the other children of `parent`, have used so far."""
     own = children = 0.0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -110,16 +110,17 @@ def seconds_of(process: int) -> tuple[float, float]:
             continue  # it has just ended
         used = (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
         own += used if int(number) == process else 0.0
-        children += used if int(rest[1]) == process else 0.0
+        children += used if int(rest[1]) == parent and int(number) != process else 0.0
     return own, children
 
 
 def cost(what: str, side: Any, count: int) -> str:
     """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
-    process = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
-    before = seconds_of(process)
+    parent = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
+    process = side.receiver.process.pid if isinstance(side, Raw) else parent
+    before = seconds_of(process, parent)
     side.clock(count)
-    learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process), strict=True))
+    learner, actors = (1e6 * (b - a) / count for a, b in zip(before, seconds_of(process, parent), strict=True))
     print(f"    {what}: {actors:,.0f} us of the actors, {learner:,.0f} us of the learner's process a batch", flush=True)
     return f"| {what} | {actors:,.0f} | {learner:,.0f} |"
 

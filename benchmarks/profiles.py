@@ -100,7 +100,7 @@ def sections(quick: bool) -> Iterator[str]:
         ingest.close()
         raw.take(count // 4)
         what = f"The baseline: a PULL socket that takes in messages of as many bytes, {workload.name}"
-        yield from tables(what, profiled(os.getpid(), lambda: raw.take(count)))  # noqa: B023
+        yield from tables(what, profiled(int(raw.receiver.process.pid or 0), lambda: raw.take(count)))  # noqa: B023
         raw.close()
         ends = wire.EndToEnd(workload, 1)
         ends.take(count // 4)

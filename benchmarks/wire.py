@@ -26,10 +26,11 @@ DISTINCT_BYTES = 256 << 20
 """Bytes that a sender cycles through: more than the processor's caches hold."""
 FACTS = """W1 and W2 are those of benchmarks/workloads.py, in caches of 256 samples. The baseline moves messages of as
 many bytes, cycles through as many distinct ones, and looks at none; its high-water marks are those of memoire's sockets
-for such caches. *Ingest* is the way into a server that checks and holds everything and that nobody draws from. *End to
-end* is everything: actors draw caches from their memories, build and push them, and a learner draws a batch for each.
-For W2 the bytes of the samples in these batches count, and the baseline moves messages of just these bytes: overlapping
-stacks cross the wire once."""
+for such caches. It takes its memory as the C library gives it, where memoire has it keep some
+([sockets.md](../sockets.md)); a row shows one that does the same. *Ingest* is the way into a server that checks and
+holds everything and that nobody draws from. *End to end* is everything: actors draw caches from their memories, build
+and push them, and a learner draws a batch for each. For W2 the bytes of the samples in these batches count, and the
+baseline moves messages of just these bytes: overlapping stacks cross the wire once."""
 
 
 class Child:
@@ -72,8 +73,32 @@ def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
         push.close(0)
 
 
+def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool) -> None:
+    """PULL as many messages as it is told, and look at none; says how long that took, and the process's own seconds.
+
+    Args:
+        keeps: Tell the C library what memoire tells it (docs/sockets.md).
+    """
+    if keeps:
+        _core.keep_freed_memory()
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.set(zmq.RCVHWM, sockets.data_mark(size))
+        pull.bind(endpoint)
+        pipe.send(pull.last_endpoint.decode())
+        while (count := pipe.recv()) is not None:
+            spent = time.process_time()
+            pull.recv(copy=False)
+            began = time.perf_counter()
+            for _ in range(count - 1):
+                pull.recv(copy=False)
+            pipe.send((time.perf_counter() - began, time.process_time() - spent))
+
+
 class Receiver(Protocol):
     """One side of a comparison: it has senders, which are other processes."""
+
+    spent: float
+    """CPU seconds of the process that received, in the last turn."""
 
     def take(self, count: int) -> float:
         """Seconds from the first message of `count` that came to the last one."""
@@ -83,31 +108,24 @@ class Receiver(Protocol):
 
 
 class Raw:
-    """Plain ZeroMQ: a PULL socket that takes messages and looks at none."""
+    """Plain ZeroMQ in processes of its own: a PULL socket that takes messages and looks at none."""
 
-    def __init__(self, size: int, senders: int = 1, endpoint: str = TCP) -> None:
-        self.context = zmq.Context()
-        self.pull = self.context.socket(zmq.PULL)
-        self.pull.set(zmq.RCVHWM, sockets.data_mark(size))
-        self.pull.bind(endpoint)
-        endpoint = self.pull.last_endpoint.decode()
-        self.children = [Child(raw_sender, endpoint, size) for _ in range(senders)]
+    def __init__(self, size: int, senders: int = 1, endpoint: str = TCP, *, keeps: bool = False) -> None:
+        self.receiver = Child(raw_receiver, endpoint, size, keeps)
+        self.children = [Child(raw_sender, self.receiver.first_answer, size) for _ in range(senders)]
+        self.spent = 0.0
 
     def take(self, count: int) -> float:
         each = count // len(self.children)
+        self.receiver.tell(each * len(self.children))
         for child in self.children:
             child.tell(each)
-        self.pull.recv(copy=False)
-        began = time.perf_counter()
-        for _ in range(each * len(self.children) - 1):
-            self.pull.recv(copy=False)
-        return time.perf_counter() - began
+        seconds, self.spent = self.receiver.answer()
+        return float(seconds)
 
     def close(self) -> None:
-        for child in self.children:
+        for child in (*self.children, self.receiver):
             child.close()
-        self.pull.close(0)
-        self.context.term()
 
 
 def filled(workload: Workload, rank: int) -> Memory:
@@ -179,6 +197,7 @@ class Ingest:
         )
         self.child = Child(sender, self.server.push_endpoint, workload, storage)
         self.message_bytes = int(self.child.first_answer)
+        self.spent = 0.0
 
     def wait_for(self, caches: int) -> float:
         while self.server.total_caches < caches:
@@ -186,12 +205,13 @@ class Ingest:
         return time.perf_counter()
 
     def take(self, count: int) -> float:
-        begin = self.server.total_caches
+        begin, spent = self.server.total_caches, time.process_time()
         self.child.tell(count)
         while (came := self.server.total_caches) == begin:
             time.sleep(0.0001)
         began = time.perf_counter()
         seconds = self.wait_for(begin + count) - began
+        self.spent = time.process_time() - spent
         return seconds * (count - 1) / (begin + count - came)
 
     def close(self) -> None:
@@ -219,16 +239,18 @@ class EndToEnd:
             TCP, workload.schema, parameters=workload.parameters, byte_limit=UNDRAWN_BYTES, seed=0
         )
         self.children = [Child(actor, self.server.endpoint, workload, rank) for rank in range(actors)]
+        self.spent = 0.0
 
     def take(self, count: int) -> float:
-        each = count // len(self.children)
+        each, spent = count // len(self.children), time.process_time()
         for child in self.children:
             child.tell(each)
         self.server.get_batch(BATCH, timeout=60)
         began = time.perf_counter()
         for _ in range(each * len(self.children) - 1):
             self.server.get_batch(BATCH, timeout=60)
-        return time.perf_counter() - began
+        seconds, self.spent = time.perf_counter() - began, time.process_time() - spent
+        return seconds
 
     def close(self) -> None:
         for child in self.children:
@@ -253,9 +275,8 @@ def processor(ours: Receiver, theirs: Receiver, *, count: int, rounds: int) -> R
     """What the receiving process spends on messages, whatever the senders do: all of its threads, and the system."""
 
     def spend(side: Receiver) -> float:
-        began = time.process_time()
         side.take(count)
-        return (time.process_time() - began) / (count * BATCH) * 1e6
+        return side.spent / (count * BATCH) * 1e6
 
     baseline = "PULL socket, as many bytes"
     rates = [each[1:] for each in in_turns([partial(spend, ours), partial(spend, theirs)], rounds + 1)]
@@ -306,6 +327,20 @@ def main() -> None:
                     aim=f"ingest-{workload.name}-raw",
                 )
             )
+            kept = Raw(size, keeps=True)
+            report.add(
+                compare(
+                    f"the same, {workload.name}",
+                    ours,
+                    kept,
+                    count=count // (10 if chosen.quick else 1),
+                    rounds=rounds,
+                    per_message=size,
+                    unit="B/s",
+                    baseline="PULL socket that keeps the memory of messages, too",
+                )
+            )
+            kept.close()
         if workload.name == "W1" and chosen.only in "processor":
             report.add(processor(ours, theirs, count=count // (10 if chosen.quick else 1), rounds=rounds))
         ours.close()

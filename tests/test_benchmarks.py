@@ -184,9 +184,7 @@ def test_a_frame_is_held_once_wherever_it_is_held(tmp_path):
     subprocess.run(command, check=True, timeout=220, stdout=subprocess.DEVNULL)
     assert "memoire is smaller" in (tmp_path / "footprint.md").read_text(encoding="utf-8")
     taken = {what: ratio for what, _, ratio in json.loads((tmp_path / "footprint.json").read_text())["rows"]}
-    for where in (
-        "in a process",
-        "at a server, episodes",
-    ):  # a sample is 8 frames, of which each entry has one of its own
-        assert taken[f"a sample {where}, W2"] > 4, where
-    assert taken["a sample at a server, caches, W2"] > 0.9
+    # A sample is 8 frames, of which each entry has one of its own; at a server messages on their way are counted, too.
+    assert taken["a sample in a process, W2"] > 4
+    assert taken["a sample at a server, episodes, W2"] > 2
+    assert taken["a sample at a server, caches, W2"] > 0.5
