@@ -3,7 +3,7 @@
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from memoire import _core, cache, sockets, wire
 from memoire.memory import Memory
 
 TCP = "tcp://127.0.0.1:0"
+W1_BYTES = 152_256
+"""Of a cache of W1: frames hardly ever cross twice."""
 HELD_BYTES = 256 << 20
 """Bytes of caches that a server holds before it overwrites the oldest."""
 UNDRAWN_BYTES = 2 << 30
@@ -271,20 +273,19 @@ def compare(
     return results(what, [each[1:] for each in rates], [baseline], aims={baseline: aim}, **settings)[0]
 
 
-def processor(ours: Receiver, theirs: Receiver, *, count: int, rounds: int) -> Result:
+def processor(ours: Receiver, theirs: Receiver, baseline: str, aim: str, *, count: int, rounds: int) -> Result:
     """What the receiving process spends on messages, whatever the senders do: all of its threads, and the system."""
 
     def spend(side: Receiver) -> float:
         side.take(count)
         return side.spent / (count * BATCH) * 1e6
 
-    baseline = "PULL socket, as many bytes"
     rates = [each[1:] for each in in_turns([partial(spend, ours), partial(spend, theirs)], rounds + 1)]
     what = "CPU seconds of a server per million samples, W1 (the ratio is to be small)"
-    return results(what, rates, [baseline], aims={baseline: "server-cpu-raw"}, unit=" s")[0]
+    return results(what, rates, [baseline], aims={baseline: aim}, unit=" s")[0]
 
 
-def by_file(workload: Workload, size: int, count: int, rounds: int) -> Result:
+def by_file(workload: Workload, size: int, *, count: int, rounds: int) -> Result:
     """Ingest through a Unix socket, as from the other containers of a Pod."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Ingest(workload, endpoint=f"ipc://{folder}/memoire")
@@ -303,89 +304,72 @@ def batch_bytes(workload: Workload) -> int:
     return BATCH * sum(column.nbytes * (stacks if column.role == "state" else 1) for column in workload.schema.values())
 
 
+Pace = dict[str, int]
+KEEPS = "PULL socket that keeps the memory of messages, too"
+
+
+def ingests(workload: Workload, count: int, rounds: int, wanted: Callable[[str], bool]) -> Iterator[Result]:
+    """Into a server, over TCP and a Unix socket, caches and episodes."""
+    name, pace = workload.name, {"count": count, "rounds": rounds}
+    ours = Ingest(workload)
+    size = ours.message_bytes
+    settings: dict[str, Any] = {"per_message": size, "unit": "B/s"}
+    sides = (
+        (Raw(size), "PULL socket, 1 sender", {"floor": 0.5, "aim": f"ingest-{name}-raw"}, "server-cpu-raw"),
+        (Raw(size, keeps=True), KEEPS, {}, ""),
+    )
+    for theirs, baseline, aims, cpu_aim in sides:
+        if wanted(f"ingest {name}"):
+            what = f"ingest of {size} byte caches, {name}"
+            yield compare(what, ours, theirs, baseline=baseline, **pace, **settings, **aims)
+        if name == "W1" and wanted("processor"):
+            yield processor(ours, theirs, baseline, cpu_aim, **pace)
+        theirs.close()
+    ours.close()
+    half: Pace = {"count": count // 2, "rounds": rounds}
+    if wanted(f"ipc {name}"):
+        yield by_file(workload, size, **half)
+    if wanted(f"episodes {name}"):
+        stored = Ingest(workload, "episodes")
+        settings["per_message"] = size = stored.message_bytes
+        plain = Raw(size)
+        what = f"ingest of episodes of {EPISODE} entries, {size} bytes each, {name}"
+        yield compare(what, stored, plain, baseline="PULL socket, 1 sender", **half, **settings)
+        stored.close()
+        plain.close()
+
+
+def ends(workload: Workload, size: int, count: int, rounds: int) -> Iterator[Result]:
+    """From the memories of actors to the batches of a learner; messages of the baseline are of `size` bytes."""
+    is_large = workload.name == "W2"
+    for actors in (1, 4):
+        ours, theirs = EndToEnd(workload, actors), Raw(size, actors)
+        yield compare(
+            f"end to end, {actors} actors, {workload.name}",
+            ours,
+            theirs,
+            count=count,
+            rounds=rounds,
+            per_message=size if is_large else BATCH,
+            unit="B/s" if is_large else " samples/s",
+            baseline=f"PULL socket, {actors} senders, as many bytes",
+            aim=f"end-W2-{actors}-raw" if is_large else "",
+        )
+        theirs.close()
+        ours.close()
+
+
 def main() -> None:
     chosen = arguments(__doc__)
     report = Report(__doc__, [FACTS])
     report.heading()
-    rounds = 2 if chosen.quick else 7
-    for workload, count in ((w1(), 4000), (w2(), 60)):
-        ours = Ingest(workload)
-        size = ours.message_bytes
-        theirs = Raw(size)
-        if chosen.only in f"ingest {workload.name}":
-            report.add(
-                compare(
-                    f"ingest of {size} byte caches, {workload.name}",
-                    ours,
-                    theirs,
-                    count=count // (10 if chosen.quick else 1),
-                    rounds=rounds,
-                    per_message=size,
-                    unit="B/s",
-                    baseline="PULL socket, 1 sender",
-                    floor=0.5,
-                    aim=f"ingest-{workload.name}-raw",
-                )
-            )
-            kept = Raw(size, keeps=True)
-            report.add(
-                compare(
-                    f"the same, {workload.name}",
-                    ours,
-                    kept,
-                    count=count // (10 if chosen.quick else 1),
-                    rounds=rounds,
-                    per_message=size,
-                    unit="B/s",
-                    baseline="PULL socket that keeps the memory of messages, too",
-                )
-            )
-            kept.close()
-        if workload.name == "W1" and chosen.only in "processor":
-            report.add(processor(ours, theirs, count=count // (10 if chosen.quick else 1), rounds=rounds))
-        ours.close()
-        if chosen.only in f"ipc {workload.name}":
-            report.add(by_file(workload, size, count // (20 if chosen.quick else 2), rounds))
-        if chosen.only in f"episodes {workload.name}":
-            stored = Ingest(workload, "episodes")
-            plain = Raw(stored.message_bytes)
-            report.add(
-                compare(
-                    f"ingest of episodes of {EPISODE} entries, {stored.message_bytes} bytes each, {workload.name}",
-                    stored,
-                    plain,
-                    count=count // (20 if chosen.quick else 2),
-                    rounds=rounds,
-                    per_message=stored.message_bytes,
-                    unit="B/s",
-                    baseline="PULL socket, 1 sender",
-                )
-            )
-            stored.close()
-            plain.close()
-        for actors in (1, 4):
-            if chosen.only not in f"end to end {workload.name}":
-                continue
-            ends = EndToEnd(workload, actors)
-            is_large = workload.name == "W2"
-            delivered = batch_bytes(workload)
-            raw = Raw(delivered if is_large else size, actors)
-            report.add(
-                compare(
-                    f"end to end, {actors} actors, {workload.name}",
-                    ends,
-                    raw,
-                    count=count // (10 if chosen.quick else 2),
-                    rounds=rounds,
-                    per_message=delivered if is_large else BATCH,
-                    unit="B/s" if is_large else " samples/s",
-                    baseline=f"PULL socket, {actors} senders, as many bytes",
-                    aim=f"end-W2-{actors}-raw" if is_large else "",
-                )
-            )
-            raw.close()
-            ends.close()
-        theirs.close()
+    rounds, scale = (2, 10) if chosen.quick else (7, 1)
+    for workload, count, size in ((w1(), 4000 // scale, W1_BYTES), (w2(), 64 // scale, batch_bytes(w2()))):
+        for result in ingests(workload, count, rounds, lambda what: chosen.only in what):
+            report.add(result)
+        if chosen.only in f"end to end {workload.name}":
+            for result in ends(workload, size, max(8, count // 2), rounds):
+                report.add(result)
     report.finish(chosen.write, "wire")
 
 

@@ -591,17 +591,18 @@ class Desk:
             with self.lock:
                 self._check_run(header)  # another one may have begun meanwhile
                 table.pool.add(client, header.sequence, held)
-                account = self._arrived(self.runs.current, client, size, body, table.number)
+                run = self.runs.current
+                account = self._arrived(run, client, size, body, table.number)
                 if account is not None:
-                    self.ledger.accepted(account, size, held.samples)
+                    run.ledger.accepted(account, size, held.samples)
         except ProtocolError as error:
             with self.lock:
                 self.refused[error.code] += 1
-                run = self.runs.find(header.run)
-                if client != wire.NO_CLIENT and run is not None:
-                    account = self._arrived(run, client, size, body)
+                named = self.runs.find(header.run)
+                if client != wire.NO_CLIENT and named is not None:
+                    account = self._arrived(named, client, size, body)
                     if account is not None:
-                        run.ledger.rejected(account, error.code)
+                        named.ledger.rejected(account, error.code)
             raise
         return int(held.samples)
 
@@ -624,7 +625,7 @@ class Desk:
         return table
 
     def _check_run(self, header: wire.Header) -> None:
-        if header.run not in (0, self.run):
+        if header.run and header.run != self.runs.current.number:
             raise ProtocolError("run", f"a cache of another run; this server counts {self.run_name!r}")
 
     # ------------------------------------------------------------------------------------------------ models

@@ -392,7 +392,7 @@ class Pool:
                 return 0
             client = self._client(client_id)
             client.hear(sequence, held.total_weight, held.positives, held.minimum)
-            held.arrived = self._clock()
+            held.arrived = client.heard
             self._held.push(client, held)
             self._added += 1
             gone = self._make_room()
@@ -538,9 +538,10 @@ class Pool:
 
     def _client(self, client_id: bytes) -> "_core.HeldClient":
         """The client of that id, heard now; made when it is new."""
-        self._look()
+        now = self._clock()
+        self._look(now)
         client = self._clients.get(client_id) or self._enter(client_id)
-        client.heard = self._clock()
+        client.heard = now
         return client
 
     def _enter(self, client_id: bytes) -> "_core.HeldClient":
@@ -556,8 +557,8 @@ class Pool:
         with self._lock:
             return self._expire()
 
-    def _look(self) -> None:
-        if self._clock() - self._looked > _EVERY:
+    def _look(self, now: float) -> None:
+        if now - self._looked > _EVERY:
             self._expire()
 
     def _expire(self) -> int:
@@ -613,7 +614,7 @@ class Pool:
     def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, cache.Layout, Parameters, float]":
         """The samples of a batch, taken but not copied, and what they were drawn under, beta last."""
         with self._lock:
-            self._look()
+            self._look(self._clock())
             picks = self._try(samples)
             if picks is None:
                 picks = self._wait(samples, timeout or 0.0)
@@ -632,7 +633,7 @@ class Pool:
         try:
             while (left := begin + timeout - time.monotonic()) > 0.0:
                 self._filled.wait(min(left, _EVERY))
-                self._look()  # a reader that went away gives back what was kept for it
+                self._look(self._clock())  # a reader that went away gives back what was kept for it
                 picks = self._try(samples)
                 if picks is not None:
                     return picks
@@ -757,7 +758,7 @@ class Pool:
         if samples < 0:
             raise ParameterError("samples", samples, "at least 0")
         with self._lock:
-            self._look()
+            self._look(self._clock())
             self._hear_reader(reader)
             self._pass_over()
             before = self._elsewhere.setdefault(reader, elsewhere)
