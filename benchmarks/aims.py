@@ -83,9 +83,9 @@ stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its row
 ## What was tried and left out
 
 Each was built and timed beside what is there, and was no faster, or slower: streaming stores where batches are gathered
-and where caches below 1 MiB are copied (above, they stay); larger socket buffers than the system makes by itself; the C
-library's thresholds for large memory, and a single arena; choosing a tree's child by halves. Past the processor's
-caches, what is gathered, summed up and copied goes at the speed of memory."""
+and where caches below 1 MiB are copied (above, they stay); larger socket buffers than the system makes by itself; a
+single arena of the C library; choosing a tree's child by halves. Past the processor's caches, what is gathered, summed
+up and copied goes at the speed of memory."""
 
 
 if __name__ == "__main__":
