@@ -174,8 +174,8 @@ def spare_bytes():
 
 
 # ZeroMQ takes memory for every message that arrives from the C library, and gives it back. glibc hands large pieces on to the
-# system, page by page to be cleared and mapped again for the next message: a sixth of a server's time with messages of 12 MB
-# (benchmarks/profiles.py). So it is told to keep some.
+# system, page by page to be cleared and mapped again for the next message, which costs a server much of its time where messages
+# are megabytes. So it is told to keep some.
 
 cdef extern from *:
     """
@@ -5132,8 +5132,8 @@ cdef void _gather(Layout layout, const Pick* pick, Py_ssize_t size, char** targe
 cdef double _weigh(double* value, Py_ssize_t size, double exponent, double rarest, float* importance) noexcept nogil:
     """value ** -exponent over a divisor, which is returned: the largest of them, or rarest ** -exponent where that is larger still.
 
-    `value`, N P(i) of each sample, is overwritten: results are of its share of the least, since float32 may not hold others. A chance that has
-    underflowed to 0 counts as the smallest normal number. `rarest`: smallest N P(i) there could be; inf is none.
+    `value`, N P(i) of each sample, is overwritten by its ratio to the least, whose power float32 holds. A chance that has underflowed
+    to 0 counts as the smallest normal number. `rarest`: smallest N P(i) there could be; inf is none.
     """
     cdef double least = rarest if isfinite(rarest) else INFINITY
     cdef Py_ssize_t i
