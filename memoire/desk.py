@@ -169,7 +169,7 @@ class Desk:
             wire.Sums: self._sums,
             wire.Draw: self._once(self._draw, DRAWS_IN_FLIGHT),  # batches: only as many as can be on their way
             wire.Feedback: self._once(self._feedback, KEPT_REPLIES),
-            wire.Control: self._control,
+            wire.Control: self._once(self._control, KEPT_REPLIES),  # one sent again must not undo a later one
             wire.Ledger: self._page,
             wire.Inherit: self._inherit,
         }

@@ -616,22 +616,8 @@ class Reader(Node):
             Refused: that is no name.
         """
         name = text("name", name)
-        deadline = time.monotonic() + self._seconds(timeout)
-        while not self._has_begun(name, deadline):
-            with self._changed:
-                self._check_open()
-                self._changed.wait(0.05)
+        self._control(wire.Control(run=name), timeout, needs_all=True)
         self._worker.post(lambda: self._enter(wire.name_hash(name)))
-
-    def _has_begun(self, name: str, deadline: float) -> bool:
-        """False where a server that has begun it already takes no order for the former run, until HELLO says so."""
-        try:
-            self._control(wire.Control(run=name), max(0.0, deadline - time.monotonic()), needs_all=True)
-        except Refused as error:
-            if error.code != "run" or time.monotonic() >= deadline:
-                raise
-            return False
-        return True
 
     def _enter(self, run: int) -> None:
         """All servers count this run now: what is published from here on belongs to it."""
@@ -647,6 +633,8 @@ class Reader(Node):
             raise self._nobody_at_all(patience)
         box: dict[str, Answer | None] = {}
         started: list[bool] = []
+        # The end is of one run; the rest is taken whichever a server counts: behind one proxy they may count several.
+        run = None if body.finish else 0
 
         def start() -> None:
             known = list(self._remotes.values())
@@ -656,7 +644,7 @@ class Reader(Node):
                 self._changed.notify_all()
             for remote in known:
                 taken = functools.partial(settle, remote.name)
-                remote.link.channel.ask(body, taken, deadline, home=remote.home)
+                remote.link.channel.ask(body, taken, deadline, home=remote.home, run=run)
 
         def settle(name: str, answer: Answer) -> None:
             self._look_soon()  # see what came of it

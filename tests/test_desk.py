@@ -241,6 +241,14 @@ def test_a_learner_may_end_the_run_and_change_parameters_but_not_wrongly(desk):
     assert me.ask(wire.Update()).body.finished
 
 
+def test_what_a_learner_says_again_undoes_nothing(desk):
+    first, me = Asker(desk), Asker(desk, YOU)
+    first.ask(wire.Control(run="one", parameters={"cache_size": 8}))
+    me.ask(wire.Control(run="two", parameters={"cache_size": 9}))
+    said = first.ask(wire.Control(run="one", parameters={"cache_size": 8}), again=True).body
+    assert (desk.run_name, desk.tables.first.parameters.cache_size, said.parameters_version) == ("two", 9, 2)
+
+
 def test_a_client_knows_that_the_run_is_over_when_it_says_so(desk):
     """The reply that tells it may be lost with the connection of a server that ends."""
     me, you = Asker(desk), Asker(desk, YOU)

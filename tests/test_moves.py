@@ -308,12 +308,23 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
     assert sum(book.count for book in books) == sum(logged)
 
 
-def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster):
+@pytest.mark.parametrize("is_behind_a_proxy", [False, True])
+def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, is_behind_a_proxy):
     servers = [cluster.server(name=name) for name in "ab"]
-    reader = cluster.reader(servers)
-    servers[0].begin_run("next")  # as a call does that one server did not answer in time
-    reader.begin_run("next", timeout=30.0)
+    reader = cluster.reader([cluster.proxy(servers)] if is_behind_a_proxy else servers)
+    until(lambda: len(reader.servers) == 2)
+    channel = reader._links[0].channel
+    other, ahead = sorted(servers, key=lambda server: wire.name_hash(server.name) == channel.home)
+    ahead.begin_run("next")  # as a call does that one server did not answer in time
+    until(lambda: channel.run == wire.name_hash("next"))  # what it says of itself holds for all behind this address
+    reader.begin_run("next", timeout=5.0)
     assert [server.run for server in servers] == ["next", "next"]
+    other.begin_run("another")
+    reader.configure(cache_size=7, timeout=5.0)
+    assert [server.parameters.cache_size for server in servers] == [7, 7]
+    reader.begin_run("another", timeout=5.0)
+    reader.finish(5.0)
+    assert all(server.finished for server in servers)
 
 
 def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_next(cluster):
