@@ -1,5 +1,6 @@
 """Ports that are a test's own: for a killed server until it is back, or for an address where nobody is to answer."""
 
+import atexit
 import os
 import random
 import socket
@@ -7,13 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-_for_good: list[ExitStack] = []
-
 
 def block(count: int = 3) -> int:
     """The first of `count` ports in a row, on all addresses of this machine, which are this process' until it ends."""
     base, held = _hold(count)
-    _for_good.append(held)
+    atexit.register(held.close)
     return base
 
 

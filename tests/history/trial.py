@@ -113,6 +113,8 @@ class Trial:
             else faults(settings.seed, settings.seconds, targets, wanted, settings.pace)
         )
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
+        self.undo: list[tuple[float, Fault, float]] = []
+        """When each fault that lasts is over, and since when it does."""
         self.running: dict[str, Child] = {}
         self.lives: Counter[str] = Counter()
         self.final: dict[str, dict[str, Any]] = {}
@@ -193,6 +195,7 @@ class Trial:
         while True:
             if time.monotonic() >= self.drain_at:
                 self._drain()
+            self._undo_due()
             for name, child in list(self.running.items()):
                 if child.status not in (None, 0) and not child.is_stopping:
                     child.is_stopping = True
@@ -200,35 +203,32 @@ class Trial:
                         continue  # it says what it could not do, and is started again
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
+            idle = min([left, 0.1, *(at - time.monotonic() for at, _, _ in self.undo)])
             with contextlib.suppress(ChildDied):  # since we looked: the next look finds it
-                self.launcher.pump(max(0.0, min(left, 0.1)))
+                self.launcher.pump(max(0.0, idle))
             if left <= 0:
                 return
 
     # --------------------------------------------------------------------------------------------------- faults
 
     def _torment(self) -> None:
-        """Do what the schedule says, and undo it when its time is over."""
+        """Do what the schedule says; it is undone when its time is over, also while one that was asked to end still delivers."""
         began = time.monotonic()
         if self.leaver:
             self.drain_at = began + 0.4 * self.settings.seconds
-        undo: list[tuple[float, Fault, float]] = []
-        todo = list(self.faults)
-        while todo or undo:
-            next_do = todo[0].at if todo else float("inf")
-            next_undo = min((at for at, _, _ in undo), default=float("inf"))
-            self._pump(began + min(next_do, next_undo))
-            if next_do <= next_undo:
-                fault = todo.pop(0)
-                if any(fault.target == other.target for _, other, _ in undo):
-                    continue  # the machine is behind the schedule, and the former fault of this one still lasts
-                since = self._strike(fault)
-                undo.append((max(fault.until, since - began), fault, since))
-            else:
-                due = min(undo, key=lambda entry: entry[0])
-                undo.remove(due)
+        for fault in self.faults:
+            self._pump(began + fault.at)
+            if any(fault.target == other.target for _, other, _ in self.undo):
+                continue  # the machine is behind the schedule, and the former fault of this one still lasts
+            since = self._strike(fault)
+            self.undo.append((max(began + fault.until, since), fault, since))
+        self._pump(max([began + self.settings.seconds, *(at for at, _, _ in self.undo)]))
+
+    def _undo_due(self) -> None:
+        for due in sorted(self.undo, key=lambda entry: entry[0]):
+            if due[0] <= time.monotonic():
+                self.undo.remove(due)
                 self._relieve(due[1], due[2])
-        self._pump(began + self.settings.seconds)
 
     def _drain(self) -> None:
         """Take the last server out of the cluster; begun anew while kills of others make it fail."""
