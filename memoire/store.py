@@ -636,6 +636,10 @@ class Store:
             _log.warning("%s: everything is saved, but the folder was not put in order: %s", self.folder, error)
 
     def _unlock(self) -> None:
+        fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # at once: a child forked this moment has not yet closed its own
+        self._let_go()
+
+    def _let_go(self) -> None:
         for opened in (self._witness, self._lock_file):
             if opened >= 0:
                 os.close(opened)
@@ -647,7 +651,7 @@ class Store:
         """
         _left_alone.append((self._file, self._reader))
         self._closed = True
-        self._unlock()
+        self._let_go()
 
     def _check_open(self) -> None:
         if self._closed:

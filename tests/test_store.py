@@ -196,6 +196,17 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
         until(lambda: (tmp_path / "state.db.backup-2").exists())
 
 
+def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
+    keeper = filled(tmp_path)
+    childs = os.dup(keeper.store._lock_file)
+    with pytest.raises(StateLocked):
+        Store(tmp_path)
+    keeper.close()
+    with Store(tmp_path) as store:
+        assert store.settings()
+    os.close(childs)
+
+
 def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
     """What SQLite has open must not be closed by a child, and the child outlives its parent's store."""
     keeper = filled(tmp_path)
