@@ -31,11 +31,11 @@ def main(port: int = 5570) -> None:
         table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # nothing more to earn at the ends
         server.pub_bytes("table", table.tobytes())
         for step in range(3000):
-            batch = server.get_batch(64, timeout=30.0)
-            prev, following, _ = batch
+            prev, following, _ = batch = server.get_batch(64, timeout=30.0)
             cells, target_cells = prev.state[:, 0, 0], following.state[:, -1, 0]
-            errors = batch.reward + batch.discount * table[target_cells].max(axis=1) - table[cells, prev.action]
-            np.add.at(table, (cells, prev.action), 0.1 * batch.importance * errors)
+            targets = batch.reward + batch.discount * table[target_cells].max(axis=1)
+            for *place, target, weight in zip(cells, prev.action, targets, batch.importance, strict=True):
+                table[*place] += 0.1 * weight * (target - table[*place])
             if step % 8 == 7:
                 server.pub_bytes("table", table.tobytes())
             if learned := step >= 300 and bool(table[1:-1].argmax(axis=1).all()):

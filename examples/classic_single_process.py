@@ -42,9 +42,10 @@ def main() -> None:
         batch = memory.get_batch(64)
         prev, following, _ = batch
         cells, target_cells = prev.state[:, 0, 0], following.state[:, -1, 0]
-        errors = batch.reward + batch.discount * table[target_cells].max(axis=1) - table[cells, prev.action]
-        np.add.at(table, (cells, prev.action), 0.1 * batch.importance * errors)
-        memory.update_priorities(batch.ids, errors)
+        targets = batch.reward + batch.discount * table[target_cells].max(axis=1)
+        memory.update_priorities(batch.ids, targets - table[cells, prev.action])
+        for *place, target, weight in zip(cells, prev.action, targets, batch.importance, strict=True):
+            table[*place] += 0.1 * weight * (target - table[*place])
         if episode >= 50 and table[1:-1].argmax(axis=1).all():
             break
     print(f"after {episode + 1} episodes, {memory.num_episode()} of them in memory, the way right is known:")

@@ -18,8 +18,7 @@ TABLES = {"online": memoire.Table(SCHEMA, parameters=ONCE), "demo": memoire.Tabl
 
 def walk(writer, choose, most=200):
     """One episode; returns how many steps it took."""
-    obs = np.zeros(1, np.float32)
-    writer.reset(obs)
+    writer.reset(obs := np.zeros(1, np.float32))
     for step in range(1, most + 1):
         action = choose(int(obs[0]))
         following = np.maximum(obs + (1 if action == RIGHT else -1), 0)
@@ -51,9 +50,10 @@ with memoire.Server("inproc://memoire", tables=TABLES, seed=0) as server:
         for turn, batch in enumerate(server.batches({"online": 48, "demo": 16}, timeout=30.0), 1):
             part = batch.joined  # or one table after the other: batch["online"], batch["demo"]
             cells, following = part.obs[:, 0].astype(int), part.next_obs[:, 0].astype(int)
-            error = part.reward + part.discount * values[following].max(axis=1) - values[cells, part.action]
-            np.add.at(values, (cells, part.action), 0.2 * part.importance * error)
-            part.update_priorities(error)
+            targets = part.reward + part.discount * values[following].max(axis=1)
+            part.update_priorities(targets - values[cells, part.action])
+            for *place, target, weight in zip(cells, part.action, targets, part.importance, strict=True):
+                values[*place] += 0.2 * weight * (target - values[*place])
             steps = walk(lived, choose) if turn % 3 == 0 else steps
             if steps < 60 or turn == 180:
                 break

@@ -40,10 +40,11 @@ def main() -> None:
         if step >= 500 and step % 4 == 0:
             batch = buffer.sample(32)
             # discount is 0 where the episode terminated: this is the whole target, also with multi_step above 1.
-            target = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
-            error = target - table[batch.obs, batch.action]
-            np.add.at(table, (batch.obs, batch.action), 0.2 * batch.importance * error)
-            buffer.update_priorities(batch.ids, error)  # what surprised is drawn more often
+            targets = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
+            # What surprised is drawn more often.
+            buffer.update_priorities(batch.ids, targets - table[batch.obs, batch.action])
+            for *place, target, weight in zip(batch.obs, batch.action, targets, batch.importance, strict=True):
+                table[*place] += 0.2 * weight * (target - table[*place])
 
     print(f"{len(buffer)} entries in {buffer.num_episodes} episodes")
     print(f"return of the greedy policy: {greedy_return(env, table)}")

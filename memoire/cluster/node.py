@@ -210,7 +210,8 @@ class NodePages:
         # server closed, and never hangs up on him.
         for door in self._doors:
             self._loop.remove_reader(door.listener)
-        while self._connections or len(asyncio.all_tasks()) > 1:
+        until = self._loop.time() + REQUEST_TIME
+        while (self._connections or len(asyncio.all_tasks()) > 1) and self._loop.time() < until:
             for connection in list(self._connections):
                 connection.abort()
             await asyncio.sleep(0)
