@@ -1142,8 +1142,11 @@ class Client(Node):
         return min(self._channel.next_time(), self._hello_at, self._update_due(), self._topics.next_time())
 
     def _update_due(self) -> float:
-        """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another run."""
-        if self._update_open or self._welcome is None or self._failed is not None:
+        """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another home or run:
+        what the former home is told after its last answer, it might count without our hearing of it.
+        """
+        is_moving = self._is_between and self._hello_open
+        if self._update_open or is_moving or self._welcome is None or self._failed is not None:
             return float("inf")
         if self._boundary is not None:
             return float("inf") if self._boundary.is_told else self._update_sent

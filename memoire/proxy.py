@@ -187,7 +187,7 @@ class _Back:
         limits, context = proxy._limits, proxy._context
         self.doors = proxy._worker.doors
         self.names: tuple[str, ...] = ()
-        self.leaving: tuple[str, ...] = ()  # of these names, those that take no new clients
+        self.leaving: tuple[str, ...] = ()  # those that take no new clients; a proxy's list may be without them already
         self.unmet: tuple[str, ...] = ()  # addresses behind it, where that is a proxy, at which nobody has answered yet
         self.welcome: wire.Welcome | None = None
         self.epochs: dict[str, int] = {}
@@ -695,7 +695,9 @@ class Proxy(Node):
         """A server, or a proxy with servers, has said who it is."""
         for home in [home for home, former in self._homes.items() if former is back]:
             del self._homes[home]
-        for name in back.names:
+        # Those that leave, too, while the way there is open: a request that is sent again, and refused, may be one that
+        # was counted there and whose answer is late.
+        for name in (*back.names, *back.leaving):
             home = wire.name_hash(name)
             self._homes.setdefault(home, back)
             self._removed.discard(home)
@@ -786,7 +788,8 @@ class Proxy(Node):
         assert isinstance(message.body, wire.Welcome)
         told = message.body
         models = {topic: max(version, told.models.get(topic, 0)) for topic, version in self._models.versions().items()}
-        leaving = dict.fromkeys([*told.leaving, *(name for other in self._backs for name in other.leaving)])
+        retiring = (name for other in self._retiring for name in other.names)
+        leaving = dict.fromkeys([*told.leaving, *(name for other in self._backs for name in other.leaving), *retiring])
         limits = {name: min(bytes_, getattr(self._limits, name, bytes_)) for name, bytes_ in told.limits.items()}
         told = msgspec.structs.replace(
             told,
