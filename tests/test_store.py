@@ -198,13 +198,13 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
 
 def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
     keeper = filled(tmp_path)
-    childs = os.dup(keeper.store._lock_file)
+    still_open = os.dup(keeper.store._lock_file)
     with pytest.raises(StateLocked):
         Store(tmp_path)
     keeper.close()
     with Store(tmp_path) as store:
         assert store.settings()
-    os.close(childs)
+    os.close(still_open)
 
 
 def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
