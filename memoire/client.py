@@ -380,6 +380,7 @@ class Client(Node):
         self._connections = 0  # of the channel, that were noticed
         self._move_at = 0.0  # when to ask for another home again
         self._hello_open = False
+        self._is_moving = False  # while HELLO is to bring another home
         self._hello_at = float("inf")  # when to ask again a home that had no time
         self._refused_notices: dict[str, int] = {}
         self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post, self._took)
@@ -1145,8 +1146,7 @@ class Client(Node):
         """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another home or run:
         what the former home is told after its last answer, it might count without our hearing of it.
         """
-        is_moving = self._is_between and self._hello_open
-        if self._update_open or is_moving or self._welcome is None or self._failed is not None:
+        if self._update_open or self._is_moving or self._welcome is None or self._failed is not None:
             return float("inf")
         if self._boundary is not None:
             return float("inf") if self._boundary.is_told else self._update_sent
@@ -1213,7 +1213,7 @@ class Client(Node):
         self._channel.ask(hello, self._welcomed, run=0, home=home)
 
     def _welcomed(self, answer: Answer) -> None:
-        self._hello_open = False
+        self._hello_open = self._is_moving = False
         if isinstance(answer, Refused) and answer.code in PASSING and self._welcome is not None:
             self._hello_at = time.monotonic() + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
             return
@@ -1454,6 +1454,7 @@ class Client(Node):
             self._hello()
         elif wants_move:
             self._move_at = time.monotonic() + MOVE_AGAIN * self._rng.uniform(0.5, 1.5)
+            self._is_moving = not self._hello_open
             self._hello(home=0)
 
     def _update_refused(self, answer: Answer) -> None:
