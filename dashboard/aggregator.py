@@ -74,6 +74,7 @@ class _Known:
         self.role = ""
         self.seen = 0.0
         self.read_of = ""
+        self.inherited = 0
         self.accounts_due = self.clients_due = self.settings_due = 0.0
         self.version: Any = None
         self.clients = 0
@@ -269,7 +270,9 @@ class Aggregator:
         now = time.monotonic()
         for told in answer.accounts:
             if told["run"] == answer.status["stats"]["run"]:
-                known.seen, known.read_of = told["time"] - OVERLAP, told["run"]
+                is_whole = told["inherited"] == known.inherited  # else what came from elsewhere may be older
+                known.seen, known.read_of = told["time"] - OVERLAP if is_whole else 0.0, told["run"]
+                known.inherited = told["inherited"]
                 known.accounts_due = now + max(ACCOUNTS_EVERY, told["took"] / PART_OF_TIME)
         if answer.clients is not None:
             known.clients_due, known.clients = now + CLIENTS_EVERY, len(answer.clients)
@@ -318,7 +321,7 @@ class Aggregator:
             "actors": newest.actors,
         }
         try:
-            self.history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes(), kept.since())
+            self.history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
         except MemoireError as error:
             self.trouble = str(error)
 
@@ -346,8 +349,7 @@ class Aggregator:
         if plan.accounts:
             began = time.monotonic()
             for run in dict.fromkeys([str(answer.status["stats"]["run"]), plan.run]):
-                told = self._accounts(url, run, plan.seen if run == plan.run else 0.0) if run else None
-                if told is not None:
+                for told in self._accounts(url, run, plan.seen if run == plan.run else 0.0) if run else ():
                     answer.accounts.append(told | {"took": time.monotonic() - began})
         answer.episodes = self._episodes(url, plan)
         if plan.clients:
@@ -355,15 +357,20 @@ class Aggregator:
         if plan.settings:
             answer.settings = self._json(url, "/settings")
 
-    def _accounts(self, url: str, run: str, seen: float) -> dict[str, Any] | None:
-        try:
-            body = self._get(url, "/accounts?" + urlencode({"run": run, "seen": repr(seen)}))
-        except NodeError as error:
-            if error.status == 400:  # it has never heard of this run
-                return None
-            raise
-        told: dict[str, Any] = msgspec.msgpack.decode(body)
-        return told
+    def _accounts(self, url: str, run: str, seen: float) -> list[dict[str, Any]]:
+        """The pages of a server's ledger; none where it has never heard of this run."""
+        pages: list[dict[str, Any]] = []
+        after = ""
+        while not pages or (after and len(pages) < MOST_PAGES):
+            try:
+                body = self._get(url, "/accounts?" + urlencode({"run": run, "seen": repr(seen), "after": after}))
+            except NodeError as error:
+                if error.status == 400:
+                    return []
+                raise
+            pages.append(msgspec.msgpack.decode(body))
+            after = pages[-1]["next"]
+        return pages
 
     def _episodes(self, url: str, plan: _Plan) -> list[dict[str, Any]]:
         pages: list[dict[str, Any]] = []

@@ -43,6 +43,8 @@ class Actors:
     """As the dashboard was told; 0: nobody knows."""
     missing: int = 0
     """Of those expected, those that are not active."""
+    idle: int = 0
+    """Of the active ones, those that are connected and have recorded nothing yet; no list has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,12 +161,10 @@ class Cluster:
     """All that the nodes of one cluster said, as one.
 
     Args:
-        restore: The ledger of a run that was seen before: its rows, and what `Kept.restore` takes.
+        restore: The ledger of a run that was seen before: its rows, packed.
     """
 
-    def __init__(
-        self, settings: Settings, restore: Callable[[str], tuple[bytes, bytes]] = lambda run: (b"", b"")
-    ) -> None:
+    def __init__(self, settings: Settings, restore: Callable[[str], bytes] = lambda run: b"") -> None:
         self._settings, self._restore = settings, restore
         self.nodes: dict[str, Node] = {}
         self.run = ""
@@ -226,9 +224,7 @@ class Cluster:
     def _take_accounts(self, told: dict[str, Any]) -> None:
         if told["row_bytes"] != wire.ACCOUNT.itemsize:
             return  # of another version: shown by its software
-        rows = np.frombuffer(told["rows"], wire.ACCOUNT)
-        since = np.frombuffer(told["since"], np.int64) if told["since"] else np.zeros(len(rows), np.int64)
-        self.kept(told["run"]).take(rows, since)
+        self.kept(told["run"]).take(np.frombuffer(told["rows"], wire.ACCOUNT))
 
     def _count(self, node: Node) -> None:
         stats = node.stats
@@ -249,8 +245,7 @@ class Cluster:
     def kept(self, run: str) -> Kept:
         """The ledger of a run."""
         if run not in self._kept:
-            rows, since = self._restore(run)
-            self._kept[run] = Kept.restore(rows, since)
+            self._kept[run] = Kept(np.frombuffer(self._restore(run), wire.ACCOUNT))
             while len(self._kept) > MOST_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, self.run))]
         return self._kept[run]
@@ -411,9 +406,10 @@ class Cluster:
         rows = self.kept(self.run).clients()
         gone = int((rows["flags"] & 1).sum())
         heard = rows["last_seen"] >= now - self._settings.silent_after
-        active = int((heard & (rows["flags"] & 1 == 0)).sum())
-        expected = self._settings.expected_actors
-        return Actors(active, len(rows) - gone - active, gone, expected, max(0, expected - active))
+        counted = int((heard & (rows["flags"] & 1 == 0)).sum())
+        idle = sum(node.stats.get("guests", 0) for node in self.servers if node.state != "down")
+        active, expected = counted + idle, self._settings.expected_actors
+        return Actors(active, len(rows) - gone - counted, gone, expected, max(0, expected - active), idle)
 
     def _tables(self, up: list[Node]) -> list[TableRow]:
         names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
@@ -520,6 +516,7 @@ class Cluster:
             finished=overview.finished,
             active=actors.active,
             silent=actors.silent,
+            idle=actors.idle,
             expected=actors.expected,
             steps=overview.totals.steps,
             steps_per_second=rates.steps,

@@ -24,12 +24,11 @@ FLUSH_EVERY = 5.0
 PRUNE_EVERY = 300.0
 MOST_SERIES = 4_096
 """Names of one run; more are not kept (and counted in `left_out`)."""
-FORMAT = 1
+FORMAT = 2
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
-    name TEXT PRIMARY KEY, began REAL NOT NULL, seen REAL NOT NULL, facts BLOB NOT NULL, rows BLOB NOT NULL,
-    since BLOB NOT NULL
+    name TEXT PRIMARY KEY, began REAL NOT NULL, seen REAL NOT NULL, facts BLOB NOT NULL, rows BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (run, name));
 CREATE TABLE IF NOT EXISTS points (
@@ -257,14 +256,14 @@ class History:
 
     # ---------------------------------------------------------------------------------------------------- runs
 
-    def keep_run(self, run: str, time: float, facts: bytes, rows: bytes, since: bytes) -> None:
+    def keep_run(self, run: str, time: float, facts: bytes, rows: bytes) -> None:
         """Keep what is known of a run: facts for people, and its ledger."""
         with self._lock:
             try:
                 self._db.execute(
-                    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
-                    "facts = excluded.facts, rows = excluded.rows, since = excluded.since",
-                    (run, time, time, facts, rows, since),
+                    "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
+                    "facts = excluded.facts, rows = excluded.rows",
+                    (run, time, time, facts, rows),
                 )
             except sqlite3.Error as error:
                 raise HistoryError(self.path, str(error)) from error
@@ -277,8 +276,8 @@ class History:
             )
             return [RunRow(*row) for row in found]
 
-    def ledger(self, run: str) -> tuple[bytes, bytes]:
-        """Its rows, and what else `Kept.restore` takes; empty where it is not known."""
+    def ledger(self, run: str) -> bytes:
+        """Its rows, packed; empty where it is not known."""
         with self._lock:
-            row = self._db.execute("SELECT rows, since FROM runs WHERE name = ?", (run,)).fetchone()
-            return (b"", b"") if row is None else (row[0], row[1])
+            row = self._db.execute("SELECT rows FROM runs WHERE name = ?", (run,)).fetchone()
+            return b"" if row is None else bytes(row[0])

@@ -40,6 +40,8 @@ class Signs:
     finished: bool
     active: int
     silent: int
+    idle: int
+    """Of the active ones, those that are connected and recorded nothing yet."""
     expected: int
     steps: int
     steps_per_second: float
@@ -88,6 +90,9 @@ def _actors(signs: Signs) -> list[Verdict]:
         found.append(Verdict("bad", "no_actors", "No actor is active: nothing new comes in."))
     elif missing > 0:
         found.append(Verdict("notice", "actors_missing", f"{missing} of {signs.expected} actors are missing."))
+    if signs.idle:
+        text = f"{signs.idle} actor{'s are' if signs.idle != 1 else ' is'} connected and recorded nothing yet."
+        found.append(Verdict("notice", "actors_idle", text))
     if signs.silent:
         text = f"{signs.silent} actor{'s' * (signs.silent != 1)} fell silent without saying goodbye."
         found.append(Verdict("notice", "actors_silent", text))

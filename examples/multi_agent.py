@@ -1,7 +1,4 @@
-"""One table for each agent: one sees a number and says a word, the other hears the word and guesses the number.
-
-Their observations differ, so each has a schema of its own; both live in one server.   python examples/multi_agent.py
-"""
+"""A table for each agent, in one server: one sees a number and says a word, the other hears it and guesses."""
 
 import numpy as np
 
@@ -40,10 +37,9 @@ class Agent:
 
 
 def talk(speaker, listener, number, curiosity):
-    word = speaker.act(number, curiosity)
-    guess = listener.act(word, curiosity)
-    speaker.record(number, word, float(guess == number))
-    listener.record(word, guess, float(guess == number))
+    guess = listener.act(word := speaker.act(number, curiosity), curiosity)
+    for agent, told, answer in ((speaker, number, word), (listener, word, guess)):
+        agent.record(told, answer, float(guess == number))
     return guess == number
 
 
@@ -57,4 +53,6 @@ with memoire.Server(ADDRESS, tables=tables, seed=0) as server:
         for name, part in next(batches).items():
             agents[name].learn(part)
     right = np.mean([talk(*agents.values(), number, curiosity=0.0) for number in range(NUMBERS)])
+    for agent in agents.values():  # the server counts what each still has to tell
+        agent.client.close()
     print(f"{right:.0%} of the numbers are understood after {server.stats().samples} samples")

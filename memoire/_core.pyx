@@ -3688,6 +3688,92 @@ def is_plain_msgpack(data):
         PyBuffer_Release(&view)
 
 
+# Counts as they are kept: one bit for each says whether it is above 0, then those that are, seven bits a byte, lowest first.
+#
+#     0, 300, 0, 5    0b1010  0xAC 0x02  0x05         300 = 0b10_0101100: seven low bits with a "more" bit, then the rest
+
+cdef enum:
+    MOST_COUNTS = 64
+    VARINT_BYTES = 10  # of 64 bits
+
+
+cdef Py_ssize_t _unpack_counts(const uint8_t* source, Py_ssize_t size, uint64_t* counts, int number) noexcept nogil:
+    """How many bytes `number` counts took; -1 where they are cut short or have more than 64 bits."""
+    cdef Py_ssize_t at = (number + 7) // 8
+    cdef int place, shift
+    cdef uint64_t count
+    cdef uint8_t byte
+    if size < at:
+        return -1
+    for place in range(number):
+        counts[place] = 0
+        if not (source[place >> 3] >> (place & 7)) & 1:
+            continue
+        count, shift = 0, 0
+        while True:
+            if at >= size or shift > 63:
+                return -1
+            byte = source[at]
+            at += 1
+            if shift == 63 and byte > 1:
+                return -1
+            count |= <uint64_t>(byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if count == 0:
+            return -1  # its bit says that it is above 0: nobody writes this
+        counts[place] = count
+    if number & 7 and source[number >> 3] >> (number & 7):
+        return -1
+    return at
+
+
+def pack_counts(counts):
+    """The bytes of at most 64 whole numbers from 0 to 2**64 - 1; `unpack_counts` reads them.
+
+    Raises OverflowError for another number, ValueError for too many of them.
+    """
+    cdef uint8_t packed[8 + MOST_COUNTS * VARINT_BYTES]
+    cdef int number = len(counts), place = 0
+    cdef Py_ssize_t at = (number + 7) // 8
+    cdef uint64_t count
+    if number > MOST_COUNTS:
+        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    memset(packed, 0, 8)
+    for given in counts:
+        count = given
+        if count:
+            packed[place >> 3] |= <uint8_t>(1 << (place & 7))
+        while count:
+            packed[at] = <uint8_t>(count & 127) | (128 if count > 127 else 0)
+            count >>= 7
+            at += 1
+        place += 1
+    return (<char*>packed)[:at]
+
+
+def unpack_counts(packed, int number):
+    """So many counts from the beginning of `packed`, as a list, and how many bytes they took.
+
+    Raises ValueError where `pack_counts` cannot have written that.
+    """
+    cdef uint64_t counts[MOST_COUNTS]
+    cdef Py_buffer view
+    cdef Py_ssize_t used
+    cdef int place
+    if not 0 <= number <= MOST_COUNTS:
+        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    PyObject_GetBuffer(packed, &view, PyBUF_SIMPLE)
+    try:
+        used = _unpack_counts(<const uint8_t*>view.buf, view.len, counts, number)
+    finally:
+        PyBuffer_Release(&view)
+    if used < 0:
+        raise ValueError("packed counts that are cut short, or that nobody packs so")
+    return [counts[place] for place in range(number)], used
+
+
 # A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between them, nothing behind.
 # docs/wire.md has every bit of it. Which blocks there are follows from the schema and the parameters alone, so a container is
 # compared with a `Layout`, the list of blocks that must be there, and everything else is refused.

@@ -1,17 +1,19 @@
 """Accounts as they travel, and the totals of a whole cluster that they merge to. Pure.
 
-    server a   client 7 at a   50 steps, 3 caches ┐           of one client and home, the later row: it grows
+    server a   client 7 at a   50 steps, 3 caches ┐           of one account the later row: it only grows
     server b   client 7 at b   80 steps, 2 caches ├▶ client 7   80 steps   steps are cumulative: the greater
-               client 7 at a   40 steps, 2 caches ┘              5 caches   caches are per home: they add up
+               client 7 at a   40 steps, 2 caches ┘              5 caches   caches are per account: they add up
 
 Server b has inherited what a had counted when a was drained. Merging is a maximum: rows may come from any number of
-servers, old ones and the same ones again, and the totals are the same.
+servers, old ones and the same ones again, and the totals are the same. An account is named by its client, its home and
+`since`, the epoch of the home in which it was opened: a home that forgot a client opens another account for it.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -67,34 +69,50 @@ class ServerAccounts:
     epoch: int
     time: float
     """Seconds since 1970 by its clock when it said so."""
-    since: NDArray[np.int64] | None = None
-    """In which epoch of the server each account was opened, 0 where it was inherited; None: it did not say."""
+    applied: int = 0
+    """Priorities that the server has set of entries that it stores itself, since it began."""
+    stale: int = 0
+    """And of entries that had made room."""
+    inherited: int = 0
+    """How often accounts of other servers came here, as far as this is known."""
 
 
-_CUMULATIVE = ("episodes", "steps", "generated_bytes", "skipped", "dropped_lines", "lines_through")
-_PER_HOME = (
-    "pushed_caches", "pushed_bytes", "received_caches", "received_bytes", "accepted_caches", "accepted_bytes",
-    "accepted_samples", "rejected_caches", "lost_caches", "lost_bytes", "returns_count", "returns_sum",
+_CUMULATIVE = (
+    "episodes", "steps", "generated_bytes", "skipped", "dropped_lines", "lines_through", "ended_through", "applied",
+    "stale",
 )  # fmt: skip
+_PER_ACCOUNT = (
+    "lost_feedback", "pushed_caches", "pushed_bytes", "received_caches", "received_bytes", "accepted_caches",
+    "accepted_bytes", "accepted_samples", "rejected_caches", "lost_caches", "lost_bytes", "returns_count",
+    "returns_sum",
+)  # fmt: skip
+_SUMMED = tuple(
+    field for field in (*_CUMULATIVE, *_PER_ACCOUNT) if field not in ("lines_through", "ended_through", "returns_sum")
+)
+"""What clients' rows are added up of, in whole numbers."""
 _LATER = ("received_caches", "pushed_caches", "returns_count", "last_seen")
-"""What tells the later one of two rows of one client and home: none of them ever shrinks."""
+"""The fields that order two rows of one account: none of them ever shrinks."""
 
 
-def row_of(account: Account, home: int, lines_through: int) -> tuple[Any, ...]:
-    """The row of one account, which a server of this home has counted."""
+def row_of(account: Account, home: int) -> tuple[Any, ...]:
+    """The row of an account that the server of this home keeps: its values in the order of `wire.ACCOUNT`."""
     report = account.report
     return (
         np.frombuffer(account.client, "<u8"),
         home,
+        account.since,
         report.episodes,
         report.steps,
         report.generated_bytes,
         report.skipped,
         report.dropped_lines,
-        lines_through,
-        # Caches may come before the UPDATE that tells of them.
-        max(report.caches, account.seen_caches, account.received_caches),
-        max(report.cache_bytes, account.seen_bytes, account.received_bytes),
+        account.lines_through,
+        account.ended_through,
+        report.applied,
+        report.stale,
+        account.lost_feedback,
+        account.pushed_caches,  # caches may come before the UPDATE that tells of them
+        account.pushed_bytes,
         account.received_caches,
         account.received_bytes,
         account.accepted_caches,
@@ -105,8 +123,8 @@ def row_of(account: Account, home: int, lines_through: int) -> tuple[Any, ...]:
         account.lost_bytes,
         account.returns_count,
         account.returns_sum,
-        account.first_seen,
-        account.last_seen,
+        round(account.first_seen, 3),  # as exactly as accounts are kept
+        round(account.last_seen, 3),
         account.label,
         GONE if report.leaving else 0,
     )
@@ -118,7 +136,7 @@ def rows_of(rows: Iterable[tuple[Any, ...]]) -> Rows:
 
 
 def merge(*tables: Rows) -> Rows:
-    """One row for each client and home, in the order of their bytes: of several the later one, by maximum."""
+    """One row for each account, in the order of their keys (client, home, since): of several the later, by maximum."""
     rows = np.concatenate([np.empty(0, wire.ACCOUNT), *tables])
     rows = rows[np.lexsort([rows[field] for field in reversed(_LATER)] + _names(rows)[::-1])]  # the last key leads
     first = _first_of_each(_names(rows))
@@ -127,43 +145,63 @@ def merge(*tables: Rows) -> Rows:
 
 
 def by_client(rows: Rows) -> Rows:
-    """One row for each client (home 0) of rows that `merge` made: what it has done, wherever it was counted."""
+    """One row for each client (home and since 0) of rows that `merge` made: what it did, wherever it was counted."""
     first = _first_of_each(_names(rows)[:2])
     merged = _with_greatest(rows[first].copy(), rows, first)
-    merged["home"] = 0
-    for field in _PER_HOME if len(first) else ():
+    merged["home"] = merged["since"] = 0
+    for field in _PER_ACCOUNT if len(first) else ():
         merged[field] = np.add.reduceat(rows[field], first)
     return merged
 
 
 def totals_of(rows: Rows) -> Totals:
     """The totals of a cluster, from the rows that its servers have, doubled or not."""
-    clients = by_client(merge(rows))
-    sums = {field: sum(clients[field].tolist()) for field in (*_CUMULATIVE, *_PER_HOME) if field != "lines_through"}
-    return Totals(
-        clients=len(clients),
-        gone=int((clients["flags"] & GONE).sum()),
-        skipped_caches=sums.pop("skipped"),
-        **sums | {"returns_sum": math.fsum(clients["returns_sum"].tolist())},
-    )
+    return totals_of_pages([merge(rows)])
 
 
-def page(rows: Rows, after: bytes) -> tuple[Rows, bool]:
-    """Of the rows of `merge` those that follow the client and home `after`, as many as fit one message, and whether
-    there are more.
-    """
+def totals_of_pages(pages: Iterable[Rows]) -> Totals:
+    """The same of rows that `merge` made, in pages that follow each other: one page at a time is in memory."""
+    sums: Counter[str] = Counter()
+    returns: list[float] = []
+
+    def add(clients: Rows) -> None:
+        sums["clients"] += len(clients)
+        sums["gone"] += int((clients["flags"] & GONE).sum())
+        for field in _SUMMED:
+            sums[field] += exact_sum(clients[field])
+        returns.append(math.fsum(clients["returns_sum"].tolist()))
+
+    rest = merge()
+    for rows in pages:
+        rows = np.concatenate([rest, rows])
+        begins = _first_of_each(_names(rows)[:2])
+        newest = begins[-1] if len(begins) else 0
+        add(by_client(rows[:newest]))
+        rest = rows[newest:]  # the next page may have more rows of this client
+    add(by_client(rest))
+    return Totals(skipped_caches=sums.pop("skipped"), returns_sum=math.fsum(returns), **sums)
+
+
+def exact_sum(counts: NDArray[np.uint64]) -> int:
+    """The sum of whole numbers, which may be more than 64 bits have room for."""
+    low = counts & np.uint64(0xFFFFFFFF)
+    return int(low.sum(dtype=np.uint64)) + (int((counts >> np.uint64(32)).sum(dtype=np.uint64)) << 32)
+
+
+def page(rows: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
+    """Of the rows of `merge` at most so many that follow the key `after`, and whether there are more."""
     begin = bisect.bisect_right(range(len(rows)), after, key=lambda at: key_of(rows[at : at + 1])) if after else 0
-    return rows[begin : begin + PAGE_ROWS], len(rows) > begin + PAGE_ROWS
+    return rows[begin : begin + most], len(rows) > begin + most
 
 
 def key_of(row: Rows | np.void) -> bytes:
-    """Client and home of a row: what rows are ordered by."""
-    return row.tobytes()[:24]
+    """Client, home and since of a row: what rows are ordered by."""
+    return row.tobytes()[: wire.ACCOUNT_KEY_BYTES]
 
 
 def _names(rows: Rows) -> list[NDArray[np.uint64]]:
-    """Client (twice) and home of each row as numbers that sort as their bytes do."""
-    columns = (rows["client"][:, 0], rows["client"][:, 1], rows["home"])
+    """Client (twice), home and since of each row as numbers that sort as their bytes do."""
+    columns = (rows["client"][:, 0], rows["client"][:, 1], rows["home"], rows["since"])
     return [np.ascontiguousarray(column).view(">u8").astype(np.uint64) for column in columns]
 
 

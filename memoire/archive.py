@@ -105,8 +105,8 @@ class Archive:
         desk, began = self._desk, time.monotonic()
         with self._taking:
             with desk.lock:
-                run, finished = desk.run_name, desk.finished
-                rows, models = desk.rows(desk.runs.current), desk.models.versions()
+                run, finished, models = desk.run_name, desk.finished, desk.models.versions()
+                accounts = desk.pages(desk.runs.current)
             tables = tuple(desk.tables)
             about = snapshot.about(
                 tables, server=desk.name, run=run, finished=finished, taken=self._clock(), models=models
@@ -122,7 +122,7 @@ class Archive:
                 is_late = is_late or (deadline is not None and time.monotonic() > deadline)
                 return not is_late
 
-            records = snapshot.records(tables, run, finished, rows, go_on)
+            records = snapshot.records(tables, run, finished, accounts, go_on)
             # Asked once more at the end: of pools that were closed meanwhile nothing more came.
             end = snapshotfile.write(path, about, records, at=self._at, is_complete=go_on)
             made = _snapshot(path, end, time.monotonic() - began)

@@ -122,9 +122,13 @@ class Channel:
         """Where the endpoint leads: itself, with an address for its name; "" until that is known. From any thread."""
         return self._link.address
 
-    def trouble(self) -> str:
-        """Why there may be no answer and what to do, in a sentence or two. From any thread; waits 0.2 s at most."""
-        return self._link.explain()
+    def trouble(self, *, probe: bool = True) -> str:
+        """Why there may be no answer and what to do, in a sentence or two. From any thread.
+
+        Args:
+            probe: Try to connect, which waits 0.2 s at most.
+        """
+        return self._link.explain(probe=probe)
 
     def join(self, made: sockets.Socket) -> sockets.Socket:
         """Connect a socket of the same owner to wherever this channel leads, until it renews itself."""

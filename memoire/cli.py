@@ -144,6 +144,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
     _add_keys(server)
     _add_io_threads(server)
+    _add_limits(server)
     server.set_defaults(command=_server)
 
 
@@ -178,6 +179,7 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         )
         _add_keys(one)
         _add_io_threads(one)
+        _add_limits(one)
         one.set_defaults(command=_proxy, role=role)
 
 
@@ -489,8 +491,14 @@ def _add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Send a server's clients to other servers, wait until they are there, and copy what it has counted "
         "to one of these. Then it may be stopped: the cluster's totals stay as they are. May be done again.",
     )
-    drain.add_argument("server", metavar="SERVER", help="own address of the server that leaves")
-    drain.add_argument("--to", nargs="+", required=True, metavar="SERVER", help="addresses of servers that stay")
+    drain.add_argument(
+        "server", metavar="SERVER", help="own address of the server that leaves; with --keep, {n} stands for its number"
+    )
+    rest = drain.add_mutually_exclusive_group(required=True)
+    rest.add_argument("--to", nargs="+", metavar="SERVER", help="addresses of servers that stay")
+    rest.add_argument(
+        "--keep", type=int, metavar="N", help="drain each server numbered N or above, if there is one, to those below"
+    )
     drain.add_argument("--timeout", type=float, default=60.0, help="seconds in all (default: %(default)s)")
     _add_keys(drain)
     drain.set_defaults(command=_drain)
@@ -583,6 +591,17 @@ def _add_keys(to: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         default=os.environ.get("MEMOIRE_KEYS") or None,
         help="this process' keys folder, or a cluster's: see `memoire keys` (default: $MEMOIRE_KEYS; without it none)",
+    )
+
+
+def _add_limits(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a timeout or bound of the library, such as new_clients=100000; may be given again "
+        "(docs/guarantees.md has all)",
     )
 
 
@@ -706,6 +725,7 @@ def _server(given: argparse.Namespace) -> int:
         part=given.part,
         skip_damaged=given.skip_damaged,
         close_timeout=given.close_timeout,
+        limits=given.limit,
         keys=given.keys,
         **doors,
     )
@@ -734,6 +754,7 @@ def _proxy(given: argparse.Namespace) -> int:
         given.servers,
         role=given.role,
         servers_file=given.servers_file,
+        limits=given.limit,
         keys=given.keys,
         **doors,
     )
@@ -847,7 +868,10 @@ def _snapshot(given: argparse.Namespace) -> int:
 
 
 def _drain(given: argparse.Namespace) -> int:
-    from memoire.cluster.drain import drain
+    from memoire.cluster.drain import drain, drain_above
 
-    drain(given.server, given.to, timeout=given.timeout, keys=given.keys)
+    if given.keep is not None:
+        drain_above(given.server, given.keep, timeout=given.timeout, keys=given.keys)
+    else:
+        drain(given.server, given.to, timeout=given.timeout, keys=given.keys)
     return 0

@@ -22,12 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import zmq
 
-from . import _core, cache, checks, links, sockets, wire
+from . import _core, cache, checks, links, sockets, untold, wire
 from .calls import Answer
 from .channel import Channel
 from .checks import mapping, seconds, table_name, whole
@@ -41,6 +42,7 @@ from .errors import (
     Refused,
     SchemaMismatch,
 )
+from .home_watch import Change, HomeWatch
 from .ledger import Window, Windows
 from .limits import Limits, MiB
 from .logbook import Outbox
@@ -155,6 +157,10 @@ class ClientStats:
     """Messages that came in and were refused, by code."""
     silent: float
     """Seconds since the newest reply."""
+    untold_steps: int
+    """Of the steps, those that no home has acknowledged yet."""
+    trouble: str
+    """Why the home acknowledges nothing, as it says; "" where all is well."""
     applied: int
     stale: int
     finished: bool
@@ -216,6 +222,7 @@ def connect(
     context: Context | None = None,
     limits: Limits | None = None,
     keys: Given = None,
+    state_dir: str | Path | None = None,
 ) -> Client:
     """Connect to a server, proxy or relay: one address, and everything else comes from there.
 
@@ -231,12 +238,15 @@ def connect(
         context: ZeroMQ context; one for the process by default.
         keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
             none. See docs/operations.md.
+        state_dir: Folder in which this client leaves what it could not tell when it ends, and from which it tells what
+            earlier ones have left; made when it is not there. None leaves nothing: the log says what is lost.
 
     Raises:
         MemoireTimeout: nobody answered; says what to look at.
         AuthError: the other side does not let this process in.
         KeyFileError: the keys cannot be used.
         EndpointError: the address is none.
+        StateUnusable: state_dir cannot be written.
         Refused: the other side does not take this client, or has no such table.
     """
     return Client(
@@ -250,6 +260,7 @@ def connect(
         context=context,
         limits=limits,
         keys=keys,
+        state_dir=state_dir,
     )
 
 
@@ -283,6 +294,7 @@ class Client(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
+        state_dir: str | Path | None = None,
     ) -> None:
         _check_when_full(when_full)
         if not 0 <= input_uuid < 1 << 32:
@@ -292,6 +304,7 @@ class Client(Node):
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
         """The label of its log lines."""
+        self._folder = None if state_dir is None else untold.check_folder(state_dir)
         self.push_reason = ""
         """Why the newest push_cache returned False; "" when it did not."""
         self._limits = limits or Limits()
@@ -345,14 +358,19 @@ class Client(Node):
         self._applied = self._stale = self._feedback_through = 0
         self._finished = False
         self._pressed = 0  # calls that wait for room in the window
+        self._acknowledged = _Counts()  # what of the counts a home has acknowledged
+        self._trouble = ""  # why the home acknowledges nothing, as it says
         self._asked = self._answered = 0  # calls of update(), and the newest one that a reply covers
         self._asked_line = 0  # newest line that somebody waits for
         self._is_dirty = False
         self._leaving = False
+        self._is_left = False  # what could not be told was said, or kept
         self._readers: list[Reader] = []  # of `batches` that are drawn now
         self._updates = 0
         self._last_size = 0  # of the newest cache, a guess for the next one
         # What belongs to the thread alone.
+        self._watch = HomeWatch(time.monotonic())
+        self._tellers: list[untold.Teller] = []  # of what earlier clients have left; changed under the lock
         self._numbers = itertools.count(1)
         self._worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
         try:
@@ -382,9 +400,11 @@ class Client(Node):
         self._hello_open = False
         self._is_moving = False  # while HELLO is to bring another home
         self._hello_at = float("inf")  # when to ask again a home that had no time
+        self._put_off: Refused | None = None  # what it said then
         self._refused_notices: dict[str, int] = {}
         self._topics = Topics(self._limits, self._fetch, self._subscribe, self._worker.post, self._took)
         self._worker.post(self._hello)
+        self._tell_former()
         self._worker.start()
         close_at_exit(self)
         try:
@@ -1041,6 +1061,8 @@ class Client(Node):
                 resends=self._channel.resends,
                 refused=dict(self._channel.refused) | self._refused_notices | dict(self._topics.refused),
                 silent=time.monotonic() - self._channel.heard_at,
+                untold_steps=(self._counts() - self._acknowledged).steps,
+                trouble=self._trouble,
                 applied=self._applied,
                 stale=self._stale,
                 finished=self._finished,
@@ -1057,6 +1079,8 @@ class Client(Node):
             return ["closing: this client is about to end"]
         if self._failed is not None:
             return [str(self._failed)]
+        if self._trouble:
+            return [f"unacknowledged: {self._advice()}"]
         silent = time.monotonic() - self._channel.heard_at
         return [f"silent: {self._advice()}"] if silent > SILENT_AFTER else []
 
@@ -1084,6 +1108,8 @@ class Client(Node):
             delivered = is_mine and self._farewell(deadline)
             if is_mine and not self._worker.stop(max(ENDING, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
+            if is_mine and not delivered:
+                self._leave_untold()
             return delivered
 
     def _farewell(self, deadline: float) -> bool:
@@ -1095,12 +1121,88 @@ class Client(Node):
             self._asked += 1
             ticket, self._asked_line = self._asked, self._outbox.newest
             self._worker.wake()
-            while self._answered < ticket or len(self._outbox) or self._pushes or self._ended:
+            while self._answered < ticket or len(self._outbox) or self._pushes or self._ended or self._tellers:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._worker.is_alive:
                     return False
                 self._changed.wait(min(left, 0.5))
             return True
+
+    def _leave_untold(self) -> None:
+        """Say what was not acknowledged, and leave it in the folder for the next client that has it."""
+        with self._changed:
+            if self._welcome is None or self._is_left:
+                return
+            self._is_left = True
+            missing, lines = self._counts() - self._acknowledged, len(self._outbox)
+            episodes = max(missing.episodes, len(self._ended))
+            if not (missing.steps or episodes or lines):
+                return
+            advice, left = self._advice(probe=False), self._untold(missing.steps, episodes, lines)
+        what = f"{missing.steps} steps, {episodes} episodes and {lines} log lines"
+        if self._folder is None:
+            fate = "they are not counted"
+        else:
+            try:
+                fate = f"they are in {untold.save(self._folder, left)}, and the next client with this folder tells them"
+            except OSError as error:
+                fate = f"they are not counted, and could not be kept in {self._folder}: {error}"
+        # The end of a run is no loss: whoever declared it over has all that it wanted.
+        level = logging.INFO if self._finished else logging.WARNING
+        who = f"client {self.client_id.hex()[:8]}"
+        _log.log(level, "%s ends before %s were acknowledged: %s. %s", who, what, fate, advice)
+
+    def _untold(self, steps: int, episodes: int, lines: int) -> untold.Untold:
+        """All that a home has not acknowledged, for a file. Takes lines and episodes away: the client has ended."""
+        parts, run = [], self._channel.run
+        if self._boundary is not None:
+            parts = [] if self._boundary.is_told else self._parts(run)
+            self._already, self._entered, self._boundary, run = _Counts(), self._boundary.counts, None, 0
+        return untold.Untold(
+            client=self.client_id,
+            label=self.uuid,
+            table=self._told.table_name,
+            home=self._told.home_name,
+            steps=steps,
+            episodes=episodes,
+            lines=lines,
+            parts=[*parts, *self._parts(run)],
+        )
+
+    def _parts(self, run: int) -> list[untold.Part]:
+        """The UPDATEs that tell all of one run: the last one has no line and no episode left."""
+        parts = []
+        while True:
+            body = self._update_body(0.0, 0, 0.0)
+            parts.append(untold.Part(run, wire.tail_of(body)))
+            if not (body.lines or body.ended):
+                return parts
+            self._outbox.acknowledge(body.lines[-1].number if body.lines else 0)
+            for _ in body.ended:
+                self._ended.popleft()
+
+    def _tell_former(self) -> None:
+        """Tell what earlier clients have left in the folder, as soon as somebody answers."""
+        for path, content in () if self._folder is None else untold.found(self._folder):
+            channel = Channel(
+                self._worker.doors,
+                self._context,
+                self.endpoint,
+                client=content.client,
+                limits=self._limits,
+                rng=self._rng,
+                keys=self._keys,
+            )
+            self._tellers.append(untold.Teller(channel, path, content, self._told_former))
+
+    def _told_former(self, teller: untold.Teller) -> None:
+        def leave() -> None:
+            teller.channel.leave()
+            with self._changed:
+                self._tellers.remove(teller)
+                self._changed.notify_all()
+
+        self._worker.post(leave)
 
     def __repr__(self) -> str:
         return f"<memoire.Client {self.client_id.hex()[:8]} of {self.endpoint}>"
@@ -1116,9 +1218,11 @@ class Client(Node):
     def _seconds(self, timeout: float | None) -> float:
         return seconds(timeout, self._limits.request_timeout)
 
-    def _advice(self) -> str:
+    def _advice(self, *, probe: bool = True) -> str:
         """What a person can look at; a proxy may be there while the client's home behind it is not."""
-        where = self._channel.trouble()
+        if self._trouble:
+            return f"The home of this client, server {self.home!r}, says: {self._trouble}"
+        where = self._channel.trouble(probe=probe)
         if self._welcome is None:
             return where
         silent = time.monotonic() - self._channel.heard_at
@@ -1135,12 +1239,15 @@ class Client(Node):
                 if left <= 0:
                     break
                 self._changed.wait(left)
-        raise self._channel.denied or MemoireTimeout(what, self.endpoint, patience, advice())
+        raise self._put_off or self._channel.denied or MemoireTimeout(what, self.endpoint, patience, advice())
 
     # ----------------------------------------------------------------- from here on: inside of the thread alone
 
     def _next_time(self) -> float:
-        return min(self._channel.next_time(), self._hello_at, self._update_due(), self._topics.next_time())
+        own = (self._channel.next_time(), self._hello_at, self._update_due(), self._topics.next_time())
+        former = (min(teller.again_at, teller.channel.next_time()) for teller in self._tellers)
+        watch = float("inf") if self._welcome is None else self._watch.due
+        return min(*own, watch, *(former if self._welcome is not None else ()))
 
     def _update_due(self) -> float:
         """When the next UPDATE is to be sent; never while one is open, or while HELLO is to bring another home or run:
@@ -1177,8 +1284,35 @@ class Client(Node):
             self._take_notices()
         self._topics.turn()
         self._send_pushes()
-        if time.monotonic() >= self._update_due():
+        now = time.monotonic()
+        if now >= self._update_due():
             self._send_update()
+        if self._welcome is not None:
+            self._say(self._watch.look(now))
+            for teller in self._tellers:
+                teller.channel.turn(ready)
+                if now >= teller.again_at:
+                    teller.begin()
+
+    def _say(self, change: Change) -> None:
+        """One warning when the home is away, and one when it is back."""
+        who = f"client {self.client_id.hex()[:8]}"
+        if change == "back":
+            _log.warning("%s: server %r is back; what was recorded meanwhile is counted", who, self.home)
+        elif change == "away":
+            missing = self._counts() - self._acknowledged
+            _log.warning(
+                "%s: server %r at %s has acknowledged nothing for %.0f s. %d steps, %d episodes and %d log lines are "
+                "kept until it is back. %s",
+                who,
+                self.home,
+                self.endpoint,
+                time.monotonic() - self._watch.acknowledged_at,
+                missing.steps,
+                missing.episodes,
+                len(self._outbox),
+                self._advice(probe=False),
+            )
 
     def _send_pushes(self) -> None:
         if self._push is None:
@@ -1214,9 +1348,11 @@ class Client(Node):
 
     def _welcomed(self, answer: Answer) -> None:
         self._hello_open = self._is_moving = False
-        if isinstance(answer, Refused) and answer.code in PASSING and self._welcome is not None:
+        if isinstance(answer, Refused) and answer.code in PASSING:
             self._hello_at = time.monotonic() + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
+            self._put_off = answer
             return
+        self._put_off = None
         try:
             if isinstance(answer, MemoireError):
                 raise answer
@@ -1265,6 +1401,7 @@ class Client(Node):
             self._welcome = told
             self._is_dirty = True
             self._changed.notify_all()
+        self._say(self._watch.acknowledged(time.monotonic()))
         if former is not None:
             self._news_due = 0.0  # a home that is new, or was away, is told at once
             if told.home_name != former.home_name:
@@ -1359,10 +1496,11 @@ class Client(Node):
         with self._changed:
             asked_at, boundary = time.monotonic(), self._boundary
             covers = self._asked if boundary is None else boundary.asked
+            counts = self._counts() if boundary is None else boundary.counts
             body = self._update_body(*sums)
             self._update_open = True
             self._update_sent = asked_at
-        self._channel.ask(body, lambda answer: self._updated(answer, covers, asked_at, boundary))
+        self._channel.ask(body, lambda answer: self._updated(answer, covers, counts, asked_at, boundary))
 
     def _sums(self) -> tuple[float, int, float]:
         """Total weight, number of positive weights and the smallest of them, from one moment; 0 where there is none."""
@@ -1382,7 +1520,6 @@ class Client(Node):
             passed_steps=counts.passed,
             caches=self._window.pushed_caches if is_home else 0,
             cache_bytes=self._window.pushed_bytes if is_home else 0,
-            shipped_episodes=self._window.pushed_caches if is_home and told.storage == "episodes" else 0,
             skipped=counts.skipped,
             generated_bytes=counts.generated_bytes,
             total_weight=weight,
@@ -1407,12 +1544,15 @@ class Client(Node):
             finished=self._finished,
         )
 
-    def _updated(self, answer: Answer, covers: int, asked_at: float, boundary: _Boundary | None) -> None:
+    def _updated(
+        self, answer: Answer, covers: int, counts: _Counts, asked_at: float, boundary: _Boundary | None
+    ) -> None:
         self._update_open = False
         if isinstance(answer, MemoireError) or not isinstance(answer.body, wire.Updated):
             self._update_refused(answer)
             return
         said = answer.body
+        self._say(self._watch.acknowledged(time.monotonic()))
         is_same = said.epoch == self._told.epoch  # otherwise HELLO says what goes on at a server that began anew
         # Before anybody who waits for this answer goes on.
         if said.parameters is not None:
@@ -1422,6 +1562,7 @@ class Client(Node):
         self._hear_of(said.models)
         with self._changed:
             self._updates += 1
+            self._acknowledged, self._trouble = counts, ""
             self._answered = max(self._answered, covers)
             self._outbox.acknowledge(said.lines_through)
             while self._ended and self._ended[0].number <= said.ended_through:
@@ -1464,6 +1605,8 @@ class Client(Node):
                 self._draw_line().is_told = True
         if isinstance(answer, Refused) and answer.code in ("run", "schema", "table", "client"):
             self._hello()
+        elif isinstance(answer, Refused) and answer.code in ("disk", "busy"):
+            self._trouble = answer.text  # said when the home has acknowledged nothing for a while, and where it matters
         elif isinstance(answer, Refused):
             _log.warning("client %s: %s", self.client_id.hex()[:8], answer)
         with self._changed:
@@ -1532,7 +1675,8 @@ class Client(Node):
 
     def _at_end(self) -> None:
         if hasattr(self, "_channel"):  # not when its address is none
-            self._channel.close(Closed("this client"))
+            for each in (self._channel, *(teller.channel for teller in self._tellers)):
+                each.close(Closed("this client"))
 
 
 def _check_when_full(when_full: object) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cache, checks, wire
-from .accounts import Rows, merge, page, row_of, rows_of
+from .accounts import Rows, merge
 from .batch import ID, td_errors_for
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
 from .journal import Group, Journal
@@ -32,7 +33,10 @@ from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, make
 from .parameters import Parameters
 from .runs import Past, Run, Runs
 from .table import OpenTable, Tables
+from .throttle import TokenBuckets
 from .version import SOFTWARE
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_RUN = "default"
 """Name of the run of a server that was never given one."""
@@ -50,8 +54,12 @@ MOST_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
 MOST_FORMER = 1 << 14
 """Runs of other servers that are kept beside those that were counted here."""
-MOST_INHERITED = 1 << 18
-"""Accounts of other servers that are kept for one run."""
+FEW_LEFT = 0.25
+"""Part of the newcomers that may come at once; while fewer are left, the server warns and is not ready."""
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings of that."""
+CROWD = 1 << 16
+"""Accounts in memory beyond which silent ones leave it sooner."""
 MOST_OWNERS = 1 << 14
 """Client ids without an account, of readers and such, that are known to belong to a key."""
 MOST_READINGS = 4
@@ -68,23 +76,11 @@ class Reply(NamedTuple):
     """Whether it must not leave before what it says is on disk, where a store saves it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFacts:
-    """What a client said of itself when it came."""
-
-    role: str
-    label: int
-    host: str
-    pid: int
-    software: str
-
-
 @dataclass(slots=True)
 class _Waiting:
     """Feedback for one client: pieces of (number of the piece, entry numbers [n], TD errors [n])."""
 
     pieces: deque[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = field(default_factory=deque)
-    samples: int = 0
     number: int = 0
 
 
@@ -140,9 +136,10 @@ class Desk:
         self._silent: Counter[int] = Counter()
         self._shared_at = 0.0
         self._shared_ledger: Ledger | None = None  # of which run
-        self._pages: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()  # accounts that somebody is reading
+        # Accounts in memory when somebody began to read them, by reader and run.
+        self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
+        self._warned_at = float("-inf")
         self._told: set[bytes] = set()  # clients that have said that they know that the run is over
-        self.facts: dict[bytes, ClientFacts] = {}
         self.learners = Learners()
         self.refused: Counter[str] = Counter()
         """Messages that were refused, by code."""
@@ -159,7 +156,17 @@ class Desk:
         self._given: OrderedDict[tuple[bytes, wire.Type, int], OrderedDict[int, Reply]] = OrderedDict()
         self._endpoints, self._on_lines, self._on_model, self._clock = endpoints, on_lines, on_model, clock
         self._on_news, self._on_change = on_news, on_change
-        self.runs = Runs(self._go_on(past, run), clock(), past, epoch=self.epoch)
+        self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
+        """Accounts that may be opened now, by the owner of their key."""
+        self.runs = Runs(
+            self._go_on(past, run),
+            clock(),
+            past,
+            epoch=self.epoch,
+            home=self.home,
+            may_open=self.newcomers.take,
+            forget=self._forget,
+        )
         self._restore(past)
         self._answers: dict[type[wire.Body], Callable[[wire.Header, Any, Any], Reply]] = {
             wire.Hello: self._hello,
@@ -277,6 +284,8 @@ class Desk:
         assert self.journal is not None
         with self.lock:
             self._unsaved = []
+            for run in self.runs:
+                run.kept.taken()
             return self.journal.take()
 
     def saved(self) -> None:
@@ -284,6 +293,8 @@ class Desk:
         assert self.journal is not None
         with self.lock:
             self.journal.saved()
+            for run in self.runs:
+                run.kept.saved()
 
     def begin_run(self, name: str) -> None:
         """Count this run from now on, from zero or where it ended; the former one stays readable, with its caches gone.
@@ -304,7 +315,8 @@ class Desk:
                 table.limiter.reset()
             self.models.renew()
             self._uploads.clear()
-            self._waiting.clear()
+            for client in list(self._waiting):
+                self._give_up_feedback(former, client)
             self._told.clear()
             self._after(self._on_news)
 
@@ -455,16 +467,54 @@ class Desk:
         return Reply(welcome, None, names, until_saved=not is_saved)
 
     def _meet(self, client: bytes, body: wire.Hello, table: OpenTable) -> int:
-        """Open the client's account, and remember what it says of itself; since when it is open. Under the lock."""
-        is_new = client not in self.ledger
-        account = self.ledger.account(client, self._clock(), table.number)
+        """Remember what a client says of itself; since when its account is open, or would be. Under the lock."""
+        account = self.ledger.greet(client, self._clock(), table.number)
         account.owner = account.owner or self._owners.pop(client, "")
-        self.facts[client] = ClientFacts(body.role, body.label, body.host, body.pid, body.software)
-        if is_new or (account.label, account.host, account.table) != (body.label, body.host, table.number):
-            account.label, account.host = body.label, body.host
+        account.host = body.host
+        if (account.label, account.table) != (body.label, table.number):
+            account.label = body.label
             self.ledger.move(account, table.number)
-            self._touch(self.runs.current, account)
+            if self.ledger.is_counted(account):
+                self._touch(self.runs.current, account)
         return account.since
+
+    def fold(self) -> None:
+        """Let accounts leave memory whose clients are gone, or silent for long, once they are on disk where there is
+        one; and former runs that nobody asks for. Cost: a look at each account in memory.
+        """
+        now, limits = self.now, self.limits
+        if (trouble := self.trouble()) and now > self._warned_at + WARN_INTERVAL:
+            self._warned_at = now
+            _log.warning("server %s: %s", self.name, trouble)
+        with self.lock:
+            for run in self.runs:
+                silent = limits.client_timeout if len(run.ledger) > CROWD else limits.account_timeout
+                for account in list(run.ledger):
+                    patience = limits.client_timeout if account.report.leaving else silent
+                    if account.last_seen < now - patience:
+                        self._give_up_feedback(run, account.client)
+                        if self._is_saved(run, account.client):
+                            run.ledger.fold(account)
+                run.ledger.expire(now - limits.client_timeout)
+            self.runs.rest(lambda run: self.journal is None or not self.journal.has(run.name))
+
+    def trouble(self) -> str:
+        """Why new clients may soon have to wait, as a sentence; "" while they need not."""
+        with self.lock:
+            left = self.newcomers.least(self.now)
+        if left > FEW_LEFT * self.newcomers.burst:
+            return ""
+        return (
+            f"clients: {left:.0f} new ones of {self.newcomers.burst} may still come at once with the same key; further "
+            f"ones have to wait, and {self.newcomers.rate:g} may come a second (new_clients, new_clients_rate)"
+        )
+
+    def _forget(self, client: bytes) -> None:
+        """Drop what is in memory of a client that left the ledger of a run. Under the lock."""
+        if client not in self.ledger:
+            self._told.discard(client)
+            for table in self.tables:
+                table.limiter.left(client)
 
     def _stated_limits(self, table: OpenTable) -> dict[str, int]:
         names = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
@@ -493,7 +543,8 @@ class Desk:
         if ledger is not self._shared_ledger or not self._shared_at <= now < self._shared_at + 1.0:
             self._shared_ledger, self._shared_at = ledger, now
             since = now - self.limits.client_timeout
-            silent = (each.table for each in ledger if each.last_seen < since and not each.report.leaving)
+            everybody = (*ledger, *ledger.guests)
+            silent = (each.table for each in everybody if each.last_seen < since and not each.report.leaving)
             self._silent = Counter(silent)
         return ledger.present - self._silent
 
@@ -505,19 +556,23 @@ class Desk:
                 raise self._wrong_run()
             before = sums_of(run.ledger.find(header.client))
             account = run.ledger.report(header.client, header.sequence, body, now, table.number)
-            taken = run.logbook.take(header.client, body.lines, now)
-            if taken or before != sums_of(account):
-                self._touch(run, account)
+            taken = run.logbook.take(header.client, body.lines, account.lines_through, now)
             if taken:
+                account.lines_through = taken[-1].line.number
                 if self.journal is not None:
                     self.journal.lines(run.name, taken)
                 self._after(functools.partial(self._on_lines, taken))
-            # Pieces are numbered anew at each start.
-            feedback = self._feedback_for(
-                table, header.client, body.feedback_through if body.epoch == self.epoch else 0
-            )
+            is_counted = run.ledger.is_counted(account)
+            if is_counted and before != sums_of(account):
+                self._touch(run, account)
+            feedback = None
+            if run is self.runs.current:
+                # Pieces are numbered from 1 at each start.
+                feedback = self._feedback_for(table, account, body.feedback_through if body.epoch == self.epoch else 0)
+                if account.report.leaving:
+                    self._give_up_feedback(run, header.client)
             reply = Reply(self._updated(table, run, account, body), until_saved=not self._is_saved(run, header.client))
-        if run is self.runs.current:
+        if run is self.runs.current and is_counted:
             table.pool.sums(header.client, header.sequence, body.total_weight, body.positives, body.minimum)
             table.limiter.reported(header.client, body.steps - body.passed_steps, header.sequence)
             if account.report.leaving:
@@ -546,7 +601,7 @@ class Desk:
                 return 0
             return sum(
                 account.last_seen >= since and not account.report.leaving and account.client not in self._told
-                for account in self.ledger
+                for account in (*self.ledger, *self.ledger.guests)
             )
 
     def _updated(self, table: OpenTable, run: Run, account: Account, body: wire.Update) -> wire.Updated:
@@ -558,10 +613,9 @@ class Desk:
             durable=self.is_durable,
             episodes=account.report.episodes,
             steps=account.report.steps,
-            lines_through=run.logbook.through(account.client),
+            lines_through=account.lines_through,
             ended_through=account.ended_through,
             caches=account.accepted_caches,
-            episodes_stored=account.accepted_caches if table.storage == "episodes" else 0,
             received_bytes=account.received_bytes,
             rejected=dict(account.rejected),
             lost=account.lost_caches,
@@ -773,26 +827,39 @@ class Desk:
         return self._keep(client, numbers, errors)
 
     def _keep(self, client: bytes, numbers: NDArray[np.int64], errors: NDArray[np.float32]) -> int:
-        if client not in self.ledger:
+        account = self.ledger.find(client)
+        if account is None or account.report.leaving or not self.ledger.is_counted(account):
             return len(numbers)
         waiting = self._waiting.setdefault(client, _Waiting())
         waiting.number += 1
         waiting.pieces.append((waiting.number, numbers, errors))
-        waiting.samples += len(numbers)
+        account.waiting_feedback += len(numbers)
         lost = 0
-        while waiting.samples > FEEDBACK_SAMPLES and len(waiting.pieces) > 1:
-            oldest = len(waiting.pieces.popleft()[1])
-            waiting.samples -= oldest
-            lost += oldest
+        while account.waiting_feedback - lost > FEEDBACK_SAMPLES and len(waiting.pieces) > 1:
+            lost += len(waiting.pieces.popleft()[1])
+        if lost:
+            self.ledger.lost_feedback(account, lost)
+            self._touch(self.runs.current, account)
         return lost
 
-    def _feedback_for(self, table: OpenTable, client: bytes, through: int) -> tuple[int, Any] | None:
+    def _give_up_feedback(self, run: Run, client: bytes) -> None:
+        """Count as lost what waits for a client that will not fetch it any more. Under the lock."""
+        if self._waiting.pop(client, None) is None:
+            return
+        account = run.ledger.find(client)
+        if account is not None and account.waiting_feedback:
+            self.feedback_lost += account.waiting_feedback
+            run.ledger.lost_feedback(account, account.waiting_feedback)
+            self._touch(run, account)
+
+    def _feedback_for(self, table: OpenTable, account: Account, through: int) -> tuple[int, Any] | None:
         """Number and container of what the client has not applied yet."""
+        client = account.client
         waiting = self._waiting.get(client)
         if waiting is None:
             return None
         while waiting.pieces and waiting.pieces[0][0] <= through:
-            waiting.samples -= len(waiting.pieces.popleft()[1])
+            account.waiting_feedback -= len(waiting.pieces.popleft()[1])
         chosen: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = []
         samples = 0
         for piece in waiting.pieces:
@@ -821,11 +888,19 @@ class Desk:
 
     # ----------------------------------------------------------------------------------------------- accounts
 
-    def rows(self, run: Run) -> Rows:
-        """Every account of a run that is here: the server's own, and those that it inherited."""
+    def pages(self, run: Run) -> Iterator[Rows]:
+        """Every account of a run that is here, in pages: the server's own, and those that it inherited. A client that
+        is counted while they are read may be in them as it was before.
+        """
         with self.lock:
-            rows = [row_of(account, self.home, run.logbook.through(account.client)) for account in run.ledger]
-            return merge(rows_of(rows), run.inherited)
+            live = run.live(self.home)
+        pages = run.pages(live)
+        while True:
+            with self.lock:
+                rows = next(pages, None)
+            if rows is None:
+                return
+            yield rows
 
     def ended(self, after: int, most: int) -> tuple[str, int, list[tuple[bytes, wire.Ended]]]:
         """Closed episodes of the run that is counted now: its name, the number of the first one, and at most so many of
@@ -843,13 +918,15 @@ class Desk:
             if run is None:
                 raise ProtocolError("run", f"this server knows no run {body.run!r}")
             key = (header.client, run.name)
-            if not body.after or key not in self._pages:  # the pages of one reading are of one moment
-                self._pages[key] = self.rows(run)
-            rows, more = page(self._pages[key], body.after)
+            live = self._readings.get(key)
+            if not body.after or live is None:
+                live = self._readings[key] = run.live(self.home)
+            rows, more = run.page(live, body.after)
             if not more:
-                del self._pages[key]
-            while len(self._pages) > MOST_READINGS:
-                self._pages.popitem(last=False)
+                del self._readings[key]
+            while len(self._readings) > MOST_READINGS:
+                self._readings.popitem(last=False)
+            pools = [table.pool.stats() for table in self.tables if run is self.runs.current]
             accounts = wire.Accounts(
                 run_name=run.name,
                 epoch=self.epoch,
@@ -859,6 +936,8 @@ class Desk:
                 accounts=rows.tobytes(),
                 more=more,
                 time=self.now,
+                applied=sum(pool.applied for pool in pools),
+                stale=sum(pool.stale for pool in pools),
             )
         return Reply(accounts)
 
@@ -871,18 +950,13 @@ class Desk:
         """Keep accounts of other servers for a run, as `merge` gives them; returns the run.
 
         Raises:
-            ProtocolError: there are too many, or the run's name is none.
+            ProtocolError: the run's name is none, or too many runs are kept.
         """
         with self.lock:
             run = self.runs.named(name) or self._former(name, finished)
-            merged = merge(run.inherited, rows)
-            if len(merged) > MOST_INHERITED:
-                raise ProtocolError("busy", f"{MOST_INHERITED} accounts of other servers are kept for run {run.name!r}")
-            run.inherited = merged
+            run.inherit(rows)
             if self.journal is not None:
-                # By half of the ids: a row more that is saved again does no harm.
-                mine = np.isin(merged["client"][:, 0], rows["client"][:, 0])
-                self.journal.inherit(run.name, merged[mine].tobytes())
+                self.journal.inherit(run.name, rows.tobytes())
             return run
 
     def _former(self, name: str, finished: bool) -> Run:

@@ -61,9 +61,11 @@ class TableStats:
     overwritten_caches: int
     """Caches or episodes that made room."""
     applied: int
-    """Priorities that learners have set of entries that are stored here."""
+    """Priorities that learners have set: applied here, where episodes are stored, or by the clients that own them."""
     stale: int
-    """And of entries that had made room."""
+    """Those whose entry had made room."""
+    lost_feedback: int
+    """Those that no client fetched: it had ended, or too many waited for it."""
     passed_over_samples: int
     """Held ones that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
     parameters_version: int
@@ -251,15 +253,15 @@ class TableHandle:
         with self._desk.lock:
             ledger, version = self._desk.ledger, table.parameters_version
             clients = ledger.present[table.number]
-            episodes, steps = ledger.table_episodes[table.number], ledger.table_steps[table.number]
+            sums = {name: of_tables[table.number] for name, of_tables in ledger.tables.items()}
         with self._counting:
             batches, waited = self._batches, self._waited
         return TableStats(
             name=table.name,
             storage=table.storage,
             clients=clients,
-            episodes=episodes,
-            steps=steps,
+            episodes=sums["episodes"],
+            steps=sums["steps"],
             batches=batches,
             samples=pool.drawn,
             waited=waited,
@@ -271,8 +273,9 @@ class TableHandle:
             unused_samples=pool.unused,
             overwritten_caches=pool.overwritten,
             passed_over_samples=pool.passed_over,
-            applied=pool.applied,
-            stale=pool.stale,
+            applied=pool.applied + sums["applied"],
+            stale=pool.stale + sums["stale"],
+            lost_feedback=sums["lost_feedback"],
             parameters_version=version,
             samples_per_insert=table.parameters.samples_per_insert,
             rate=table.limiter.stats(),

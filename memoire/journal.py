@@ -69,6 +69,7 @@ class Journal:
     def __init__(self) -> None:
         self._accounts: dict[tuple[str, bytes], Account] = {}
         self._saving: set[tuple[str, bytes]] = set()
+        self._others: set[str] = set()  # runs of which anything else is being saved
         self._lines: list[tuple[str, Sequence[Entry]]] = []
         self._runs: dict[str, RunFacts] = {}
         self._models: dict[tuple[str, str], Model] = {}
@@ -119,6 +120,16 @@ class Journal:
         """Whether nothing of this account waits, or is being saved just now."""
         return (run, client) not in self._accounts and (run, client) not in self._saving
 
+    def has(self, run: str) -> bool:
+        """Whether anything of this run waits, or is being saved just now."""
+        waiting = (
+            *(name for name, _ in (*self._accounts, *self._saving, *self._models)),
+            *(name for name, _ in (*self._lines, *self._inherited)),
+            *self._runs,
+            *self._others,
+        )
+        return run in waiting
+
     @property
     def is_clean(self) -> bool:
         """Whether there is nothing to take."""
@@ -142,10 +153,11 @@ class Journal:
             tickets=[*self._after, *self._waiting.values()],
         )
         self._saving = set(self._accounts)
+        self._others = {run for run, _ in (*self._lines, *self._models, *self._inherited)} | self._runs.keys()
         self._accounts, self._lines, self._runs, self._models, self._inherited = {}, [], {}, {}, []
         self._settings, self._after, self._waiting = {}, [], OrderedDict()
         return group
 
     def saved(self) -> None:
         """The group taken last is on disk."""
-        self._saving = set()
+        self._saving, self._others = set(), set()

@@ -5,29 +5,39 @@ lost, doubled or late without changing what is counted: the greater number wins.
 
     client 7 says     episodes 3     episodes 5     (again) 3      the ledger holds 5
     client 9 says                    episodes 2                    the ledger holds 2      total 7
+
+A client that has only said hello is a guest: it has no account until it reports something that counts. An account
+whose client is gone or silent is folded: it leaves memory, its `AccountStore` keeps it, and it comes back before the
+client's next message is looked at.
+
+    hello ──▶ guest ──first report that counts──▶ account ──gone, or silent for long──▶ folded
+                                                     ▲──────────── speaks again ────────────┘
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 
 from .errors import ProtocolError
 from .wire import MOST_RETURN, Ended, Update
 
-MOST_CLIENTS = 1 << 16
-"""Clients that one ledger keeps; a stranger who makes up names cannot fill the memory."""
+MAX_GUESTS = 1 << 14
+"""Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
 MOST_CODES = 32
 MOST_HOMES = 32
 """Accounts that a client remembers of homes it has left, should it come back."""
 RECENT_EPISODES = 1000
 
 _SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale")
-_HOME_SUMS = ("caches", "cache_bytes", "shipped_episodes")
+_HOME_SUMS = ("caches", "cache_bytes")
+TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
+"""What is added up for each table, too."""
 
 
 @dataclass(slots=True)
@@ -43,6 +53,8 @@ class Account:
     """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
     sequence: int = -1
     """Number of that newest message."""
+    lines_through: int = 0
+    """Number of the newest log line that was taken."""
     ended_through: int = 0
     """Number of the newest closed episode that was taken."""
     returns_count: int = 0
@@ -57,11 +69,16 @@ class Account:
     accepted_bytes: int = 0
     accepted_samples: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    waiting_feedback: int = 0
+    """Priorities that learners have set and that the client has not fetched yet; only in memory."""
+    lost_feedback: int = 0
+    """Priorities that it never fetched: it ended, or too many waited for it."""
     last_cache: float = 0.0
+    """When the newest cache arrived; only in memory."""
     label: int = 0
     """Of its log lines."""
     host: str = ""
-    """Where it runs, as it says."""
+    """Where it runs, as it says; only in memory."""
     table: int = 0
     """Number of the table that it belongs to."""
     owner: str = ""
@@ -129,7 +146,113 @@ class Totals:
     returns_count: int = 0
     returns_sum: float = 0.0
     applied: int = 0
+    """Priorities that learners set and that clients have applied."""
     stale: int = 0
+    """Those whose entry was gone when the client heard of them."""
+    lost_feedback: int = 0
+    """Those that no client fetched, because it had ended, or too many waited for it."""
+
+
+class ExactSum:
+    """A sum of floats that knows no rounding: what was added and taken off again leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._units = 0  # of 2**-1074, of which every float is a whole number
+
+    def add(self, value: float, sign: int = 1) -> None:
+        """Add a finite number, or take it off."""
+        numerator, denominator = value.as_integer_ratio()
+        self._units += sign * (numerator << (1075 - denominator.bit_length()))
+
+    @property
+    def value(self) -> float:
+        """The sum, rounded once."""
+        return self._units / (1 << 1074)
+
+
+class FoldedSums:
+    """What the accounts add up to that are not in memory."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """By the names of `Totals`, all but returns_sum."""
+        self.returns = ExactSum()
+        self.tables: dict[str, Counter[int]] = {name: Counter() for name in TABLE_SUMS}
+        """`TABLE_SUMS` of each table, by its number."""
+
+    def add(self, account: Account, sign: int = 1) -> None:
+        """Add an account, or take it off."""
+        counts = counts_of(account)
+        for name, value in counts.items():
+            self.counts[name] += sign * value
+        self.returns.add(account.returns_sum, sign)
+        for name, sums in self.tables.items():
+            sums[account.table] += sign * counts[name]
+
+
+def counts_of(account: Account) -> dict[str, int]:
+    """What an account adds to `Totals`, all but returns_sum."""
+    report = account.report
+    return {
+        "clients": 1,
+        "gone": int(report.leaving),
+        "episodes": report.episodes,
+        "steps": report.steps,
+        "pushed_caches": account.pushed_caches,
+        "pushed_bytes": account.pushed_bytes,
+        "skipped_caches": report.skipped,
+        "generated_bytes": report.generated_bytes,
+        "received_caches": account.received_caches,
+        "received_bytes": account.received_bytes,
+        "accepted_caches": account.accepted_caches,
+        "accepted_bytes": account.accepted_bytes,
+        "accepted_samples": account.accepted_samples,
+        "rejected_caches": sum(account.rejected.values()),
+        "lost_caches": account.lost_caches,
+        "lost_bytes": account.lost_bytes,
+        "dropped_lines": report.dropped_lines,
+        "returns_count": account.returns_count,
+        "applied": report.applied,
+        "stale": report.stale,
+        "lost_feedback": account.lost_feedback,
+    }
+
+
+class AccountStore(Protocol):
+    """Where the accounts of one run are that are not in memory; see `account_store` and `store`."""
+
+    def find(self, client: bytes) -> Account | None:
+        """The client's own account as it was kept last."""
+
+    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
+        """Numbers of the newest line and closed episode that other accounts of this client have, those of servers that
+        were drained among them; 0 where there are none.
+        """
+
+    def keep(self, account: Account) -> None:
+        """Keep an account that leaves memory; it is not changed any more."""
+
+    def sums(self) -> FoldedSums:
+        """What all accounts that are kept add up to, without those of other servers."""
+
+
+class Nothing:
+    """An `AccountStore` that has nothing and keeps nothing: of a ledger that never folds."""
+
+    def find(self, client: bytes) -> Account | None:
+        """None."""
+
+    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
+        """Zeros."""
+        return 0, 0
+
+    def keep(self, account: Account) -> None:
+        """A mistake of ours: nobody would find it again."""
+        assert account is None, "a ledger that folds needs a store"
+
+    def sums(self) -> FoldedSums:
+        """Nothing."""
+        return FoldedSums()
 
 
 class Ledger:
@@ -137,23 +260,33 @@ class Ledger:
 
     Args:
         epoch: Of the server as it runs now; accounts that it opens say that they began in it.
+        store: Where accounts are that are not in memory.
+        may_open: Whether an account may be opened for a newcomer whose key is this owner's, now.
+        forget: Called with each client that leaves memory.
     """
 
-    def __init__(self, *, epoch: int = 0, most_clients: int = MOST_CLIENTS) -> None:
+    def __init__(
+        self,
+        *,
+        epoch: int = 0,
+        store: AccountStore | None = None,
+        may_open: Callable[[str, float], bool] = lambda owner, now: True,
+        forget: Callable[[bytes], None] = lambda client: None,
+    ) -> None:
         self.epoch = epoch
+        self._store = Nothing() if store is None else store
+        self._may_open, self._forget = may_open, forget
         self._accounts: dict[bytes, Account] = {}
-        self._most_clients = most_clients
-        self.episodes = 0
-        """Episodes that all clients closed; a running sum, so that reading it costs nothing."""
-        self.steps = 0
-        self.accepted_caches = 0
-        self.gone = 0
-        """Clients that said goodbye."""
+        self._guests: OrderedDict[bytes, Account] = OrderedDict()  # the one that spoke last is the last
+        self._folded = self._store.sums()
+        self.sums: Counter[str] = Counter()
+        """Running sums over all clients, by the names of `Totals`: those of `TABLE_SUMS`, accepted_caches and gone."""
+        self.tables: dict[str, Counter[int]] = {name: Counter(sums) for name, sums in self._folded.tables.items()}
+        """`TABLE_SUMS` of each table, by its number."""
+        for name in (*TABLE_SUMS, "accepted_caches", "gone"):
+            self.sums[name] = self._folded.counts[name]
         self.present: Counter[int] = Counter()
-        """The others, of each table by its number."""
-        self.table_episodes: Counter[int] = Counter()
-        """Episodes of each table, and below its steps."""
-        self.table_steps: Counter[int] = Counter()
+        """Clients in memory that have not said goodbye, of each table; guests are among them."""
         self.strays = 0
         """Caches that came for accounts of a former life of this server."""
         self.ended_count = 0
@@ -161,66 +294,144 @@ class Ledger:
         self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
         """The newest closed episodes with who closed them, oldest first."""
 
+    @property
+    def episodes(self) -> int:
+        """Episodes that all clients closed."""
+        return self.sums["episodes"]
+
+    @property
+    def steps(self) -> int:
+        """Entries that all clients recorded."""
+        return self.sums["steps"]
+
+    @property
+    def accepted_caches(self) -> int:
+        """Caches that were accepted."""
+        return self.sums["accepted_caches"]
+
+    @property
+    def gone(self) -> int:
+        """Clients that said goodbye."""
+        return self.sums["gone"]
+
+    @property
+    def folded(self) -> int:
+        """Accounts that are not in memory."""
+        return self._folded.counts["clients"]
+
     def __len__(self) -> int:
+        """Accounts in memory."""
         return len(self._accounts)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._accounts
+        """Whether this client is here now: its account is in memory, or it is a guest."""
+        return client in self._accounts or client in self._guests
 
     def __iter__(self) -> Iterator[Account]:
+        """Accounts in memory."""
         return iter(self._accounts.values())
 
-    def account(self, client: bytes, now: float, table: int = 0) -> Account:
-        """The client's account, opened for a table when it is new.
+    @property
+    def guests(self) -> list[Account]:
+        """Clients that have said hello and reported nothing that counts."""
+        return list(self._guests.values())
 
-        Raises:
-            ProtocolError: (code "busy") the ledger is full.
-        """
-        account = self._accounts.get(client)
+    def find(self, client: bytes) -> Account | None:
+        """What is known of a client: its account, brought back where it was folded, or what it said as a guest."""
+        return self._accounts.get(client) or self._guests.get(client) or self._unfold(client)
+
+    def is_counted(self, account: Account) -> bool:
+        """Whether this is an account, and not a guest's."""
+        return account.client in self._accounts
+
+    def greet(self, client: bytes, now: float, table: int = 0) -> Account:
+        """A client says hello: its account where it has one, or else it is a guest from now on."""
+        account = self.find(client)
         if account is None:
-            if len(self._accounts) >= self._most_clients:
-                raise ProtocolError("busy", f"this server already counts {self._most_clients} clients")
-            account = self._accounts[client] = Account(client, now, now, self.epoch, table=table)
+            account = self._guests[client] = Account(client, now, now, self.epoch, table=table)
             self.present[table] += 1
+            while len(self._guests) > MAX_GUESTS:
+                self._dismiss(next(iter(self._guests)))
+        return self._heard(account, now)
+
+    def _heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
+        if account.client in self._guests:
+            self._guests.move_to_end(account.client)
         return account
 
-    def restore(self, account: Account) -> None:
-        """Keep an account that was opened before, whole: it comes from a file. Not for a client that has one here."""
-        assert account.client not in self._accounts
-        self._accounts[account.client] = account
-        self.episodes += account.report.episodes
-        self.steps += account.report.steps
-        self.accepted_caches += account.accepted_caches
-        self.gone += account.report.leaving
-        self._enter(account, 1)
+    def _dismiss(self, client: bytes) -> None:
+        self.present[self._guests.pop(client).table] -= 1
+        self._forget(client)
+
+    def _opened(self, client: bytes, now: float, table: int) -> Account:
+        """The client's account, opened if it has none.
+
+        Raises:
+            ProtocolError: (code "busy") too many are opened at once.
+        """
+        account = self.find(client) or Account(client, now, now, self.epoch, table=table)
+        if client not in self._accounts:
+            if not self._may_open(account.owner, now):
+                raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
+            if self._guests.pop(client, None) is not None:
+                self.present[account.table] -= 1
+            # What other servers have taken of this client it may still say once more, here.
+            account.lines_through, account.ended_through = self._store.numbers_elsewhere(client)
+            self._accounts[client] = account
+            self.present[account.table] += 1
+        return self._heard(account, now)
 
     def move(self, account: Account, table: int) -> None:
         """The client belongs to this table from now on, with all that it has counted."""
-        self._enter(account, -1)
-        account.table = table
-        self._enter(account, 1)
+        counts = counts_of(account)
+        for sign in (-1, 1):
+            for name, sums in self.tables.items():
+                sums[account.table] += sign * counts[name]
+            self.present[account.table] += sign * (not account.report.leaving)
+            account.table = table
 
-    def _enter(self, account: Account, sign: int) -> None:
-        """Add an account to the sums of its table, or take it off."""
-        self.present[account.table] += sign * (not account.report.leaving)
-        self.table_episodes[account.table] += sign * account.report.episodes
-        self.table_steps[account.table] += sign * account.report.steps
+    # Accounts that leave memory, and come back
 
-    def find(self, client: bytes) -> Account | None:
-        """The client's account, when it has one."""
-        return self._accounts.get(client)
+    def fold(self, account: Account) -> None:
+        """Take an account out of memory: its client is gone, or silent. What it has counted stays in all sums."""
+        assert not account.waiting_feedback
+        del self._accounts[account.client]
+        self.present[account.table] -= not account.report.leaving
+        self._folded.add(account)
+        self._store.keep(account)
+        self._forget(account.client)
+
+    def _unfold(self, client: bytes) -> Account | None:
+        account = self._store.find(client)
+        if account is not None:
+            self._accounts[client] = account
+            self.present[account.table] += not account.report.leaving
+            self._folded.add(account, -1)
+        return account
+
+    def expire(self, since: float) -> None:
+        """Forget guests that were not heard since then."""
+        for client in [client for client, guest in self._guests.items() if guest.last_seen < since]:
+            self._dismiss(client)
+
+    # What clients say
 
     def report(self, client: bytes, sequence: int, update: Update, now: float, table: int = 0) -> Account:
-        """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence.
+        """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence. A guest that
+        reports nothing that counts stays one.
 
         What it counts per home is not taken from before this account was opened: it is about a former one.
 
         Raises:
-            ProtocolError: a scalar or return is not finite, or the ledger is full; nothing was changed.
+            ProtocolError: a scalar or return is not finite, or too many accounts are opened at once; nothing was
+                changed.
         """
         _check(update)
-        account = self.account(client, now, table)
+        account = self._accounts.get(client)
+        if account is None and _counts_something(update):
+            account = self._opened(client, now, table)
+        account = self._heard(account or self.greet(client, now, table), now)
         old = account.report
         said = update if sequence > account.sequence else old
         mine = update if update.epoch >= account.since else old
@@ -228,14 +439,22 @@ class Ledger:
         sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in _HOME_SUMS}
         account.report = msgspec.structs.replace(said, **sums, lines=[], ended=[])
         account.sequence = max(account.sequence, sequence)
-        self.episodes += account.report.episodes - old.episodes
-        self.steps += account.report.steps - old.steps
-        self.gone += account.report.leaving - old.leaving
-        self.present[account.table] -= account.report.leaving - old.leaving
-        self.table_episodes[account.table] += account.report.episodes - old.episodes
-        self.table_steps[account.table] += account.report.steps - old.steps
-        self._take_ended(account, update)
+        if client in self._accounts:
+            self._add_news(account, old)
+            self._take_ended(account, update)
+        elif account.report.leaving:
+            self._dismiss(client)
         return account
+
+    def _add_news(self, account: Account, old: Update) -> None:
+        """Add what a report has brought to the running sums."""
+        report, table = account.report, account.table
+        for name in ("episodes", "steps", "applied", "stale"):
+            if news := getattr(report, name) - getattr(old, name):
+                self.sums[name] += news
+                self.tables[name][table] += news
+        self.sums["gone"] += report.leaving - old.leaving
+        self.present[table] -= report.leaving - old.leaving
 
     def _take_ended(self, account: Account, update: Update) -> None:
         for ended in update.ended:
@@ -260,11 +479,15 @@ class Ledger:
 
         None, and only `strays` counts it, when it was pushed to an account that this ledger has no more (`since` is
         not this one's): its client has given it up.
+
+        Raises:
+            ProtocolError: too many accounts are opened at once; nothing was changed.
         """
-        account = self.account(client, now, table)
-        if since not in (0, account.since):
+        account = self.find(client)
+        if since not in (0, self.epoch if account is None else account.since):
             self.strays += 1
             return None
+        account = self._opened(client, now, table)
         account.received_caches += 1
         account.received_bytes += byte_count
         account.seen_caches = max(account.seen_caches, number)
@@ -277,7 +500,7 @@ class Ledger:
         account.accepted_caches += 1
         account.accepted_bytes += byte_count
         account.accepted_samples += samples
-        self.accepted_caches += 1
+        self.sums["accepted_caches"] += 1
 
     def rejected(self, account: Account, code: str) -> None:
         """The cache that arrived was not taken, for the reason `code`."""
@@ -285,49 +508,43 @@ class Ledger:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
 
+    def lost_feedback(self, account: Account, samples: int) -> None:
+        """Priorities that waited for a client will never be fetched by it."""
+        account.waiting_feedback -= samples
+        account.lost_feedback += samples
+        self.sums["lost_feedback"] += samples
+        self.tables["lost_feedback"][account.table] += samples
+
+    # What is asked
+
     def active(self, since: float) -> list[Account]:
-        """Accounts of clients that have not said goodbye, and were heard from `since` then."""
-        return [account for account in self if account.last_seen >= since and not account.report.leaving]
+        """Clients that have not said goodbye and were heard from `since` then, guests among them."""
+        everybody = (*self._accounts.values(), *self._guests.values())
+        return [account for account in everybody if account.last_seen >= since and not account.report.leaving]
 
     def totals(self) -> Totals:
-        """Sums over all accounts; the cost grows with their number."""
-        accounts = list(self)
-        reports = [account.report for account in accounts]
-        return Totals(
-            clients=len(accounts),
-            gone=self.gone,
-            episodes=self.episodes,
-            steps=self.steps,
-            pushed_caches=sum(account.pushed_caches for account in accounts),
-            pushed_bytes=sum(account.pushed_bytes for account in accounts),
-            skipped_caches=sum(report.skipped for report in reports),
-            generated_bytes=sum(report.generated_bytes for report in reports),
-            received_caches=sum(account.received_caches for account in accounts),
-            received_bytes=sum(account.received_bytes for account in accounts),
-            accepted_caches=self.accepted_caches,
-            accepted_bytes=sum(account.accepted_bytes for account in accounts),
-            accepted_samples=sum(account.accepted_samples for account in accounts),
-            rejected_caches=sum(sum(account.rejected.values()) for account in accounts),
-            lost_caches=sum(account.lost_caches for account in accounts),
-            lost_bytes=sum(account.lost_bytes for account in accounts),
-            dropped_lines=sum(report.dropped_lines for report in reports),
-            returns_count=sum(account.returns_count for account in accounts),
-            returns_sum=math.fsum(account.returns_sum for account in accounts),
-            applied=sum(report.applied for report in reports),
-            stale=sum(report.stale for report in reports),
-        )
+        """Sums over all accounts, those that are not in memory included; the cost grows with those that are."""
+        sums = Counter(self._folded.counts)
+        for account in self:
+            sums.update(counts_of(account))
+        returns = math.fsum((self._folded.returns.value, *(account.returns_sum for account in self)))
+        return Totals(**sums, returns_sum=returns)
 
     def check_invariants(self) -> None:
         """Raise AssertionError where running sums and accounts disagree."""
-        assert self.episodes == sum(account.report.episodes for account in self)
-        assert self.steps == sum(account.report.steps for account in self)
-        assert self.accepted_caches == sum(account.accepted_caches for account in self)
-        assert self.gone == sum(account.report.leaving for account in self)
-        for sums, name in ((self.table_episodes, "episodes"), (self.table_steps, "steps")):
-            assert sums.total() == getattr(self, name)
+        totals = self.totals()
+        for name, value in self.sums.items():
+            assert value == getattr(totals, name), name
+        for name, sums in self.tables.items():
+            assert sums.total() == getattr(totals, name), name
             for table in {account.table for account in self}:
-                assert sums[table] == sum(getattr(a.report, name) for a in self if a.table == table)
-        assert +self.present == Counter(account.table for account in self if not account.report.leaving)
+                mine = sum(counts_of(account)[name] for account in self if account.table == table)
+                assert sums[table] == mine + self._folded.tables[name][table], name
+        present = (account for account in (*self, *self.guests) if not account.report.leaving)
+        assert +self.present == Counter(account.table for account in present)
+        assert not self._guests.keys() & self._accounts.keys()
+        for guest in self.guests:
+            assert not any(value for name, value in counts_of(guest).items() if name not in ("clients", "gone"))
         for client, account in self._accounts.items():
             assert account.client == client
             assert not account.report.lines and not account.report.ended
@@ -336,6 +553,12 @@ class Ledger:
             assert account.pushed_caches == received + account.lost_caches + account.in_flight_caches
             assert account.pushed_bytes == account.received_bytes + account.lost_bytes + account.in_flight
             assert account.received_bytes >= account.accepted_bytes
+            assert account.waiting_feedback >= 0
+
+
+def _counts_something(update: Update) -> bool:
+    """Whether a report is more than a sign of life."""
+    return any(getattr(update, name) for name in (*_SUMS, *_HOME_SUMS)) or bool(update.lines or update.ended)
 
 
 def sums_of(account: Account | None) -> tuple[int, ...] | None:
@@ -343,7 +566,8 @@ def sums_of(account: Account | None) -> tuple[int, ...] | None:
     if account is None:
         return None
     report = account.report
-    return (*(getattr(report, name) for name in (*_SUMS, *_HOME_SUMS)), report.leaving, account.ended_through)
+    numbers = account.lines_through, account.ended_through
+    return (*(getattr(report, name) for name in (*_SUMS, *_HOME_SUMS)), report.leaving, *numbers)
 
 
 def _check(update: Update) -> None:

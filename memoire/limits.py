@@ -1,6 +1,9 @@
 """Timeouts and byte limits of the library, one place; times are seconds, sizes are bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from .checks import FOR_EVER, whole
+from .errors import ParameterError
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -9,7 +12,11 @@ GiB = 1024 * MiB
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node or client allows itself and its peers; every field can be set when one is made."""
+    """What a node or client allows itself and its peers; every field can be set when one is made.
+
+    Raises:
+        ParameterError: a value is negative, or no number of its kind.
+    """
 
     request_timeout: float = 10.0
     """Seconds a request waits for its reply in all, resends included."""
@@ -21,6 +28,18 @@ class Limits:
     """Seconds between two UPDATE messages of a client that has news."""
     client_timeout: float = 60.0
     """Seconds of silence after which a client no longer counts, once its samples are used."""
+    account_timeout: float = 600.0
+    """Seconds of silence after which a client's account leaves a server's memory; it comes back when the client speaks.
+    That of a client that said goodbye leaves after `client_timeout`.
+    """
+    new_clients: int = 16384
+    """Clients that one key (or everybody, without keys) may bring to a server at once; further ones have to wait."""
+    new_clients_rate: float = 25.0
+    """Clients that it may bring a second after that."""
+    connection_clients: int = 1024
+    """Clients that one connection may bring at once to the server or proxy where it ends."""
+    connection_clients_rate: float = 1.0
+    """Clients that it may bring a second after that."""
     close_timeout: float = 2.0
     """Seconds that close() gives to what is still to be sent."""
     expected_clients: int = 300
@@ -63,6 +82,14 @@ class Limits:
     """Text of log lines that a state folder keeps; the oldest segment goes beyond, and leaves the search with it."""
     backup_every: float = 600.0
     """Seconds between two backups of a state folder's database; another one is made when it is closed."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(each.default, int):
+                whole(each.name, value, 0)
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= FOR_EVER:
+                raise ParameterError(each.name, value, f"a number from 0 to {FOR_EVER:g}")
 
     @property
     def reply_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from string import ascii_lowercase, ascii_uppercase
@@ -112,38 +112,31 @@ class Wanted:
 
 
 class Logbook:
-    """What was taken from whom, and the newest lines. Not thread-safe: the owner locks."""
+    """The lines of one run that were taken, numbered, and the newest of them. Not thread-safe: the owner locks.
+
+    Up to which number a client's lines were taken is in its account (`ledger.Account.lines_through`).
+    """
 
     def __init__(self, *, keep: int = 2000) -> None:
-        self._through: dict[bytes, int] = {}
         self._recent: deque[Entry] = deque(maxlen=keep)
         self.count = 0
         """Lines taken in all."""
 
-    def take(self, client: bytes, lines: Iterable[Line], now: float) -> list[Entry]:
-        """The lines not seen before, in the client's order. Lines of one client come in ascending numbers."""
+    def take(self, client: bytes, lines: Iterable[Line], through: int, now: float) -> list[Entry]:
+        """The lines of a client that are numbered above `through`, in order; those of one message ascend."""
         taken = []
-        through = self._through.get(client, 0)
         for line in lines:
-            if line.number <= through:
-                continue
-            through = line.number
-            self.count += 1
-            taken.append(Entry(self.count, client, now, line))
-        if taken:
-            self._through[client] = through
-            self._recent.extend(taken)
+            if line.number > through:
+                through = line.number
+                self.count += 1
+                taken.append(Entry(self.count, client, now, line))
+        self._recent.extend(taken)
         return taken
 
-    def restore(self, through: Mapping[bytes, int], count: int, recent: Iterable[Entry]) -> None:
+    def restore(self, count: int, recent: Iterable[Entry]) -> None:
         """Go on where a saved book ended; this one is new and empty."""
-        self._through.update(through)
         self.count = count
         self._recent.extend(recent)
-
-    def through(self, client: bytes) -> int:
-        """Number of the newest line taken from this client; it may forget this one and all before it."""
-        return self._through.get(client, 0)
 
     def recent(self, after: int = 0, most: int = 1000) -> list[Entry]:
         """The newest lines still kept with an index above `after`, oldest first, at most `most` of them."""

@@ -38,10 +38,11 @@ from .errors import Closed, EndpointError, MemoireError, ProtocolError
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
-from .security import Given, Keys, Peer
+from .security import OPEN, Given, Keys, Peer
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
+from .throttle import ConnectionClients
 from .worker import ENDING, Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,8 @@ class _Request(NamedTuple):
 
     peer: Peer
     frames: list[zmq.Frame]
+    is_first: bool
+    """Whether no proxy has let it in before."""
 
     @property
     def empty(self) -> int | None:
@@ -413,6 +416,7 @@ class Proxy(Node):
         self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
         self._listed_at = self._started  # when the list of servers was given
         self._pending: deque[_Request] = deque(maxlen=PENDING)
+        self._connections = ConnectionClients(self._limits.connection_clients, self._limits.connection_clients_rate)
         self._models = ModelStore(self._limits.model_bytes)
         self._sources: dict[str, _Source] = {}  # of the newest model of each topic
         self._notices = Notices(time.monotonic())
@@ -631,12 +635,14 @@ class Proxy(Node):
             frames = sockets.receive(self._router, most=ENVELOPE)
             if frames is None:
                 return
+            received = len(frames)
             try:
                 peer, frames = self._gate.admit(self._router, frames, 1)
             except ProtocolError as error:
                 self._count(error)
                 continue
-            self._request(_Request(peer, frames))
+            is_passed_on = len(frames) < received or (peer is OPEN and len(frames) > 1 and len(frames[1]) > 0)
+            self._request(_Request(peer, frames, not is_passed_on))
 
     def _count(self, error: ProtocolError) -> None:
         self._refused[error.code] += 1
@@ -649,6 +655,8 @@ class Proxy(Node):
         try:
             header, _ = wire.parse_header(asked.request, self._limits)
             asked.peer.check(header.type, header.table)
+            if asked.is_first:
+                self._connections.check(asked.frames[0].bytes, header.client, time.monotonic())
             if header.type is wire.Type.FETCH and self._answer_fetch(asked):
                 return
             self._route(header, asked)

@@ -705,9 +705,14 @@ class Reader(Node):
             rest = self.accounts(chosen, left, [name for name, answer in found.items() if answer.run != chosen])
             mine += [answer for answer in rest.values() if isinstance(answer, ServerAccounts)]
         missing = {name for name, answer in told.items() if isinstance(answer, MemoireTimeout)}
+        totals = totals_of(merge(*(answer.rows for answer in mine)))
         return ClusterTotals(
             run=chosen,
-            totals=totals_of(merge(*(answer.rows for answer in mine))),
+            totals=replace(
+                totals,
+                applied=totals.applied + sum(answer.applied for answer in mine),
+                stale=totals.stale + sum(answer.stale for answer in mine),
+            ),
             finished=all(answer.finished for answer in mine),
             durable=all(answer.durable for answer in mine),
             runs=tuple(dict.fromkeys(name for answer in found.values() for name in answer.runs)),
@@ -1291,7 +1296,17 @@ def _checked_partition(given: Any) -> tuple[int, int]:
 
 
 def _server_accounts(said: wire.Accounts, rows: Rows) -> ServerAccounts:
-    return ServerAccounts(said.run_name, rows, said.finished, said.durable, tuple(said.runs), said.epoch, said.time)
+    return ServerAccounts(
+        said.run_name,
+        rows,
+        said.finished,
+        said.durable,
+        tuple(said.runs),
+        said.epoch,
+        said.time,
+        applied=said.applied,
+        stale=said.stale,
+    )
 
 
 def _clients(rows: NDArray[np.void]) -> NDArray[np.uint64]:

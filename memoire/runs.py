@@ -8,17 +8,16 @@ What a server had saved comes back through `Past`; a former run is read from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from . import wire
-from .accounts import Rows, merge
+from .account_store import KeptAccounts, MemoryAccounts
+from .accounts import PAGE_ROWS, Rows, key_of, merge, page, row_of, rows_of
 from .journal import Group, RunFacts
-from .ledger import Account, Ledger
+from .ledger import Ledger
 from .logbook import Entry, Logbook, Wanted
 from .models import Model
 
@@ -36,11 +35,8 @@ class Past(Protocol):
     def runs(self) -> Sequence[RunFacts]:
         """All that there were, in the order in which they began."""
 
-    def accounts(self, run: str) -> Iterable[Account]:
-        """Its clients' accounts."""
-
-    def lines_through(self, run: str) -> Mapping[bytes, int]:
-        """Number of the newest line of each client."""
+    def accounts(self, run: str) -> KeptAccounts:
+        """Its clients' accounts, and those of other servers that were kept here."""
 
     def line_count(self, run: str) -> int:
         """Lines taken in all."""
@@ -50,9 +46,6 @@ class Past(Protocol):
 
     def models(self, run: str) -> Iterable[Model]:
         """The newest of each topic."""
-
-    def inherited(self, run: str) -> bytes:
-        """Rows of other servers' ledgers that were kept here: `wire.ACCOUNT`, packed."""
 
     def settings(self) -> Mapping[str, str]:
         """The small texts that the server wanted to find again."""
@@ -120,13 +113,17 @@ class Run:
 
     name: str
     began: float
+    kept: KeptAccounts
+    """Accounts that are not in memory, and those that servers which were drained have brought here."""
+    ledger: Ledger
     ended: float = 0.0
     """When another run began; 0 while this one is counted."""
     finished: bool = False
-    ledger: Ledger = field(default_factory=Ledger)
     logbook: Logbook = field(default_factory=Logbook)
-    inherited: Rows = field(default_factory=merge)
-    """Accounts that servers which were drained have brought here."""
+    is_used: bool = True
+    """Whether somebody has asked for it since it was looked at last; see `Runs.rest`."""
+    inherited: int = 0
+    """How often accounts of other servers came here, since this process began."""
     number: int = field(init=False)
     """What headers say for it."""
 
@@ -138,6 +135,34 @@ class Run:
         """What is saved of it beside its accounts and lines."""
         return RunFacts(self.name, self.finished, self.began, self.ended)
 
+    def live(self, home: int) -> Rows:
+        """Rows of the accounts that are in memory now, in order."""
+        return merge(rows_of(row_of(account, home) for account in self.ledger))
+
+    def pages(self, live: Rows) -> Iterator[Rows]:
+        """Every account that is here, in pages that follow each other; see `page`."""
+        after, more = b"", True
+        while more:
+            rows, more = self.page(live, after)
+            yield rows
+            after = key_of(rows[-1:]) if len(rows) else b""
+
+    def inherit(self, rows: Rows) -> None:
+        """Keep accounts of other servers, as `accounts.merge` gives them."""
+        self.kept.inherit(rows)
+        self.inherited += 1
+
+    def page(self, live: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
+        """A page of every account that is here, and whether there are more.
+
+        Args:
+            live: Rows of the accounts that were in memory when the first page was read, in order.
+            after: Key of the last row of the page before.
+        """
+        mine, has_more = page(live, after, most)
+        rows = merge(mine, self.kept.rows(after, most + 1))
+        return rows[:most], has_more or len(rows) > most
+
 
 class Runs:
     """All runs of a server. Not thread-safe: the owner locks.
@@ -146,10 +171,23 @@ class Runs:
         name: Of the run that is counted.
         past: Where former ones are read from.
         epoch: Of the server as it runs now.
+        home: `wire.name_hash` of the server's name.
+        may_open, forget: See `Ledger`.
     """
 
-    def __init__(self, name: str, now: float, past: Past | None = None, *, epoch: int = 0) -> None:
-        self._past, self._epoch = past, epoch
+    def __init__(
+        self,
+        name: str,
+        now: float,
+        past: Past | None = None,
+        *,
+        epoch: int = 0,
+        home: int = 0,
+        may_open: Callable[[str, float], bool] = lambda owner, now: True,
+        forget: Callable[[bytes], None] = lambda client: None,
+    ) -> None:
+        self._past, self._epoch, self._home = past, epoch, home
+        self._may_open, self._forget = may_open, forget
         known = past.runs() if past else ()
         self._saved = {
             facts.name: facts if facts.ended or facts.name == name else replace(facts, ended=now) for facts in known
@@ -158,6 +196,10 @@ class Runs:
         self._order = list(self._saved)
         self._open: dict[str, Run] = {}
         self.current = self._enter(name, now)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Those that are in memory."""
+        return iter(list(self._open.values()))
 
     def find(self, number: int) -> Run | None:
         """The run of this number; None where there never was one here."""
@@ -170,7 +212,10 @@ class Runs:
         """The run of this name; None where there never was one here."""
         if name not in self._open and name in self._saved:
             self._open[name] = self._read(self._saved[name])
-        return self._open.get(name)
+        run = self._open.get(name)
+        if run is not None:
+            run.is_used = True
+        return run
 
     def begin(self, name: str, now: float) -> Run:
         """Count this run from now on: a new one, or one that goes on; returns the run that was counted before."""
@@ -183,28 +228,39 @@ class Runs:
     def keep(self, name: str, finished: bool, now: float) -> Run:
         """A run that was counted at another server, and is kept here as a former one."""
         self._order.insert(0, name)
-        run = self._open[name] = Run(name, now, now, finished, Ledger(epoch=self._epoch))
+        run = self._open[name] = self._make(RunFacts(name, finished, now, now))
         self._numbers[run.number] = name
         return run
+
+    def rest(self, is_saved: Callable[[Run], bool]) -> None:
+        """Let former runs leave memory that nobody has asked for since the last call, and that are all on disk."""
+        if self._past is None:
+            return
+        for run in self:
+            if run is not self.current and not run.is_used and not len(run.ledger) and is_saved(run):
+                del self._open[run.name]
+                self._saved[run.name] = run.facts
+            run.is_used = False
 
     def _enter(self, name: str, now: float) -> Run:
         run = self.named(name)
         if run is None:
-            run = self._open[name] = Run(name, now, ledger=Ledger(epoch=self._epoch))
+            run = self._open[name] = self._make(RunFacts(name, began=now))
             self._numbers[run.number] = name
         run.ended = 0.0
         self._order = [known for known in self._order if known != name] + [name]
         return run
 
+    def _make(self, facts: RunFacts) -> Run:
+        kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
+        ledger = Ledger(epoch=self._epoch, store=kept, may_open=self._may_open, forget=self._forget)
+        return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished)
+
     def _read(self, facts: RunFacts) -> Run:
         assert self._past is not None
-        name = facts.name
-        run = Run(name, facts.began, facts.ended, facts.finished, Ledger(epoch=self._epoch))
-        for account in self._past.accounts(name):
-            run.ledger.restore(account)
-        run.inherited = merge(np.frombuffer(self._past.inherited(name), wire.ACCOUNT))
-        newest = self._past.search(name, Wanted(), most=RECENT_LINES, newest_first=True)
-        run.logbook.restore(self._past.lines_through(name), self._past.line_count(name), reversed(newest))
+        run = self._make(facts)
+        newest = self._past.search(facts.name, Wanted(), most=RECENT_LINES, newest_first=True)
+        run.logbook.restore(self._past.line_count(facts.name), reversed(newest))
         return run
 
     def facts(self) -> list[RunFacts]:

@@ -29,7 +29,7 @@ import numpy as np
 import zmq
 
 from . import checks, descriptors, exposure, links, sockets, wire
-from .accounts import ServerAccounts, totals_of
+from .accounts import Rows, ServerAccounts, merge, totals_of_pages
 from .ahead import drawn_ahead
 from .archive import Archive, Snapshot
 from .authenticator import Gate, Security
@@ -60,12 +60,15 @@ from .security import OPEN, Given, Keys, Peer
 from .snapshot import Restored
 from .sockets import Context, Socket
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
+from .throttle import ConnectionClients
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
 
 _log = logging.getLogger(__name__)
 
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
+FOLD_INTERVAL = 5.0
+"""Seconds between two looks for accounts that may leave memory."""
 REQUESTS_PER_TURN = 100
 CACHES_PER_TURN = 100
 UNTOLD = 2.0
@@ -135,8 +138,15 @@ class ServerStats:
     """Messages that were refused, by code."""
     tables: dict[str, TableStats]
     """Each table's own figures, by name; those below are sums over them."""
+    guests: int
+    """Clients that have said hello and reported nothing that counts; `totals.clients` is without them."""
+    accounts_in_memory: int
+    accounts_folded: int
+    """Accounts that left memory, since their clients are gone or silent; they come back when these speak again."""
+    newcomers_left: int
+    """Clients that the key with the fewest left may bring at once (`limits.new_clients`)."""
     presence: dict[str, int]
-    """Clients: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
+    """Clients, guests among them: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
     recent: Recent
     """The newest closed episodes."""
     scalars: dict[str, Spread]
@@ -298,10 +308,12 @@ class Server(Node):
         self._loops = 0  # plain proxies that run in callers' threads
         self._logfile: LogFile | None = None
         self._log_due = 0.0
+        self._fold_at = time.monotonic() + FOLD_INTERVAL
         self._scalars: dict[str, float] = {}
         self._timings = Timings(kind.name for kind in wire.Type)  # belongs to the thread
         self._notices: deque[Model] = deque()
         self._again = Notices(time.monotonic())  # belongs to the thread
+        self._connections = ConnectionClients(self._limits.connection_clients, self._limits.connection_clients_rate)
         self._has_news = False
         self._is_drained = threading.Event()  # no request is taken any more
         self._lost: Exception | None = None  # why nothing can be saved any more
@@ -543,7 +555,7 @@ class Server(Node):
     def _next_time(self) -> float:
         if self._notices or self._has_news:
             return time.monotonic()
-        return min(self._log_due or float("inf"), self._again.next_time())
+        return min(self._log_due or float("inf"), self._fold_at, self._again.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
         for made in () if self._is_drained.is_set() else self._request_sockets.intersection(ready):
@@ -556,6 +568,9 @@ class Server(Node):
             self._repeat_notices(self._pub, self._pub in ready)
         self._send_notices()
         self._send_news()
+        if time.monotonic() >= self._fold_at:
+            self._fold_at = time.monotonic() + FOLD_INTERVAL
+            self._desk.fold()
         if self._log_due and time.monotonic() >= self._log_due:
             self._log_due = 0.0
             if self._logfile is not None:
@@ -564,6 +579,7 @@ class Server(Node):
     def _serve(self, made: Socket, frames: list[zmq.Frame]) -> None:
         if self._lost is not None:
             return  # nothing is acknowledged, and nothing refused either: who asks goes on asking until a restart
+        received = len(frames)
         try:
             peer, frames = self._gate.admit(made, frames, 1)
         except ProtocolError as error:
@@ -577,6 +593,8 @@ class Server(Node):
         try:
             message = wire.parse(request, self._limits)
             self._check_peer(peer, message)
+            if len(frames) == received and (empty == 1 or peer is not OPEN):  # no proxy has let it in before
+                self._connections.check(frames[0].bytes, message.header.client, time.monotonic())
         except ProtocolError as error:
             reply = self._refuse(error)
             header = wire.peek(request)
@@ -587,10 +605,14 @@ class Server(Node):
             reply = self._answer(message)
             self._timings.saw(message.type.name, time.perf_counter() - began)
         send = functools.partial(self._reply, made, frames[: empty + 1], header, reply)
-        if reply.until_saved and self._store is not None:
-            self._desk.when_saved(header, send)
-        else:
+        if self._store is None or not reply.until_saved:
             send()
+        elif isinstance(reply.body, wire.Updated) and not self._store.is_healthy:
+            # The client says all of it again, so no reply has to wait; and it hears why nothing is acknowledged.
+            refused = Reply(wire.Refused(code="disk", text=self._store.trouble[:1000]))
+            self._reply(made, frames[: empty + 1], header, refused)
+        else:
+            self._desk.when_saved(header, send)
 
     def _refuse(self, error: ProtocolError) -> Reply:
         self._gate.refuse(error.code, error.detail)
@@ -879,7 +901,9 @@ class Server(Node):
         """
         with self._desk.lock:
             chosen = self._run(run)
-            return totals_of(self._desk.rows(chosen)) if len(chosen.inherited) else chosen.ledger.totals()
+            if not chosen.kept.has_others:
+                return chosen.ledger.totals()
+        return totals_of_pages(self._desk.pages(chosen))
 
     def _run(self, name: str | None) -> Run:
         run = self._desk.runs.current if name is None else self._desk.runs.named(name)
@@ -1003,7 +1027,7 @@ class Server(Node):
 
     def accounts(self, run: str | None = None) -> ServerAccounts:
         """What this server has counted for a run, client by client, with what drained servers have brought here; for
-        whoever merges several (`memoire.accounts`).
+        whoever merges several (`memoire.accounts`). Cost: some 250 bytes for each client of the run.
 
         Raises:
             ParameterError: this server knows no such run.
@@ -1011,31 +1035,58 @@ class Server(Node):
         desk = self._desk
         with desk.lock:
             chosen = self._run(run)
-            rows = desk.rows(chosen)
-            since = {account.client: account.since for account in chosen.ledger}
-            facts = [facts.name for facts in desk.runs.facts()]
-        opened = [since.get(row.tobytes()[:16], 0) if row["home"] == desk.home else 0 for row in rows]
-        return ServerAccounts(
-            run=chosen.name,
-            epoch=desk.epoch,
-            finished=chosen.finished,
-            durable=desk.is_durable,
-            runs=tuple(facts),
-            time=desk.now,
-            rows=rows,
-            since=np.array(opened, np.int64),
-        )
+        rows = np.concatenate([merge(), *desk.pages(chosen)])
+        return self._server_accounts(chosen, rows)
+
+    def account_page(
+        self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
+    ) -> tuple[ServerAccounts, bool]:
+        """At most so many accounts of a run, in the order of their keys, and whether there are more.
+
+        Args:
+            after: Key (`accounts.key_of`) of the last row of the page before.
+            seen: Where that is less than half of `limits.client_timeout` ago, all accounts whose client was heard since
+                then, and no others.
+
+        Raises:
+            ParameterError: this server knows no such run.
+        """
+        desk = self._desk
+        with desk.lock:
+            chosen = self._run(run)
+            live = chosen.live(desk.home)
+            if seen > desk.now - self._limits.client_timeout / 2:  # none of these has left memory
+                rows, more = live[live["last_seen"] >= seen], False
+            else:
+                rows, more = chosen.page(live, after, most)
+            return self._server_accounts(chosen, rows), more
+
+    def _server_accounts(self, run: Run, rows: Rows) -> ServerAccounts:
+        desk = self._desk
+        with desk.lock:
+            return ServerAccounts(
+                run=run.name,
+                rows=rows,
+                finished=run.finished,
+                durable=desk.is_durable,
+                runs=tuple(facts.name for facts in desk.runs.facts()),
+                epoch=desk.epoch,
+                time=desk.now,
+                inherited=run.inherited,
+            )
 
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
-        """The clients that this server counts, in the order of their ids.
+        """The clients that were heard lately, in the order of their ids: those whose accounts are in memory, and those
+        that have said hello and reported nothing yet. `accounts` has all that were ever counted.
 
         Args:
             after: Only those whose id in hex is above this one, such as the last of the page before.
             most: As many as this at most; None is all of them.
         """
         with self._desk.lock:
-            found = (account for account in self._desk.ledger if account.client.hex() > after)
-            accounts = heapq.nsmallest(len(self._desk.ledger) if most is None else most, found, key=_id_of)
+            everybody = [*self._desk.ledger, *self._desk.ledger.guests]
+            found = (account for account in everybody if account.client.hex() > after)
+            accounts = heapq.nsmallest(len(everybody) if most is None else most, found, key=_id_of)
             return [_client_stats(self._desk, account) for account in accounts]
 
     @property
@@ -1061,8 +1112,8 @@ class Server(Node):
             return [f"state: {self._store.trouble}"]
         if self._desk.leaving:
             return ["leaving: this server is being drained; others count its clients from now on"]
-        trouble = descriptors.shared_guard().trouble()
-        return [*self._gate.trouble(), *([trouble] if trouble else [])]
+        trouble = [descriptors.shared_guard().trouble(), self._desk.trouble()]
+        return [*self._gate.trouble(), *filter(None, trouble)]
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
@@ -1073,6 +1124,8 @@ class Server(Node):
             totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit(first)
             refused = dict(desk.refused)
             active = desk.ledger.active(now - self._limits.client_timeout)
+            guests, in_memory, folded = len(desk.ledger.guests), len(desk.ledger), desk.ledger.folded
+            newcomers = int(desk.newcomers.least(now))
             learners = desk.learners.now(now)
             ended = [ended for _, ended in itertools.islice(reversed(desk.ledger.ended), NEWEST)]
         return ServerStats(
@@ -1086,9 +1139,13 @@ class Server(Node):
             totals=totals,
             refused=refused,
             tables=tables,
+            guests=guests,
+            accounts_in_memory=in_memory,
+            accounts_folded=folded,
+            newcomers_left=newcomers,
             presence={
                 "active": len(active),
-                "silent": totals.clients - totals.gone - len(active),
+                "silent": max(0, totals.clients + guests - totals.gone - len(active)),
                 "gone": totals.gone,
             },
             recent=recent(ended),

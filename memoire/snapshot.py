@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -35,8 +35,6 @@ from .pool import KeptCache, KeptClient
 from .ragged import Ragged
 from .schema import Column, Schema
 from .snapshotfile import About, Body, Damage, Record, SnapshotFile, TableAbout
-
-_ROWS: Final = 4096  # of accounts in one record
 
 
 class HasMemory(Protocol):
@@ -118,11 +116,16 @@ def about(
 
 
 def records(
-    tables: Iterable[HasMemory], run: str, finished: bool, rows: Rows, go_on: Callable[[], bool] = lambda: True
+    tables: Iterable[HasMemory],
+    run: str,
+    finished: bool,
+    accounts: Iterable[Rows],
+    go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Record]:
     """All that these tables hold, and what was counted for it, until `go_on` says no."""
-    for begin in range(0, len(rows), _ROWS):
-        yield Record(snapshotfile.Accounts(run=run, finished=finished), 0, rows[begin : begin + _ROWS].tobytes())
+    for rows in accounts:
+        if len(rows):
+            yield Record(snapshotfile.Accounts(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
         for kept in table.pool.walk():
             if not go_on():

@@ -29,7 +29,7 @@ from .errors import DataError
 from .limits import MiB
 from .statefile import sync
 
-FORM: Final = 1
+FORM: Final = 2
 _MAGIC: Final = b"memosnap"
 _HEAD: Final = struct.Struct("<8sI16s")
 _RECORD: Final = struct.Struct("<IIQQQ")  # kind, table, bytes of body and payload, checksum of the payload

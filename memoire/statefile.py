@@ -4,8 +4,9 @@ SQLite keeps transactions whole, but it believes what it reads: a flipped bit in
 carries a checksum, and one row seals all: how many rows there are, and all checksums together. A row that is missing,
 stale or changed is found when the file is opened, and the file is refused.
 
-    facts   kind, key, body, sum        accounts, runs, models, ...: one row for each thing, replaced when it changes
-    lines   run << 40 | index, ...      log lines as the log file has them, oldest first
+    facts      kind, key, body, sum     runs, models, settings, ...: one row for each thing, replaced when it changes
+    accounts   run, key, body, sum      what each client has counted, packed (`packed_accounts`): there may be millions
+    lines      run << 40 | index, ...   log lines as the log file has them, oldest first
 
 Not thread-safe, but for `Reader`: the store's writer thread owns the file.
 """
@@ -18,44 +19,52 @@ import re
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 
 from . import _core
+from .account_store import Packed
+from .accounts import merge
 from .errors import StateCorrupt, StateError, StateForeign, StateUnusable
 from .journal import Group, RunFacts
-from .ledger import Account
 from .logbook import Entry, escape
-from .wire import ACCOUNT, MOST_RETURNS, Line
+from .packed_accounts import Packing, Words
+from .wire import ACCOUNT, Line
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the tables, as SQLite's user_version."""
 BUSY: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
 INDEX_BITS: Final = 40
+LAST: Final = b"\xff" * 32
+"""Above every key of an account."""
 KEPT_READERS: Final = 4
 """Connections that are kept for the next one who reads."""
 MOST_TRIMMED: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 
-SEAL, META, SETTING, RUN, ACCOUNTED, SENDER, INHERITED, MODEL, SEGMENT = range(9)
+SEAL, META, SETTING, RUN, WORD, MODEL, SEGMENT = range(7)
 
 _TABLES: Final = """
 CREATE TABLE facts (kind INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
                     PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE accounts (run INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, sum INTEGER NOT NULL,
+                       PRIMARY KEY (run, key)) WITHOUT ROWID;
 CREATE TABLE lines (id INTEGER PRIMARY KEY, client BLOB NOT NULL, number INTEGER NOT NULL, received REAL NOT NULL,
                     label INTEGER NOT NULL, said REAL NOT NULL, text TEXT NOT NULL, sum INTEGER NOT NULL);
 """
 _LINE: Final = "id, client, number, received, label, said, text, sum"
-_SEAL: Final = struct.Struct(">QQQQQ")
+_SEAL: Final = struct.Struct(">QQQQQQQ")
 _COUNT: Final = struct.Struct(">Q")
 _SUMS: Final = (1 << 64) - 1
 _HEADER: Final = b"SQLite format 3\x00"
@@ -68,15 +77,17 @@ RESTORE: Final = (
 )
 
 _T = TypeVar("_T")
-_COUNTS: Final = tuple(
-    each.name for each in fields(Account) if each.type == "int" and each.name not in ("since", "sequence")
-)
 _LOG_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,80}\.[0-9]{8,12}\.log")
 
 
 def add_up(kind: int, key: bytes, body: bytes) -> int:
     """Checksum of a row of facts, in 63 bits: SQLite's integers have a sign."""
     return _core.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
+
+
+def account_sum(run: int, key: bytes, body: bytes) -> int:
+    """Checksum of a row of accounts, in 31 bits: there are many of them."""
+    return _core.checksum(b"%d %b%b" % (run, key, body)) >> 33
 
 
 def run_key(run: int, rest: bytes = b"") -> bytes:
@@ -124,6 +135,8 @@ class Seal:
     facts_sum: int = 0
     lines: int = 0
     lines_sum: int = 0
+    accounts: int = 0
+    accounts_sum: int = 0
 
 
 class StateFile:
@@ -145,6 +158,9 @@ class StateFile:
         self.counts: dict[int, int] = {}
         """Index of the newest line of each run."""
         self.segments: dict[int, Segment] = {}
+        self.words = Words()
+        """What packed accounts refer to."""
+        self._saved_words = 0
         self.was_backup = _read_head(path)
         if self.was_backup:
             _set_aside(path)
@@ -222,9 +238,15 @@ class StateFile:
             "SELECT count(*), coalesce(sum(sum & 4294967295), 0), coalesce(sum(sum >> 32), 0) FROM lines"
         ).fetchone()
         lines_sum = (high << 32) + low & _SUMS
-        if seal is None or seal != Seal(seal.generation, count, total, lines, lines_sum):
+        # A key of another type would be out of the order in which accounts are looked for.
+        accounts = self._connection.execute(
+            "SELECT count(*), coalesce(sum(sum), 0) FROM accounts "
+            "WHERE typeof(run) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
+        ).fetchone()
+        if seal is None or seal != Seal(seal.generation, count, total, lines, lines_sum, *accounts):
             raise self.corrupt("rows are missing, or older than others")
         self.seal = seal
+        self._saved_words = len(self.words)
 
     def _remember(self, kind: int, key: bytes, body: bytes) -> None:
         """Keep what is asked for often."""
@@ -236,6 +258,9 @@ class StateFile:
             if not _LOG_NAME.fullmatch(segment.name):  # whoever wrote it would have another file written, or removed
                 raise self.corrupt(f"a file of log lines cannot be called {segment.name[:80]!r}")
             self.segments[segment.number] = segment
+        elif kind == WORD:
+            if self.words.number(body.decode()) != int.from_bytes(key, "big"):
+                raise self.corrupt("a word is missing")
         elif kind == META and key.startswith(b"count"):
             self.counts[struct.unpack(">I", key[5:])[0]] = count_of(body)
 
@@ -292,12 +317,20 @@ class StateFile:
     # ------------------------------------------------------------------------------------------------ writing
 
     def save(
-        self, facts: Iterable[tuple[int, bytes, bytes | None]], lines: list[tuple[int, Entry]], *, application: int = 0
+        self,
+        facts: Iterable[tuple[int, bytes, bytes | None]],
+        lines: list[tuple[int, Entry]],
+        accounts: Mapping[tuple[int, bytes], bytes] = MappingProxyType({}),
+        *,
+        application: int = 0,
     ) -> None:
-        """One transaction: facts (kind, key, body; None takes it out) and new lines (number of the run, entry).
+        """One transaction: facts (kind, key, body; None takes it out), new lines (number of the run, entry) and bodies
+        of accounts (by number of the run and key).
 
         On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
         """
+        words = enumerate(self.words.after(self._saved_words), self._saved_words + 1)
+        facts = [*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in words)]
         changed: dict[tuple[int, bytes], int | None] = {}
         rows: list[tuple[int, bytes, bytes, int]] = []
         gone: list[tuple[int, bytes]] = []
@@ -316,16 +349,41 @@ class StateFile:
             rows.append((kind, key, body, check))
         new = [_line_row(run, entry) for run, entry in lines]
         lines_sum = seal.lines_sum + sum(row[-1] for row in new) & _SUMS
-        seal = Seal(seal.generation + 1, count, total, seal.lines + len(new), lines_sum)
+        seal = replace(
+            seal,
+            generation=seal.generation + 1,
+            facts=count,
+            facts_sum=total,
+            lines=seal.lines + len(new),
+            lines_sum=lines_sum,
+        )
 
         def write() -> None:
+            nonlocal seal
             if application:
                 self._connection.execute(f"PRAGMA application_id = {application}")
+            seal = self._write_accounts(accounts, seal)
             self._write_all(rows, gone, new, seal)
 
         self._transact(write)
         self._keep(changed, rows)
         self.seal = seal
+        self._saved_words = len(self.words)
+
+    def _write_accounts(self, accounts: Mapping[tuple[int, bytes], bytes], seal: Seal) -> Seal:
+        """Replace these accounts; returns what the seal comes to."""
+        count, total = seal.accounts, seal.accounts_sum
+        former = "SELECT sum FROM accounts WHERE run = ? AND key = ?"
+        for name in accounts:
+            known = self._connection.execute(former, name).fetchone()
+            count, total = count + (known is None), total - (0 if known is None else known[0])
+        rows = [(run, key, body, account_sum(run, key, body)) for (run, key), body in accounts.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?)", rows)
+        return replace(seal, accounts=count, accounts_sum=total + sum(row[-1] for row in rows))
+
+    def account(self, run: int, key: bytes) -> bytes | None:
+        """The body of an account, as its writer has it."""
+        return next((body for _, body in read_accounts(self._connection, self.path, run, key, 1, key + b"\0")), None)
 
     def _write_all(
         self, rows: list[tuple[int, bytes, bytes, int]], gone: list[tuple[int, bytes]], new: list[Any], seal: Seal
@@ -382,7 +440,14 @@ class StateFile:
         lines_sum = lines_sum - sum(check for _, check in sums) & _SUMS
         if is_over:
             facts, facts_sum = facts - 1, facts_sum - self._sums[SEGMENT, key] & _SUMS
-        seal = Seal(seal.generation + 1, facts, facts_sum, seal.lines - len(sums), lines_sum)
+        seal = replace(
+            seal,
+            generation=seal.generation + 1,
+            facts=facts,
+            facts_sum=facts_sum,
+            lines=seal.lines - len(sums),
+            lines_sum=lines_sum,
+        )
 
         def write() -> None:
             if sums:
@@ -449,6 +514,14 @@ class Reader:
         """Keys and bodies of a kind, in the order of their keys."""
         return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
 
+    def account(self, run: int, key: bytes) -> bytes | None:
+        """The body of an account."""
+        return next((body for _, body in self.accounts(run, key, 1, key + b"\0")), None)
+
+    def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run, ascending, from this key on and below `before`."""
+        return self._read(lambda connection: list(read_accounts(connection, self._path, run, begin, most, before)))
+
     def lines(self, where: str, values: list[Any], order: str, most: int) -> list[Entry]:
         """Log lines that fulfil a condition."""
         query = f"SELECT {_LINE} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
@@ -457,38 +530,41 @@ class Reader:
         )
 
     def copy_to(self, path: Path) -> None:
-        """Write a backup to this path: all facts, no lines.
+        """Write a backup to this path: all facts and accounts, no lines.
 
         Raises:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
         """
         path.unlink(missing_ok=True)
-        rows, seal = self._read(self._snapshot)
-        connection = sqlite3.connect(path, isolation_level=None)
-        try:
-            connection.executescript(_TABLES)
-            connection.execute("BEGIN")
-            _write(connection, rows)
-            _write_seal(connection, replace(seal, lines=0, lines_sum=0))
-            connection.execute("COMMIT")
-            _stamp(connection, BACKUP)
-        finally:
-            connection.close()
+        self._read(lambda connection: self._copy(connection, path))
         sync(path)
 
-    def _snapshot(self, connection: sqlite3.Connection) -> tuple[list[tuple[int, bytes, bytes, int]], Seal]:
-        seal = None
-        rows = []
-        for kind, key, body, check in connection.execute("SELECT kind, key, body, sum FROM facts"):
-            if add_up(kind, key, body) != check:
-                raise StateCorrupt(str(self._path), f"a row of kind {kind} has a wrong checksum", f"{RESTORE}.")
-            if kind == SEAL:
-                seal = Seal(*_SEAL.unpack(body))
-            else:
-                rows.append((kind, key, body, check))
-        if seal is None or seal.facts != len(rows):
-            raise StateCorrupt(str(self._path), "rows are missing", f"{RESTORE}.")
-        return rows, seal
+    def _copy(self, source: sqlite3.Connection, path: Path) -> None:
+        copy = sqlite3.connect(path, isolation_level=None)
+        try:
+            source.execute("BEGIN")  # all of it of one moment
+            copy.executescript(_TABLES)
+            copy.execute("BEGIN")
+            seal, facts = None, 0
+            for kind, key, body, check in source.execute("SELECT kind, key, body, sum FROM facts"):
+                if add_up(kind, key, body) != check:
+                    raise StateCorrupt(str(self._path), f"a row of kind {kind} has a wrong checksum", f"{RESTORE}.")
+                if kind == SEAL:
+                    seal = Seal(*_SEAL.unpack(body))
+                else:
+                    _write(copy, [(kind, key, body, check)])
+                    facts += 1
+            rows = _checked_accounts(source.execute("SELECT run, key, body, sum FROM accounts"), self._path)
+            written = copy.executemany("INSERT INTO accounts VALUES (?, ?, ?, ?)", rows)
+            if seal is None or (seal.facts, seal.accounts) != (facts, written.rowcount):
+                raise StateCorrupt(str(self._path), "rows are missing", f"{RESTORE}.")
+            _write_seal(copy, replace(seal, lines=0, lines_sum=0))
+            copy.execute("COMMIT")
+            _stamp(copy, BACKUP)
+        finally:
+            copy.close()
+            if source.in_transaction:
+                source.execute("COMMIT")
 
 
 # ------------------------------------------------------------------------------------------------ what a row is
@@ -500,22 +576,12 @@ def pack_group(group: Group, runs: dict[str, int]) -> list[tuple[int, bytes, byt
     for run in group.runs:
         number = runs.setdefault(run.name, max(runs.values(), default=0) + 1)
         facts.append((RUN, run_key(number), msgspec.msgpack.encode(run)))
-    for name, account in group.accounts:
-        facts.append((ACCOUNTED, run_key(runs[name], account.client), msgspec.msgpack.encode(account)))
-    newest: dict[tuple[int, bytes], int] = {}
     counts: dict[int, int] = {}
     for name, entry in group.lines:
         number = runs[name]
-        newest[number, entry.client] = entry.line.number
         counts[number] = entry.index
-    for (number, client), through in newest.items():
-        facts.append((SENDER, run_key(number, client), _COUNT.pack(through)))
     for number, count in counts.items():
         facts.append((META, b"count" + run_key(number), _COUNT.pack(count)))
-    for name, packed in group.inherited:
-        for start in range(0, len(packed), ACCOUNT.itemsize):
-            row = packed[start : start + ACCOUNT.itemsize]
-            facts.append((INHERITED, run_key(runs[name], row[:24]), row))
     facts += [(SETTING, name.encode(), text.encode()) for name, text in group.settings.items()]
     return facts
 
@@ -528,22 +594,21 @@ def count_of(body: bytes) -> int:
     return int(count)
 
 
-def unpack_account(body: bytes) -> Account:
-    """The account as it was saved.
-
-    Raises:
-        ValueError: it cannot have been: see `as_saved`.
+def pack_accounts(
+    group: Group, runs: Mapping[str, int], packing: Packing, stored: Callable[[int, bytes], bytes | None]
+) -> dict[tuple[int, bytes], bytes]:
+    """The bodies of a group's accounts, by number of the run and key; those of other servers merged with what is
+    `stored` of them.
     """
-    account = msgspec.msgpack.decode(body, type=Account)
-    counts = [*(getattr(account, name) for name in _COUNTS), *account.rejected.values()]
-    moments = account.first_seen, account.last_seen, account.last_cache, account.returns_sum
-    if (
-        not all(0 <= count < 1 << 53 for count in counts)
-        or not (0 <= account.since < 1 << 63 and account.label < 1 << 32 and len(account.client) == 16)
-        or not all(abs(moment) <= MOST_RETURNS for moment in moments)
-    ):
-        raise ValueError("an account that nobody can have")
-    return account
+    bodies = {(runs[name], account.client): packing.pack(account) for name, account in group.accounts}
+    for name, packed in group.inherited:
+        run = runs[name]
+        rows = np.frombuffer(packed, ACCOUNT)
+        keys = [packing.pack_row(row)[0] for row in rows]
+        former = [(key, bodies.get((run, key)) or stored(run, key)) for key in keys]
+        known = packing.rows([(key, body) for key, body in former if body is not None])
+        bodies |= {(run, key): body for key, body in map(packing.pack_row, merge(known, rows))}
+    return bodies
 
 
 @contextmanager
@@ -600,13 +665,29 @@ def read_facts(
         yield key, body
 
 
+def read_accounts(
+    connection: sqlite3.Connection, path: Path, run: int, begin: bytes, most: int, before: bytes
+) -> Iterator[Packed]:
+    """At most so many accounts of a run, checked, in the order of their keys: from `begin` on, and below `before`."""
+    query = "SELECT run, key, body, sum FROM accounts WHERE run = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
+    for _, key, body, _ in _checked_accounts(connection.execute(query, (run, begin, before, most)), path):
+        yield key, body
+
+
+def _checked_accounts(rows: Iterable[Any], path: Path) -> Iterator[tuple[int, bytes, bytes, int]]:
+    for run, key, body, check in rows:
+        if account_sum(run, key, body) != check:
+            raise StateCorrupt(str(path), "an account has a wrong checksum", f"{RESTORE}.")
+        yield run, key, body, check
+
+
 def _write(connection: sqlite3.Connection, rows: list[tuple[int, bytes, bytes, int]]) -> None:
     if rows:
         connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
 
 
 def _write_seal(connection: sqlite3.Connection, seal: Seal) -> None:
-    body = _SEAL.pack(seal.generation, seal.facts, seal.facts_sum, seal.lines, seal.lines_sum)
+    body = _SEAL.pack(*astuple(seal))
     _write(connection, [(SEAL, b"", body, add_up(SEAL, b"", body))])
 
 

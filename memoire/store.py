@@ -27,12 +27,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from . import _core, statefile
+from .account_store import Packed, StoredAccounts
 from .errors import (
     Closed,
     StateCorrupt,
@@ -43,28 +45,25 @@ from .errors import (
     StateUnusable,
 )
 from .journal import Group, RunFacts
-from .ledger import Account
 from .limits import Limits
 from .linelog import LineLog
 from .logbook import Entry, Wanted, escape
 from .models import Model
+from .packed_accounts import Packing
 from .runs import FolderStats
 from .statefile import (
-    ACCOUNTED,
     INDEX_BITS,
-    INHERITED,
+    LAST,
     META,
     MODEL,
-    SENDER,
     SETTING,
     Reader,
     StateFile,
     StoredModel,
     as_saved,
-    count_of,
     run_key,
 )
-from .wire import unpack_accounts
+from .wire import name_hash
 from .worker import wall_clock
 
 _log = logging.getLogger(__name__)
@@ -220,6 +219,7 @@ class Store:
         self._lines.recover(was_clean=was_clean)
         self._lines.complete()
         self._stored = self._check_models()
+        self._packing = Packing(name_hash(self.name), file.words)
         self._reader = Reader(self._path)
 
     def _check_name(self, name: str | None, default_name: str) -> str:
@@ -277,25 +277,20 @@ class Store:
         with as_saved(self._path):
             return {key.decode(): body.decode() for key, body in self._facts(SETTING)}
 
-    def accounts(self, run: str) -> list[Account]:
-        """Every account of a run, whole."""
-        with as_saved(self._path):
-            return [statefile.unpack_account(body) for _, body in self._of_run(ACCOUNTED, run)]
+    def accounts(self, run: str) -> StoredAccounts:
+        """The accounts of a run, of other servers too; each is read when it is asked for."""
+        return StoredAccounts(self._packing, _RunReader(self, run))
 
-    def lines_through(self, run: str) -> dict[bytes, int]:
-        """Number of the newest line that each client of a run has here."""
-        with as_saved(self._path):
-            return {key[4:]: count_of(body) for key, body in self._of_run(SENDER, run)}
+    def packed_accounts(self, run: str, begin: bytes = b"", most: int = 1 << 62, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run as they are on disk, from the key `begin` on and below `before`."""
+        self._check_open()
+        number = self._file.runs.get(run)
+        return [] if number is None else self._reader.accounts(number, begin, most, before)
 
     def line_count(self, run: str) -> int:
         """Lines of a run that were ever taken: the index of the newest one."""
         number = self._file.runs.get(run)
         return 0 if number is None else self._file.counts.get(number, 0)
-
-    def inherited(self, run: str) -> bytes:
-        """Rows of `wire.ACCOUNT` that were brought by other servers, packed, ascending by client and home."""
-        with as_saved(self._path):
-            return unpack_accounts(b"".join(body for _, body in self._of_run(INHERITED, run))).tobytes()
 
     def models(self, run: str) -> list[Model]:
         """The newest model of each topic of a run, in the order of topics.
@@ -328,10 +323,6 @@ class Store:
                 "one is published.",
             )
         return Model(topic, stored.version, body, stored.text, stored.sha256)
-
-    def _of_run(self, kind: int, run: str) -> list[tuple[bytes, bytes]]:
-        number = self._file.runs.get(run)
-        return [] if number is None else self._facts(kind, run_key(number))
 
     def _facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         self._check_open()
@@ -471,8 +462,9 @@ class Store:
             (statefile.SEGMENT, statefile.segment_key(piece.segment), msgspec.msgpack.encode(piece.segment))
             for piece in pieces
         ]
+        accounts = statefile.pack_accounts(group, runs, self._packing, file.account)
         try:
-            file.save(facts, lines)
+            file.save(facts, lines, accounts)
         except BaseException:
             self._lines.drop(pieces)
             raise
@@ -662,6 +654,25 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _RunReader:
+    """Reads the accounts of one run, which may be one that is not saved yet."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+
+    def body(self, key: bytes) -> bytes | None:
+        """Body of the account with this key."""
+        return next((body for _, body in self.after(key, 1, key + b"\0")), None)
+
+    def after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts from this key on, ascending, whose keys are below `before`."""
+        return self._store.packed_accounts(self._run, key, most, before)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Within it, what cannot have been saved is StateCorrupt."""
+        return as_saved(self._store.folder / "state.db")
 
 
 def _bytes_in(folder: Path) -> int:

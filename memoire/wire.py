@@ -56,6 +56,7 @@ CODES: Final = {
     "passport": "passed on by a proxy that does not say for whom, or says it without being one",
     "parameters": "parameters that do not fit the schema",
     "busy": "too much is waiting already",
+    "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
     "closed": "this node is closing",
     "missing": "asked for something that is not stored here (any more)",
 }
@@ -242,9 +243,8 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     episodes: Count = 0
     steps: Count = 0
     passed_steps: Count = 0  # those of them that are no inserts: recorded beyond granted_steps, and not pushed
-    caches: Count = 0  # pushed to this home
+    caches: Count = 0  # and episodes pushed to this home
     cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this home
-    shipped_episodes: Count = 0  # EPISODE messages pushed to this home
     skipped: Count = 0  # caches not pushed for want of credit
     generated_bytes: Count = 0  # bytes of all entries ever recorded
     total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, from one moment
@@ -274,8 +274,7 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     steps: Count = 0
     lines_through: Count = 0
     ended_through: Count = 0
-    caches: Count = 0  # accepted
-    episodes_stored: Count = 0  # EPISODE messages accepted
+    caches: Count = 0  # and episodes accepted
     received_bytes: Count = 0  # payload bytes of caches and episodes that came, accepted or not
     rejected: Annotated[dict[Name, Count], Meta(max_length=64)] = {}  # messages by code
     lost: Count = 0  # messages that cannot come any more
@@ -474,16 +473,20 @@ class News(Body, frozen=True, kw_only=True, omit_defaults=True):
     epoch: Word = 0
 
 
+ACCOUNT_KEY_BYTES: Final = 32
+"""What an `ACCOUNT` begins with: client, home and since."""
+
+
 class Ledger(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Asks a server what it has counted; answered by ACCOUNTS."""
 
     type: ClassVar = Type.LEDGER
     run: Name = ""  # of which run; "": the one that is counted now
-    after: Annotated[bytes, Meta(max_length=24)] = b""  # client and home of the last row of the page before
+    after: Annotated[bytes, Meta(max_length=ACCOUNT_KEY_BYTES)] = b""  # key of the last row of the page before
 
 
 class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of a server's accounts: one row for each client and home, `ACCOUNT`, packed, in ascending order."""
+    """A page of a server's accounts: one row for each client, home and since, `ACCOUNT`, packed, in ascending order."""
 
     type: ClassVar = Type.ACCOUNTS
     run_name: Name
@@ -493,6 +496,8 @@ class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
     runs: Annotated[list[Name], Meta(max_length=1024)] = []  # all that this server knows, the newest last
     accounts: Annotated[bytes, Meta(max_length=2**18)] = b""
     more: bool = False  # ask for what comes after the last row
+    applied: Count = 0  # priorities that this server set of entries that it stores, since it began
+    stale: Count = 0  # and of entries that had made room
     time: Seconds = 0.0  # unix, of the server's clock
 
     def __post_init__(self) -> None:
@@ -573,13 +578,18 @@ ACCOUNT: Final = np.dtype(
     [
         ("client", "<u8", (2,)),
         ("home", "<u8"),  # hash of the name of the server that counted this
-        ("episodes", "<u8"),  # cumulative since the client was made: of two homes' rows the greater counts
+        ("since", "<u8"),  # epoch of that server in which it opened the account: one that it opened later is another
+        ("episodes", "<u8"),  # cumulative since the client was made: of two accounts' rows the greater counts
         ("steps", "<u8"),
         ("generated_bytes", "<u8"),
         ("skipped", "<u8"),
         ("dropped_lines", "<u8"),
         ("lines_through", "<u8"),
-        ("pushed_caches", "<u8"),  # from here on for this home alone: rows add up
+        ("ended_through", "<u8"),
+        ("applied", "<u8"),
+        ("stale", "<u8"),
+        ("lost_feedback", "<u8"),  # from here on for this account alone: rows add up
+        ("pushed_caches", "<u8"),
         ("pushed_bytes", "<u8"),
         ("received_caches", "<u8"),
         ("received_bytes", "<u8"),
@@ -597,7 +607,9 @@ ACCOUNT: Final = np.dtype(
         ("flags", "<u4"),  # 1: said goodbye
     ]
 )
-_ACCOUNT_COUNTS: Final = [name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name != "home"]
+_ACCOUNT_COUNTS: Final = [
+    name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name not in ("home", "since")
+]
 
 
 def _check_part(part: int, of: int) -> None:
@@ -630,6 +642,8 @@ def unpack_accounts(packed: bytes) -> NDArray[np.void]:
     for name in _ACCOUNT_COUNTS:
         if (rows[name] >= 2**53).any():
             raise ValueError(f"{name} of a client is not below 2**53")
+    if (rows["since"] >= 2**63).any():
+        raise ValueError("since of a client is not below 2**63")
     for name in ("returns_sum", "first_seen", "last_seen"):
         if not np.isfinite(rows[name]).all():
             raise ValueError(f"{name} of a client is not finite")
@@ -858,6 +872,18 @@ def _check_payload(header: Header, frames: Sequence[Buffer], limits: Limits) -> 
         raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
     if (given := memoryview(frames[1]).nbytes) != size:
         raise ProtocolError("size", f"frame 1 has {given} bytes, the header says {size}")
+
+
+def tail_of(body: Body) -> bytes:
+    """A body without its header, to be kept."""
+    return _ENCODER.encode(body)
+
+
+def update_of(tail: bytes) -> Update:
+    """The UPDATE whose tail was kept. Raises ProtocolError."""
+    update = _decode(Type.UPDATE, memoryview(tail))
+    assert isinstance(update, Update)
+    return update
 
 
 def _decode(number: Type, tail: memoryview) -> Body:

@@ -6,17 +6,25 @@ A `Disk` outlives the stores on it, as a folder outlives its servers; it can be 
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
+from memoire.account_store import StoredAccounts
 from memoire.journal import Group
+from memoire.packed_accounts import Packing, Words
 from memoire.runs import FolderStats
+from memoire.statefile import LAST, pack_accounts
+from memoire.wire import name_hash
 
 
 class Disk:
     """What is "on disk": only what a group brought that was saved whole."""
 
     def __init__(self, folder=None):
-        self.accounts, self.lines, self.runs, self.models, self.rows, self.texts = {}, {}, {}, {}, {}, {}
+        self.lines, self.runs, self.models, self.texts = {}, {}, {}, {}
+        self.accounts = {}  # bodies by run and key
+        self.words = Words()
+        self.home = name_hash("home")
         self.epoch = 0
         self.saved = []  # groups
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for what is no part of a database
@@ -25,18 +33,34 @@ class Disk:
         self.error = None  # of the next save, for ever
 
     def save(self, group: Group):
-        for run, account in group.accounts:
-            self.accounts.setdefault(run, {})[account.client] = account
+        names = {run: run for run, _ in (*group.accounts, *group.inherited)}
+        packing = Packing(self.home, self.words)
+        self.accounts |= pack_accounts(group, names, packing, lambda run, key: self.accounts.get((run, key)))
         for run, entry in group.lines:
             self.lines.setdefault(run, []).append(entry)
         for facts in group.runs:
             self.runs[facts.name] = facts
         for run, model in group.models:
             self.models.setdefault(run, {})[model.topic] = model
-        for run, rows in group.inherited:
-            self.rows[run] = self.rows.get(run, b"") + rows
         self.texts.update(group.settings)
         self.saved.append(group)
+
+
+class DiskReader:
+    """The accounts of one run on a `Disk`: `memoire.account_store.PackedReader`."""
+
+    def __init__(self, disk, run):
+        self.disk, self.run = disk, run
+
+    def body(self, key):
+        return self.disk.accounts.get((self.run, key))
+
+    def after(self, key, most, before=LAST):
+        keys = sorted(other for run, other in list(self.disk.accounts) if run == self.run and key <= other < before)
+        return [(other, self.disk.accounts[self.run, other]) for other in keys[:most]]
+
+    def reading(self):
+        return nullcontext()
 
 
 class MemoryStore:
@@ -45,6 +69,7 @@ class MemoryStore:
     def __init__(self, disk, name="home"):
         self.disk, self.name, self.folder = disk, name, disk.folder
         self.restored = 0
+        disk.home = name_hash(name)
         disk.epoch += 1
         self.epoch = disk.epoch
         self._woken = threading.Event()
@@ -57,10 +82,7 @@ class MemoryStore:
         return sorted(self.disk.runs.values(), key=lambda facts: facts.began)
 
     def accounts(self, run):
-        return [account.copy() for account in self.disk.accounts.get(run, {}).values()]
-
-    def lines_through(self, run):
-        return {entry.client: entry.line.number for entry in self.disk.lines.get(run, [])}
+        return StoredAccounts(Packing(self.disk.home, self.disk.words), DiskReader(self.disk, run))
 
     def line_count(self, run):
         return len(self.disk.lines.get(run, []))
@@ -71,9 +93,6 @@ class MemoryStore:
 
     def models(self, run):
         return list(self.disk.models.get(run, {}).values())
-
-    def inherited(self, run):
-        return self.disk.rows.get(run, b"")
 
     def settings(self):
         return dict(self.disk.texts)

@@ -157,9 +157,9 @@ def sums_row(client: bytes) -> bytes:
 
 
 def account_row(client: bytes) -> bytes:
-    counts = (2, 70, 9000, 1, 0, 1, 4, 5000, 3, 4096, 2, 3000, 512, 1, 1, 904, 2)
+    counts = (5, 2, 70, 9000, 1, 0, 1, 2, 9, 3, 4, 4, 5000, 3, 4096, 2, 3000, 512, 1, 1, 904, 2)
     return client + struct.pack(
-        "<Q17QdddII", wire.name_hash("server-0"), *counts, -1.5, 1700000000.25, 1700000000.5, 0xC0FFEE, 0
+        "<Q22QdddII", wire.name_hash("server-0"), *counts, -1.5, 1700000000.25, 1700000000.5, 0xC0FFEE, 0
     )
 
 

@@ -50,7 +50,7 @@ class Keeper:
         self.journal, self.lock = Journal(), threading.Lock()
         self.acknowledged, self.failures = [], []
         self.run = run
-        self.through = self.store.lines_through(run)
+        self.known = {account.client: account for account in own_accounts(self.store, run)}
         self.count = self.store.line_count(run)
         self.hold = threading.Event()
         self.hold.set()
@@ -75,8 +75,12 @@ class Keeper:
             for facts in runs:
                 self.journal.run(facts)
             for changed in accounts:
+                changed.lines_through = self.through(changed.client)
+                self.known[changed.client] = changed
                 self.journal.touch(run, changed)
-            self.journal.lines(run, self.entries(lines))
+            self.journal.lines(run, [*self.entries(lines)])
+            for client in {client for client, _, _ in lines}:
+                self.journal.touch(run, self.known[client])
             for model in models:
                 self.journal.model(run, model)
             for rows in inherited:
@@ -91,10 +95,13 @@ class Keeper:
     def entries(self, lines):
         """Those not taken before, numbered."""
         for client, number, text in lines:
-            if number > self.through.get(client, 0):
-                self.through[client] = number
+            if number > self.through(client):
+                self.known.setdefault(client, account(client)).lines_through = number
                 self.count += 1
                 yield Entry(self.count, client, float(self.count), Line(number, 0.5, client[0], text))
+
+    def through(self, client):
+        return self.known[client].lines_through if client in self.known else 0
 
     def save(self, *arguments, **options):
         """`post`, and wait until it is acknowledged."""
@@ -120,6 +127,23 @@ def rows(*homes, episodes=1):
     return packed.tobytes()
 
 
+def own_accounts(store, run=RUN):
+    """A server's own accounts of a run, as they are on disk."""
+    kept = store.accounts(run)
+    return [kept.find(key) for key, _ in store.packed_accounts(run) if len(key) == 16]
+
+
+def lines_through(store, run=RUN):
+    """Number of the newest line of each client that wrote any."""
+    return {one.client: one.lines_through for one in own_accounts(store, run) if one.lines_through}
+
+
+def inherited(store, run=RUN):
+    """Rows of other servers' accounts, packed."""
+    kept = store.accounts(run)
+    return b"".join(kept.elsewhere(client).tobytes() for client in CLIENTS)
+
+
 def filled(folder, **options):
     """A keeper with something of everything."""
     keeper = Keeper(folder, **options)
@@ -137,12 +161,11 @@ def contents(store, run=RUN):
     """Everything that a store has of a run."""
     return {
         "runs": store.runs(),
-        "accounts": store.accounts(run),
-        "through": store.lines_through(run),
+        "accounts": own_accounts(store, run),
         "count": store.line_count(run),
         "lines": store.search(run, most=10_000),
         "models": store.models(run),
-        "inherited": store.inherited(run),
+        "inherited": inherited(store, run),
         "settings": store.settings(),
     }
 

@@ -409,19 +409,21 @@ def test_a_package_of_it_has_what_it_needs_and_nothing_for_developers(tmp_path):
 
 def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
     roles = {"memoire-server": "server", "memoire-proxy": "proxy", "memoire-learner": "learner", "memoire-actor": "actor",
-             "memoire-dashboard": None, "memoire-roundtrip": "learner"}  # fmt: skip
+             "memoire-dashboard": None, "memoire-roundtrip": "learner", "memoire-drain": "learner"}  # fmt: skip
     for name, spec, _ in pods(render(values=FULL)):
         secrets = {volume["name"]: volume["secret"] for volume in spec["volumes"] if "secret" in volume}
         role = roles[name.partition("/")[2]]
         assert secrets.get("keys", {}).get("secretName") == (role and f"memoire-keys-{role}"), name
         assert all(secret["defaultMode"] == 0o440 for secret in secrets.values())
         tokens = {item["key"] for item in secrets["tokens"]["items"]} if "tokens" in secrets else set()
-        board, no_pages = name.endswith("dashboard"), name.endswith("roundtrip")
+        board, no_pages = name.endswith("dashboard"), name.endswith(("roundtrip", "drain"))
         assert tokens == ({"dashboard", "nodes"} if board else set() if no_pages else {"nodes"}), name
         for one in containers(spec):
             mounted = {mount["name"] for mount in one["volumeMounts"] if mount.get("readOnly")}
             assert ("keys" in mounted) == (role is not None), name
-            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor")), name  # a program without pages
+            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor", "drain")), (
+                name
+            )  # a program without pages
     assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with the server in it is a server
 
 
@@ -568,6 +570,7 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
         *(("test", "proxy", port) for port in (5560, 5561, 5562)),
         *(("proxy", server, port) for port in (5560, 5561, 5562)),
         *((server, server, port) for port in (5560, 5561, 5562) if server == "server"),  # to drain one from another
+        *(("drain", server, port) for port in (5560, 5561, 5562) if server == "server"),
         *(("dashboard", to, 8080) for to in (server, "proxy", "learner", "actor")),
     }
     for source in labels:
@@ -586,6 +589,32 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
     assert not connects([*objects, OPEN], client, labels[server], 5560)
 
 
+def test_servers_that_an_upgrade_takes_away_are_drained_before():
+    objects = render(sets=("server.replicas=3", "server.drain.timeoutSeconds=90"), values=FULL)
+    job, service, workload = (
+        of(objects, kind, f"memoire-{name}")
+        for kind, name in (("Job", "drain"), ("Service", "server"), ("StatefulSet", "server"))
+    )
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade,pre-rollback"
+    assert "hook-succeeded" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    spec = job["spec"]["template"]["spec"]
+    given = cli.parser().parse_args(spec["containers"][0]["args"])
+    assert given.server == "tcp://{0}-{{n}}.{0}.rl.svc:5560".format(workload["spec"]["serviceName"])
+    assert (given.keep, given.timeout) == (workload["spec"]["replicas"], 90.0) == (3, 90.0)
+    assert (
+        service["metadata"]["name"] == workload["spec"]["serviceName"] and service["spec"]["publishNotReadyAddresses"]
+    )
+    keys = next(each["secret"] for each in spec["volumes"] if each["name"] == "keys")
+    assert keys["secretName"].endswith("-learner"), "who may order a drain"
+    assert job["spec"]["activeDeadlineSeconds"] >= (job["spec"]["backoffLimit"] + 1) * 90
+    for how in (
+        {"values": FULL, "sets": ("server.drain.enabled=false",)},
+        {"values": EMBEDDED},
+        {"values": DIAGNOSTIC},
+    ):
+        assert ("Job", "memoire-drain") not in kinds(render(**how))
+
+
 OPEN = {"kind": "NetworkPolicy", "spec": {"podSelector": {}, "egress": [{}]}}
 """Whoever is not of this chart may go anywhere."""
 
@@ -600,7 +629,7 @@ def test_prometheus_scrapes_every_node_under_the_names_that_the_rules_know():
                if any(port["name"] == "probes" for port in one.get("ports", ()))}  # fmt: skip
     assert scraped == {"server", "proxy", "dashboard", "relay", "learner"}
     for name, _, _ in pods(objects):
-        if not name.startswith("Pod/"):
+        if not name.startswith(("Pod/", "Job/")):
             kind, _, called = name.partition("/")
             notes = of(objects, kind, called)["spec"]["template"]["metadata"]["annotations"]
             assert notes["prometheus.io/port"] == "8081", name

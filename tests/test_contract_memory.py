@@ -624,10 +624,13 @@ def test_returns_and_weights_agree_with_slow_python(data, length, reward):
     priority = (coeff * np.abs(returns - values)).reshape(length, -1).sum(axis=1)
     weights = init_w * multiplier * priority**alpha
     weights[-1] = 0.0  # no entry one step later
+    # Returns are kept as float32, and a small difference of two of them has few digits left.
+    rounding = 3e-7 * (1.0 + np.abs(returns).max()) * coeff.sum()
+    least, most = (init_w * multiplier * np.maximum(0.0, priority + sign * rounding) ** alpha for sign in (-1.0, 1.0))
     found = weights_by_position(rem)
     # what is drawn has the right weight; what is never drawn has next to none
     for position, weight in found.items():
-        assert weight == pytest.approx(weights[position], rel=1e-4, abs=1e-5)
+        assert least[position] * (1.0 - 1e-4) - 1e-5 <= weight <= most[position] * (1.0 + 1e-4) + 1e-5
     for position in set(range(length)) - set(found):
         assert weights[position] <= 1e-2 * weights.sum() + 1e-5
     if found:

@@ -89,7 +89,7 @@ def test_an_overview_shows_the_whole_cluster(small):
     seen = until(lambda: (found := get(board, "/api/overview"))["actors"]["active"] == 3 and found)
     assert (seen["run"], seen["finished"], seen["missing"]) == ("r-1", False, [])
     assert (seen["totals"]["episodes"], seen["totals"]["steps"], seen["totals"]["accepted_caches"]) == (6, 120, 3)
-    assert seen["actors"] == {"active": 3, "silent": 0, "gone": 0, "expected": 5, "missing": 2}
+    assert seen["actors"] == {"active": 3, "silent": 0, "gone": 0, "expected": 5, "missing": 2, "idle": 0}
     assert seen["learning"]["return_mean"] == 20.0 and seen["learning"]["learner_scalars"] == {"loss": 0.5}
     assert seen["learning"]["client_scalars"]["epsilon"] == pytest.approx(0.2)
     (table,) = seen["tables"]
@@ -331,6 +331,7 @@ def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(c
     server = cluster.server(name="quiet", run="q")
     clients = [cluster.client(server, seed=n) for n in range(2)]
     for client in clients:
+        client.on_entries(1)
         client.update(30.0)
     with NodePages("127.0.0.1:0", server) as pages, watch(pages, silent_after=1.0) as board:
 

@@ -174,29 +174,38 @@ def test_a_model_that_was_overtaken_while_it_was_asked_for_is_missing_and_nothin
 
 def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(desk):
     me = Asker(desk)
-    me.ask(wire.Hello())
+    me.ask(wire.Update(steps=5))
     ids = np.zeros(5, ID)
     ids["client"], ids["number"] = np.frombuffer(ME, "<u8"), np.arange(5)
     assert desk.hand_on(ids, np.arange(5.0)) == 0
     for _ in range(2):
-        reply = me.ask(wire.Update())
+        reply = me.ask(wire.Update(steps=5))
         numbers, errors = cache.read_feedback(reply.payload, SCHEMA)[ME]
         assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
-    assert me.ask(wire.Update(epoch=reply.body.epoch, feedback_through=reply.body.feedback_through)).payload is None
+    account = desk.ledger.find(ME)
+    assert account.waiting_feedback == 5
+    done = wire.Update(epoch=reply.body.epoch, feedback_through=reply.body.feedback_through, applied=4, stale=1)
+    assert me.ask(done).payload is None
+    assert (account.waiting_feedback, account.report.applied, account.report.stale) == (0, 4, 1)
 
 
 def test_feedback_that_nobody_fetches_is_bounded_and_counted(desk):
-    Asker(desk).ask(wire.Hello())
+    asker = Asker(desk)
+    asker.ask(wire.Update(steps=5))
     ids = np.zeros(FEEDBACK_SAMPLES // 4, ID)
     ids["client"] = np.frombuffer(ME, "<u8")
     lost = [desk.hand_on(ids, np.ones(len(ids))) for _ in range(6)]
     assert lost == [0, 0, 0, 0, len(ids), len(ids)] and desk.feedback_lost == 2 * len(ids)
     ids["client"] = np.frombuffer(YOU, "<u8")
     assert desk.hand_on(ids, np.ones(len(ids))) == len(ids)
+    assert desk.ledger.totals().lost_feedback == 2 * len(ids)
+    asker.ask(wire.Update(steps=5, leaving=True))  # it will fetch no more
+    assert desk.ledger.totals().lost_feedback == 6 * len(ids) and desk.feedback_lost == 7 * len(ids)
+    desk.ledger.check_invariants()
 
 
 def test_feedback_over_the_wire_is_taken_once(desk):
-    Asker(desk).ask(wire.Hello())
+    Asker(desk).ask(wire.Update(steps=3))
     ids = np.zeros(3, ID)
     ids["client"] = np.frombuffer(ME, "<u8")
     reader = Asker(desk, YOU)
@@ -283,7 +292,7 @@ def test_credit_is_shared_by_those_who_are_there(desk):
     askers[9].ask(wire.Update())
     now[0] += 1.0
     assert desk.credit(desk.tables.first) == 5000 // 7
-    assert desk.ledger.gone == 2
+    assert desk.ledger.gone == 0  # they have reported nothing that counts: nobody has to remember them
 
 
 def test_credit_is_shared_when_many_ask(desk):
@@ -294,7 +303,7 @@ def test_credit_is_shared_when_many_ask(desk):
     assert credit == 500
 
 
-def test_accounts_of_a_drained_server_are_kept_once_and_up_to_a_bound(desk, monkeypatch):
+def test_accounts_of_a_drained_server_are_kept_once(desk):
     def brought(count, steps, name="run"):
         rows = np.zeros(count, wire.ACCOUNT)
         rows["client"][:, 0], rows["home"], rows["steps"] = range(count), 7, steps
@@ -310,6 +319,3 @@ def test_accounts_of_a_drained_server_are_kept_once_and_up_to_a_bound(desk, monk
     assert Asker(desk).ask(wire.Ledger(run="elsewhere")).body.runs == ["elsewhere", "run"]
     assert Asker(desk).ask(wire.Ledger(run="never")).body.code == "run"
     assert brought(2, 5, "\n").code == "parameters"
-    monkeypatch.setattr("memoire.desk.MOST_INHERITED", 12)
-    assert brought(13, 5).code == "busy"
-    assert len(desk.runs.current.inherited) == 10

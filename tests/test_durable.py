@@ -44,6 +44,10 @@ class Durable:
         }  # fmt: skip
         return made
 
+    def saved(self, client, run="default"):
+        """The client's account as it is on disk; None where it has none."""
+        return self.stores[-1].accounts(run).find(client)
+
     def kill(self, server):
         """Nothing is saved or said any more, from this moment on."""
         self.stores[-1].cut()
@@ -73,12 +77,12 @@ def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, dur
     client.on_episode(0, 20, 1.0)
     assert not told(client)
     assert server.total_episodes == 1, "it has heard of it"
-    assert durable.disk.accounts["default"][client.client_id].report.episodes == 0
+    assert durable.saved(client.client_id) is None
     client.log("a line")
     assert reader.stats() and server.model("topic") is None  # what needs no disk goes on
     durable.disk.may_save.set()
     client.update()
-    assert durable.disk.accounts["default"][client.client_id].report.episodes == 1
+    assert durable.saved(client.client_id).report.episodes == 1
     assert [entry.line.text for entry in durable.disk.lines["default"]] == ["a line"]
 
 
@@ -192,7 +196,7 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     durable.disk.may_save.set()
     reply = wire.parse(asker.recv_multipart()[1:]).body
     assert (reply.episodes, reply.durable) == (3, True)
-    assert durable.disk.accounts["default"][me].report.episodes == 3
+    assert durable.saved(me).report.episodes == 3
     closing.join(30.0)
 
 
@@ -220,7 +224,7 @@ def test_caches_are_saved_although_nobody_waits_for_their_account(cluster, durab
     record(client)
     assert client.push_cache()
     until(lambda: server.total_caches == 1)
-    until(lambda: durable.disk.accounts["default"][client.client_id].accepted_caches == 1)
+    until(lambda: (saved := durable.saved(client.client_id)) is not None and saved.accepted_caches == 1)
 
 
 def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_path):

@@ -135,7 +135,7 @@ def test_a_writer_ships_every_episode_and_keeps_none(cluster):
     totals = server.totals()
     assert (totals.accepted_samples, totals.accepted_bytes) == (240, stats.pushed_bytes)
     account = next(iter(server._desk.ledger))
-    assert account.report.shipped_episodes == account.accepted_caches == 12
+    assert account.report.caches == account.accepted_caches == 12
     batch = server.get_batch(64)
     assert batch.left_out == 0.0
     assert set(batch.ids["client"].reshape(-1).tolist()) == set(

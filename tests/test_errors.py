@@ -31,6 +31,8 @@ FOREIGN = {
     "linelog.py": {"OSError"},  # a write that fell short, caught with those that failed
     "security.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
     "statefile.py": {"ValueError"},  # a mistake of ours
+    "packed_accounts.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
+    "untold.py": {"ValueError", "PermissionError"},  # caught where they are raised
     "memory.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "glance.py": {"AssertionError"},  # a mistake of ours
     "sockets.py": {"ValueError"},  # becomes EndpointError where it was raised

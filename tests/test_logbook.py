@@ -63,23 +63,24 @@ def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
     book, outbox, taken = Logbook(), Outbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
     for count, through in enumerate(acknowledged):
         outbox.add(f"line {count}", 7, 0.0)
-        taken += book.take(ALICE, outbox.waiting(1000, 10_000), now=2.0)
-        outbox.acknowledge(min(through, book.through(ALICE)))
+        newest = taken[-1].line.number if taken else 0
+        taken += book.take(ALICE, outbox.waiting(1000, 10_000), newest, now=2.0)
+        outbox.acknowledge(min(through, taken[-1].line.number))
     assert [entry.line.number for entry in taken] == list(range(1, len(acknowledged) + 1))
     assert [entry.index for entry in taken] == list(range(1, book.count + 1))
 
 
-def test_clients_are_numbered_apart():
+def test_lines_of_all_clients_are_numbered_in_the_order_in_which_they_came():
     book = Logbook()
-    book.take(ALICE, [line(1), line(2)], now=1.0)
-    taken = book.take(BOB, [line(1)], now=1.0)
-    assert [(entry.client, entry.line.number, entry.index) for entry in taken] == [(BOB, 1, 3)]
-    assert (book.through(ALICE), book.through(BOB), book.through(b"c" * 16)) == (2, 1, 0)
+    book.take(ALICE, [line(1), line(2)], 0, now=1.0)
+    taken = book.take(BOB, [line(1)], 0, now=1.0)
+    taken += book.take(ALICE, [line(2), line(3)], 2, now=1.0)
+    assert [(entry.client, entry.line.number, entry.index) for entry in taken] == [(BOB, 1, 3), (ALICE, 3, 4)]
 
 
 def test_recent_lines_are_bounded_and_read_from_an_index():
     book = Logbook(keep=3)
-    book.take(ALICE, [line(n, str(n)) for n in range(1, 6)], now=1.0)
+    book.take(ALICE, [line(n, str(n)) for n in range(1, 6)], 0, now=1.0)
     assert [entry.line.text for entry in book.recent()] == ["3", "4", "5"]
     assert [entry.line.text for entry in book.recent(after=4)] == ["5"]
     assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]

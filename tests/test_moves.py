@@ -1,18 +1,20 @@
 """Clients that change their home: whatever list of servers their proxy has, the merged totals are what they counted."""
 
+import re
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from history.ports import block
-from memoire import accounts, reader, wire
+from history.ports import block, held
+from memoire import accounts, names, reader, wire
 from memoire.accounts import ServerAccounts
-from memoire.cluster.drain import clients_here, drain
+from memoire.cluster.drain import clients_here, drain, drain_above
 from memoire.cluster.roles import ServersFile
 from memoire.cluster.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
+from memoire.names import Names
 from netkit import QUICK, Cluster, in_thread, record, until
 
 
@@ -25,7 +27,7 @@ def cluster():
 
 def rows_of(*servers):
     """What these servers have counted, merged."""
-    return accounts.merge(*(server._desk.rows(server._desk.runs.current) for server in servers))
+    return accounts.merge(*(server.accounts().rows for server in servers))
 
 
 def lines_of(*servers):
@@ -217,6 +219,55 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
     for told in (with_all, without):
         counted = (told.totals.episodes, told.totals.steps, told.totals.accepted_caches)
         assert counted == (totals.episodes, totals.steps, totals.accepted_caches)
+
+
+class Hosts(Names):
+    """Names of servers that a test knows; every other name has no address."""
+
+    def __init__(self, known):
+        super().__init__(lambda host: known[host] if host in known else self._fail(host), fresh=0.0)
+
+    def _fail(self, host):
+        raise OSError(-2, "Name or service not known")
+
+
+def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, monkeypatch):
+    port = cluster.ports.enter_context(held(3))
+    known = {f"s-{number}.test": [f"127.0.0.1{number}"] for number in (0, 1, 3)}  # number 2 has never been there
+    monkeypatch.setattr(names, "_names", Hosts(known))
+    servers = {number: cluster.server(f"tcp://127.0.0.1{number}:{port}", name=f"s-{number}") for number in (0, 1, 3)}
+    clients = [cluster.client(server, limits=QUICK) for server in servers.values()]
+    for client in clients:
+        record(client, episodes=2, length=10)
+        client.close(30.0)
+    said, template = [], f"tcp://s-{{n}}.test:{port}"
+    assert drain_above(template, 1, timeout=60.0, say=said.append, context=cluster.context) == 2
+    assert servers[0].totals().steps == 60 and servers[0].totals().clients == 3
+    assert [line for line in said if "elsewhere" in line] == [f"s-{n} sends its clients elsewhere" for n in (1, 3)]
+    assert drain_above(template, 4, say=said.append, context=cluster.context) == 0
+    assert said[-1] == "no server is numbered 4 or above: nothing is drained"
+
+
+@pytest.mark.parametrize(
+    ("template", "keep", "words"),
+    [
+        ("tcp://server:5560", 1, "an address with {n} in its host name"),
+        ("tcp://server:55{n}0", 1, "an address with {n} in its host name"),
+        ("tcp://server-{n}:5560", 0, "--keep must be a whole number from 1"),
+    ],
+)
+def test_which_servers_to_drain_has_to_be_said(template, keep, words):
+    with pytest.raises(ParameterError, match=re.escape(words)):
+        drain_above(template, keep)
+
+
+def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(monkeypatch):
+    silent = threading.Event()
+    monkeypatch.setattr("memoire.cluster.drain.LOOKUP_TIMEOUT", 0.1)
+    asked = Names(lambda host: silent.wait(30.0) and [])
+    with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
+        drain_above("tcp://s-{n}.test:5560", 1, known=asked)
+    silent.set()
 
 
 def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):

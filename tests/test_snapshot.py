@@ -498,7 +498,7 @@ def test_other_files_are_refused_by_name(tmp_path):
             load([path], table(Pool(SCHEMA, PLAIN)))
     head = snapshotfile._HEAD.pack(snapshotfile._MAGIC, 9, bytes(16))
     path.write_bytes(head + snapshotfile._SUM.pack(_core.checksum(head)))
-    with pytest.raises(DataError, match="form 9, this version of memoire reads form 1"):
+    with pytest.raises(DataError, match="form 9, this version of memoire reads form 2"):
         snapshot.facts(path)
 
 

@@ -12,7 +12,18 @@ from memoire.errors import StateCorrupt, StateForeign
 from memoire.logbook import Wanted
 from memoire.models import make
 from memoire.store import Store
-from statekit import CLIENTS, RUN, Keeper, account, contents, filled, folder_in_memory, fork
+from statekit import (
+    CLIENTS,
+    RUN,
+    Keeper,
+    account,
+    contents,
+    filled,
+    folder_in_memory,
+    fork,
+    lines_through,
+    own_accounts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +70,10 @@ def rows_of(folder, *commands):
         ("DELETE FROM facts WHERE kind = 0", "rows are missing"),
         ("DELETE FROM lines WHERE id = (SELECT max(id) FROM lines)", "rows are missing"),
         ("UPDATE facts SET body = x'00' WHERE kind = 4", "wrong checksum"),
-        ("UPDATE facts SET key = x'000000ff' || substr(key, 5) WHERE kind = 4", "SQLite says"),
+        ("UPDATE facts SET key = x'000000ff' || substr(key, 5) WHERE kind = 3", "SQLite says"),
+        ("DELETE FROM accounts WHERE key = (SELECT max(key) FROM accounts)", "rows are missing"),
+        ("UPDATE facts SET key = x'000000ff' WHERE kind = 4 AND key = x'00000001'", "a word is missing"),
+        ("UPDATE accounts SET key = x'0f' || key WHERE key = (SELECT max(key) FROM accounts)", "rows are missing"),
         ("DROP TABLE lines", "SQLite says no such table"),
     ],
 )
@@ -68,6 +82,17 @@ def test_somebody_elses_change_of_a_row_is_found(folders, tmp_path, command, wor
     rows_of(tmp_path / "state", command)
     with pytest.raises(StateCorrupt, match=f"{words}.*left as it is.*state.db.backup-1.*empty folder"):
         Store(tmp_path / "state", "home")
+
+
+@pytest.mark.parametrize("change", ["body = x'00'", "key = x'0f'"])
+def test_a_changed_account_is_found_when_it_is_read_at_the_start(folders, tmp_path, change):
+    shutil.copytree(folders[2], tmp_path / "state")
+    rows_of(tmp_path / "state", f"UPDATE accounts SET {change} WHERE key = (SELECT max(key) FROM accounts)")
+    with Store(tmp_path / "state", "home") as store:
+        with pytest.raises(StateCorrupt, match="an account has a wrong checksum.*state.db.backup-1"):
+            store.accounts(RUN).sums()
+        with pytest.raises(StateCorrupt, match="an account has a wrong checksum"):
+            store.back_up()
 
 
 def test_a_changed_line_is_found_when_it_is_read(folders, tmp_path):
@@ -90,7 +115,7 @@ def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
     ("change", "words"),
     [
         ("PRAGMA application_id = 7", "database of another program"),
-        ("PRAGMA user_version = 9", "was written in form 9, this version of memoire reads and writes form 1"),
+        ("PRAGMA user_version = 9", "was written in form 9, this version of memoire reads and writes form 2"),
     ],
 )
 def test_a_strangers_database_is_left_alone(folders, tmp_path, change, words):
@@ -124,10 +149,10 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
     put_back(state)
     with Keeper(state) as keeper:
         assert keeper.store.restored == 1 and keeper.store.epoch > epoch
-        assert [one.report.episodes for one in keeper.store.accounts(RUN)] == [5, 7]
-        assert keeper.store.lines_through(RUN) == {CLIENTS[0]: 1}
+        assert [one.report.episodes for one in own_accounts(keeper.store)] == [5, 7]
+        assert lines_through(keeper.store) == {CLIENTS[0]: 1}
         keeper.save(accounts=[account(CLIENTS[0], 10)], lines=[(CLIENTS[0], 3, "three")])
-        assert [one.report.episodes for one in keeper.store.accounts(RUN)] == [10, 7]
+        assert [one.report.episodes for one in own_accounts(keeper.store)] == [10, 7]
         assert [entry.line.text for entry in keeper.store.search(RUN)] == ["three"]
         found = contents(keeper.store)
     with Store(state) as store:
@@ -142,7 +167,7 @@ def test_a_log_of_sqlite_beside_a_backup_is_set_aside(folders, tmp_path):
     shutil.copy(tmp_path / "state" / "state.db.backup-1", tmp_path / "state" / "state.db")
     with Store(tmp_path / "state", "home") as store:
         assert store.restored == 1
-        assert [one.report.episodes for one in store.accounts(RUN)] == [39] * 8
+        assert [one.report.episodes for one in own_accounts(store)] == [39] * 8
     assert (tmp_path / "state" / "state.db-wal.set-aside").exists()
 
 
@@ -168,7 +193,7 @@ def test_a_killed_start_from_a_backup_is_another_start_from_it(folders, tmp_path
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 9
         with Store(state, "home") as store:
-            assert store.restored == 1 and [one.report.episodes for one in store.accounts(RUN)] == [39] * 8
+            assert store.restored == 1 and [one.report.episodes for one in own_accounts(store)] == [39] * 8
 
 
 def test_two_backups_are_kept_and_another_is_made_when_it_is_closed(tmp_path):

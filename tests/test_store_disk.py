@@ -14,7 +14,7 @@ from memoire.limits import Limits
 from memoire.models import make
 from memoire.store import Store, check_file_system
 from netkit import until
-from statekit import CLIENTS, RUN, Keeper, account, contents, filled, text_of_log
+from statekit import CLIENTS, Keeper, account, contents, filled, own_accounts, text_of_log
 
 TESTS = Path(__file__).resolve().parent
 
@@ -74,7 +74,7 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
     assert "the disk is full since" in keeper.store.trouble and "nothing is acknowledged" in keeper.store.trouble
     before = len(keeper.acknowledged)
     assert tickets[-1] not in keeper.acknowledged
-    assert keeper.store.accounts(RUN) == [] or keeper.store.accounts(RUN)[0].report.episodes < n
+    assert own_accounts(keeper.store) == [] or own_accounts(keeper.store)[0].report.episodes < n
     ballast.write_bytes(b"")
     until(lambda: tickets[-1] in keeper.acknowledged)
     assert len(keeper.acknowledged) > before and not keeper.failures
@@ -102,7 +102,7 @@ def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_d
         assert {path.name: path.read_bytes() for path in folder.glob("state.db")} == before
         ballast.write_bytes(b"")
         with Store(folder, "home") as store:
-            assert len(store.accounts(RUN)) == (8 if name == "old" else 0)
+            assert len(own_accounts(store)) == (8 if name == "old" else 0)
 
 
 def test_a_full_disk_is_found_whatever_says_so(tmp_path):
@@ -120,7 +120,7 @@ def test_a_full_disk_is_found_whatever_says_so(tmp_path):
             fault.error = None
             until(lambda ticket=ticket, keeper=keeper: ticket in keeper.acknowledged)
             assert keeper.store.is_healthy and keeper.store.trouble == ""
-            assert [one.report.episodes for one in keeper.store.accounts(RUN)] == [3]
+            assert [one.report.episodes for one in own_accounts(keeper.store)] == [3]
 
 
 def test_closing_with_a_full_disk_ends_in_time_and_says_that_something_is_unsaved(tmp_path):
@@ -132,7 +132,7 @@ def test_closing_with_a_full_disk_ends_in_time_and_says_that_something_is_unsave
     assert not keeper.close(timeout=0.5)
     assert ticket not in keeper.acknowledged
     with Store(tmp_path) as store:
-        assert store.accounts(RUN) == []
+        assert own_accounts(store) == []
 
 
 def test_text_that_cannot_be_written_holds_nobody_up_and_is_completed(tmp_path):
@@ -166,7 +166,7 @@ def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, n
     assert not keeper.close()
     assert not {ticket, later} & set(keeper.acknowledged) and len(keeper.failures) == 1
     with Store(tmp_path) as store:
-        assert store.accounts(RUN) == []
+        assert own_accounts(store) == []
 
 
 SHIM = r"""
@@ -207,7 +207,7 @@ def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "SQLITE_IOERR_FSYNC" in done.stdout
     with Store(tmp_path / "state") as store:
-        assert store.accounts(RUN)[0].report.episodes >= 1
+        assert own_accounts(store)[0].report.episodes >= 1
 
 
 # --------------------------------------------------------------------------------------------------- read-only

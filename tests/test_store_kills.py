@@ -14,7 +14,7 @@ from memoire.limits import Limits
 from memoire.linelog import text_of
 from memoire.snapshotfile import Counts, End, SnapshotFile
 from memoire.store import Store
-from statekit import CLIENTS, RUN, folder_in_memory, text_of_log
+from statekit import CLIENTS, RUN, folder_in_memory, lines_through, own_accounts, text_of_log
 from store_child import HITS, STEPS
 
 TESTS = Path(__file__).resolve().parent
@@ -73,12 +73,12 @@ def check_state(folder, acknowledged):
         names = [facts.name for facts in store.runs()]
         assert names in ([], [RUN], [RUN, *(f"run {n}" for n in range(1, step + 1))])
         if step:
-            accounts = {one.client: one.report for one in store.accounts(RUN)}
+            accounts = {one.client: one.report for one in own_accounts(store)}
             for client in CLIENTS[1:]:
                 newest = max([n for n in range(1, step + 1) if CLIENTS[n % 8] == client], default=None)
                 assert newest is None or (accounts[client].episodes, accounts[client].steps) == (newest, newest**2)
             assert accounts[CLIENTS[0]].episodes == step
-            assert store.lines_through(RUN) == {CLIENTS[0]: 2 * step}
+            assert lines_through(store) == {CLIENTS[0]: 2 * step}
             big, small = store.models(RUN)
             assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
         found = store.search(RUN, most=10_000)

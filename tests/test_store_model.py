@@ -1,5 +1,6 @@
 """A store against slow models of it: what a search finds, and what is there after any order of saving and restarting."""
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from memoire.logbook import Entry, Wanted, escape
 from memoire.models import make
 from memoire.store import Store
 from memoire.wire import Line
-from statekit import CLIENTS, account, folder_in_memory, rows, text_of_log
+from statekit import CLIENTS, account, folder_in_memory, inherited, own_accounts, rows, text_of_log
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)
@@ -114,7 +115,7 @@ class Model:
     def __init__(self):
         self.runs, self.accounts, self.lines, self.models = {}, {}, {}, {}
         self.inherited, self.settings, self.through, self.versions = {}, {}, {}, {}
-        self.steps = 0
+        self.brought, self.steps = {}, 0
 
     def group(self, operation):
         """Do it here, and as a group to be saved."""
@@ -124,7 +125,10 @@ class Model:
         group = Group(runs=[] if run in self.runs else [RunFacts(run)])
         self.runs.setdefault(run, RunFacts(run))
         if kind == "account":
-            made = account(CLIENTS[which], self.steps, value, rejected={"a": value})
+            made = account(CLIENTS[which], self.steps, value, rejected={"a": value} if value else {})
+            made.received_caches, made.lines_through = value, self.through.get((run, CLIENTS[which]), 0)
+            made.report = msgspec.structs.replace(made.report, caches=value)
+            made.seen_caches = value
             group.accounts = [(run, made)]
             self.accounts[run, CLIENTS[which]] = made
         elif kind == "lines":
@@ -135,6 +139,10 @@ class Model:
                 entry = Entry(index, client, float(self.steps), Line(number, 0.0, which, f"line {index}"))
                 self.lines[run].append(entry)
                 group.lines.append((run, entry))
+            made = self.accounts.get((run, client), account(client)).copy()
+            made.lines_through = number
+            self.accounts[run, client] = made
+            group.accounts = [(run, made)]
         elif kind == "model":
             self.versions[which] = self.versions.get(which, 0) + 1
             made = make(which, bytes([self.steps % 256]) * value, self.versions[which])
@@ -142,6 +150,8 @@ class Model:
             self.models[run, which] = made
         elif kind == "inherit":
             group.inherited = [(run, rows(which, episodes=value))]
+            value = max(value, self.brought.get((run, which), 0))  # of one account the later row counts
+            self.brought[run, which] = value
             self.inherited[run, which] = rows(which, episodes=value)
         elif kind == "setting":
             group.settings = {which: value}
@@ -160,16 +170,13 @@ class Model:
             for topic in {topic for _, topic in self.models}
         }
         for run in self.runs:
-            assert {one.client: one for one in store.accounts(run)} == {
+            assert {one.client: one for one in own_accounts(store, run)} == {
                 client: made for (owner, client), made in self.accounts.items() if owner == run
             }
             assert store.search(run, most=10_000) == self.lines.get(run, [])
             assert store.line_count(run) == len(self.lines.get(run, []))
-            assert store.lines_through(run) == {
-                client: number for (owner, client), number in self.through.items() if owner == run
-            }
             assert store.models(run) == [made for (owner, _), made in sorted(self.models.items()) if owner == run]
-            assert store.inherited(run) == b"".join(
+            assert inherited(store, run) == b"".join(
                 packed for (owner, _), packed in sorted(self.inherited.items()) if owner == run
             )
         assert text_of_log(folder).count(b"\n") == sum(map(len, self.lines.values()))

@@ -11,6 +11,7 @@ step may be done again.
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,9 @@ import numpy as np
 
 from memoire import wire
 from memoire.accounts import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
+from memoire.checks import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
+from memoire.names import Names, shared_names
 from memoire.reader import Reader
 
 SILENT = 12.0
@@ -27,6 +30,10 @@ SILENT = 12.0
 SETTLED = 1.0
 """Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""
 LOOK = 0.5
+MAX_BEYOND = 64
+"""Numbers above those that stay at which a server is looked for."""
+LOOKUP_TIMEOUT = 20.0
+"""Seconds that a name server may be silent."""
 
 
 def drain(
@@ -61,6 +68,65 @@ def drain(
             say(f"{heir} has the {rows} accounts of run {run!r}")
         say(f"{name} may be stopped, and taken off its proxies' lists")
         return copied
+
+
+def drain_above(
+    template: str,
+    keep: int,
+    *,
+    timeout: float = 60.0,
+    say: Callable[[str], object] = print,
+    known: Names | None = None,
+    **options: Any,
+) -> int:
+    """Drain every server whose number is `keep` or above to those below, before a StatefulSet is made smaller; how many
+    servers were drained. A server is there if its name has an address.
+
+    Args:
+        template: Own address of a server, with {n} for its number: "tcp://server-{n}.servers.rl.svc:5560".
+        keep: Servers that stay: those numbered 0 to keep - 1.
+        timeout: Seconds in all.
+        known: Look-ups of names; the process's own by default.
+
+    Raises:
+        ParameterError: the address has no {n} in a host name, or nobody would stay.
+        MemoireTimeout: see `drain`.
+    """
+    host = template.removeprefix("tcp://").rpartition(":")[0]
+    if "{n}" not in host:
+        raise ParameterError("the servers to drain", template, "an address with {n} in its host name")
+    deadline = time.monotonic() + timeout
+    keep = whole("--keep", keep, 1)
+    stay = [template.replace("{n}", str(number)) for number in range(keep)]
+    numbers = range(keep, keep + MAX_BEYOND)
+    there = _with_address({number: host.replace("{n}", str(number)) for number in numbers}, known, deadline)
+    if not there:
+        say(f"no server is numbered {keep} or above: nothing is drained")
+    for number in there:
+        left = deadline - time.monotonic()
+        drain(template.replace("{n}", str(number)), stay, timeout=left, say=say, **options)
+    return len(there)
+
+
+def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -> list[int]:
+    """Numbers of those hosts whose name has an address, ascending.
+
+    Raises:
+        MemoireTimeout: no name server answered.
+    """
+    found: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+    for number, host in hosts.items():
+        (known or shared_names()).ask(host, lambda said, number=number: found.put((number, bool(said.addresses))))
+    there = []
+    for _ in hosts:
+        try:
+            number, is_there = found.get(timeout=max(0.0, min(LOOKUP_TIMEOUT, deadline - time.monotonic())))
+        except queue.Empty:
+            some = next(iter(hosts.values()))
+            advice = "Nothing was drained. Try again when names are found."
+            raise MemoireTimeout(f"address of {some}", "the name server", LOOKUP_TIMEOUT, advice) from None
+        there += [number] * is_there
+    return sorted(there)
 
 
 def _only(url: str, names: Sequence[str]) -> str:

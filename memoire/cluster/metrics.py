@@ -151,6 +151,17 @@ SERVER = (
     _counter("steps", "Entries of this run that this server's clients recorded.", "totals.steps"),
     _counter("caches", "Caches of this run that were accepted here.", "totals.accepted_caches"),
     _gauge("clients", "Clients of this run: active, silent for client_timeout, or gone.", "presence", "state"),
+    _gauge(
+        "accounts",
+        "Clients that were ever counted in this run, by where their accounts are: in memory, or folded away.",
+        lambda s: {"memory": s.accounts_in_memory, "folded": s.accounts_folded},
+        "state",
+    ),
+    _gauge(
+        "new_clients_left",
+        "New clients that the key with the fewest left may bring at once before further ones have to wait.",
+        "newcomers_left",
+    ),
     _counter("generated_bytes", "Bytes of all entries that the clients recorded.", "totals.generated_bytes"),
     _counter("received_bytes", "Bytes of caches that arrived.", "totals.received_bytes"),
     _counter("pushed_caches", "Caches that clients say they pushed.", "totals.pushed_caches"),
@@ -179,12 +190,12 @@ SERVER = (
     _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
     _counter(
         "feedback_samples",
-        "Priorities from learners: given to this server, lost here, applied or stale at the client.",
+        "Priorities from learners: given to this server, lost here, applied or stale where their entries are.",
         lambda s: {
             "given": s.feedback_given,
             "lost": s.feedback_lost,
-            "applied": s.totals.applied,
-            "stale": s.totals.stale,
+            "applied": sum(table.applied for table in s.tables.values()),
+            "stale": sum(table.stale for table in s.tables.values()),
         },
         "outcome",
     ),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from memoire import descriptors
+from memoire.accounts import key_of
 from memoire.authenticator import Security
 from memoire.client import Client
 from memoire.handle import TableHandle
@@ -157,12 +158,14 @@ def metrics(node: Node | None, request: Request) -> Page:
 def accounts(node: Node | None, request: Request) -> Page:
     """The ledger of a run at a server, its rows as they are (`wire.ACCOUNT`): for whoever merges several, exactly.
 
-    MessagePack. `since` has the epoch in which each row's account was opened, as int64; 0 where it was inherited.
+    MessagePack, a page at a time: `next` is the `after` of the page behind it, "" of the last one. With `seen`, less
+    than half a minute ago, only accounts whose client was heard since then. `inherited` grows with each account that
+    came from another server, which may be older than that.
     """
     server = _server(node, "accounts")
     seen = _value(request.query, "seen", float, "seconds since 1970") or 0.0
-    found = server.accounts(request.query.get("run") or None)
-    chosen = found.rows["last_seen"] >= seen
+    after = _value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
+    found, more = server.account_page(request.query.get("run") or None, after, seen=seen)
     body = {
         "name": server.name,
         "run": found.run,
@@ -171,9 +174,10 @@ def accounts(node: Node | None, request: Request) -> Page:
         "durable": found.durable,
         "runs": found.runs,
         "time": found.time,
+        "inherited": found.inherited,
         "row_bytes": found.rows.itemsize,
-        "rows": found.rows[chosen].tobytes(),
-        "since": b"" if found.since is None else found.since[chosen].tobytes(),
+        "rows": found.rows.tobytes(),
+        "next": key_of(found.rows[-1:]).hex() if more else "",
     }
     return Page(200, msgspec.msgpack.encode(body), kind="application/msgpack")
 

@@ -87,6 +87,25 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
     return parameters_from(changes)
 
 
+def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
+    """Limits as `--limit NAME=VALUE` says them, with those that are fixed.
+
+    Raises:
+        ParameterError: a name is none of `Limits`, or a value does not fit.
+    """
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, is_given, text = setting.partition("=")
+        if not is_given or name not in Limits.__dataclass_fields__:
+            known = ", ".join(Limits.__dataclass_fields__)
+            raise ParameterError("--limit", setting, f"NAME=VALUE, such as new_clients=100000, with a name of {known}")
+        try:
+            changes[name] = json.loads(text)
+        except json.JSONDecodeError:
+            raise ParameterError("--limit", setting, "a number behind the =") from None
+    return Limits(**changes | fixed)
+
+
 def serve(
     endpoint: str,
     schema: Schema | None,
@@ -106,6 +125,7 @@ def serve(
     part: str | None = None,
     skip_damaged: bool = False,
     close_timeout: float = CLOSE_TIMEOUT,
+    limits: Sequence[str] = (),
     http: str | None = None,
     http_token: Tokens | None = None,
     probes: str | None = None,
@@ -116,6 +136,7 @@ def serve(
     Args:
         schema, settings, storage, capacity: Of its only table.
         tables: Several in their place.
+        limits: Of the library, as `read_limits` takes them.
         close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
 
     Raises:
@@ -141,7 +162,7 @@ def serve(
             state_dir=state_dir,
             snapshot_caches=snapshot_caches,
             snapshot_every=snapshot_every,
-            limits=Limits(close_timeout=close_timeout),
+            limits=read_limits(limits, close_timeout=close_timeout),
             keys=keys,
         ) as server,
     ):
@@ -203,6 +224,7 @@ def relay(
     http_token: Tokens | None = None,
     probes: str | None = None,
     servers_file: str | None = None,
+    limits: Sequence[str] = (),
     keys: Given = None,
 ) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
@@ -212,7 +234,7 @@ def relay(
     with (
         Tether() as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
-        Proxy(endpoint, servers, keys=Keys.of(keys, PROXY_KEYS[role])) as proxy,
+        Proxy(endpoint, servers, limits=read_limits(limits), keys=Keys.of(keys, PROXY_KEYS[role])) as proxy,
     ):
         pages.show(proxy)
         if tether.is_launched:

@@ -184,7 +184,7 @@ def _check(desk: Desk) -> None:
         run.ledger.check_invariants()
         totals = run.ledger.totals()
         assert math.isfinite(totals.returns_sum)
-        rows = desk.rows(run)
+        rows = np.concatenate([merge(), *desk.pages(run)])
         wire.unpack_accounts(rows.tobytes())
         merge(rows, rows)
         for entry in run.logbook.recent():

@@ -6,6 +6,7 @@
 import shutil
 import sqlite3
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from memoire import statefile
@@ -18,10 +19,12 @@ from memoire.store import Store
 from memoire.table import Table, Tables
 from mutations import quiet
 from netkit import SCHEMA
-from statekit import contents, filled
+from statekit import CLIENTS, contents, filled
 
 REACHED = {"opened", "refused"}
 IN_PLACE = 0.5
+ACCOUNTS = -1
+"""In the place of a kind, for rows of the accounts' own table."""
 WORDS = (b"../../../../tmp/x", b"\xc0", b"\xdf" + b"\x7f" * 4)
 _PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
 _FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-", dir=_PLACE)
@@ -37,6 +40,7 @@ def _template() -> list[tuple[int, bytes, bytes]]:
         keeper.close()
         connection = sqlite3.connect(TEMPLATE / "state.db")
         found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (statefile.SEAL,)).fetchall()
+        found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
         connection.close()
         _rows.extend(found)
     return _rows
@@ -52,14 +56,19 @@ def _rewrite(place: int, body: bytes) -> None:
     rows = [(*row[:2], body) if row[:2] == (kind, key) else row for row in _template()]
     connection = sqlite3.connect(FOLDER / "state.db", isolation_level=None)
     try:
-        connection.execute(
-            "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?",
-            (body, statefile.add_up(kind, key, body), kind, key),
-        )
-        (seal,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (statefile.SEAL,)).fetchone()
-        generation, facts, _, lines, lines_sum = statefile._SEAL.unpack(seal)
-        total = sum(statefile.add_up(*row) for row in rows) & statefile._SUMS
-        statefile._write_seal(connection, statefile.Seal(generation, facts, total, lines, lines_sum))
+        if kind == ACCOUNTS:
+            check = statefile.account_sum(1, key, body)
+            connection.execute("UPDATE accounts SET body = ?, sum = ? WHERE key = ?", (body, check, key))
+        else:
+            check = statefile.add_up(kind, key, body)
+            connection.execute(
+                "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?", (body, check, kind, key)
+            )
+        (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (statefile.SEAL,)).fetchone()
+        seal = statefile.Seal(*statefile._SEAL.unpack(packed))
+        total = sum(statefile.add_up(*row) for row in rows if row[0] != ACCOUNTS) & statefile._SUMS
+        accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
+        statefile._write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
     finally:
         connection.close()
 
@@ -94,5 +103,8 @@ def _go_on(store: Store) -> None:
     for facts in desk.runs.facts():
         run = desk.runs.named(facts.name)
         assert run is not None
-        desk.rows(run)
+        for _ in desk.pages(run):
+            pass
         run.ledger.totals()
+        for client in CLIENTS:
+            run.ledger.find(client)

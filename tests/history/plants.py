@@ -206,15 +206,25 @@ def early_replies() -> None:
 @planted("copies: ", **KILLED)
 def forgotten_accounts() -> None:
     """Servers that start again do not read what they had counted."""
-    from memoire.store import Store
+    from memoire.account_store import StoredAccounts
+    from memoire.ledger import FoldedSums
 
-    Store.accounts = lambda self, run: []  # type: ignore[method-assign]
+    StoredAccounts.find = lambda self, client: None  # type: ignore[method-assign]
+    StoredAccounts.sums = lambda self: FoldedSums()  # type: ignore[method-assign]
 
 
 @planted("log: ", **KILLED)
 def forgotten_numbers() -> None:
     """Servers that start again do not read which lines they have."""
-    from memoire.store import Store
+    from memoire.account_store import StoredAccounts
 
-    Store.lines_through = lambda self, run: {}  # type: ignore[method-assign]
+    find = StoredAccounts.find
+
+    def without_number(self: Any, client: bytes) -> Any:
+        account = find(self, client)
+        if account is not None:
+            account.lines_through = 0
+        return account
+
+    StoredAccounts.find = without_number  # type: ignore[method-assign]
     _slow_disk(0.0, 0.3)

@@ -19,6 +19,7 @@ from memoire.logbook import Wanted, format_line
 from memoire.reader import Reader
 from memoire.schema import Column, Schema
 from memoire.store import Store
+from statekit import own_accounts
 
 from . import checks, network, ports, record
 from .plants import VARIABLE
@@ -354,7 +355,7 @@ class Trial:
             kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
             with Store(folder) as store:
                 for run in self.runs:
-                    accounts = {account.client.hex(): account for account in store.accounts(run)}
+                    accounts = {account.client.hex(): account for account in own_accounts(store, run)}
                     kept.counted[run][server] = {
                         client: (account.report.episodes, account.report.steps) for client, account in accounts.items()
                     }

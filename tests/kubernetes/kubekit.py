@@ -4,6 +4,7 @@ Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values, 
 your registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that is made, and gone at the end.
 """
 
+import base64
 import concurrent.futures
 import contextlib
 import json
@@ -16,6 +17,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memoire import wire
+from memoire.accounts import by_client, merge
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
@@ -32,7 +39,12 @@ port, path, token = sys.argv[1], sys.argv[2], pathlib.Path("/etc/memoire/tokens"
 request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
 if token.exists():
     request.add_header("Authorization", "Bearer " + token.read_text().split()[0])
-print(urllib.request.urlopen(request, timeout=10).read().decode())
+page = urllib.request.urlopen(request, timeout=10).read()
+if page[:1] in (b"{", b"["):
+    print(page.decode())
+else:
+    import base64
+    print(base64.b64encode(page).decode())
 """
 
 
@@ -232,16 +244,28 @@ class Release:
             return list(threads.map(self.status, pods))
 
     def accounts(self):
-        """{client: {"episodes", "steps", "accepted", ...}} of all servers, merged as the cluster's totals are."""
-        merged = {}
-        for status in self.servers():
-            for one in status["clients"]["rows"]:
-                known = merged.setdefault(one["client"], {"episodes": 0, "steps": 0, "pushed": 0, "settled": 0})
-                known["episodes"] = max(known["episodes"], one["episodes"])
-                known["steps"] = max(known["steps"], one["steps"])
-                known["pushed"] += one["pushed_caches"]
-                known["settled"] += one["accepted_caches"] + sum(one["rejected"].values()) + one["lost_caches"]
-        return merged
+        """{client: {"episodes", "steps", "pushed", "settled"}} of all servers, merged as the cluster's totals are."""
+        pods = self.pods("server")
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(pods))) as threads:
+            found = by_client(merge(*threads.map(self.rows, pods)))
+        return {
+            row["client"].tobytes().hex(): {
+                "episodes": int(row["episodes"]),
+                "steps": int(row["steps"]),
+                "pushed": int(row["pushed_caches"]),
+                "settled": int(row["accepted_caches"] + row["rejected_caches"] + row["lost_caches"]),
+            }
+            for row in found
+        }
+
+    def rows(self, pod):
+        """Every account that a server has, those that are not in its memory included."""
+        parts, after = [b""], ""
+        while len(parts) == 1 or after:
+            told = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
+            parts.append(told["rows"])
+            after = told["next"]
+        return np.frombuffer(b"".join(parts), wire.ACCOUNT)
 
     def totals(self):
         """What the cluster says that all of it has counted, asked as a person would."""

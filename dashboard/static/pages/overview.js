@@ -96,7 +96,7 @@ const PAGE_NAMES = {nodes: "the nodes", actors: "the actors", live: "how it went
 /** The page that says more of a finding, with its state. */
 const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
-  no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}],
+  no_actors: ["actors"], actors_missing: ["actors", {sort: "last_seen"}], actors_silent: ["actors", {state: "silent"}], actors_idle: ["nodes"],
   learner_waits: ["live"], actors_ahead: ["live"], no_learner: ["nodes"], left_out: ["memory"], inserts_limited: ["memory"], draws_limited: ["memory"],
 };
 
@@ -149,6 +149,7 @@ function actors({actors: found, nodes}) {
   const link = (state) => h("a", {href: address("actors", {state})}, count(found[state]));
   return card("Who is missing?", `${count(found.active)} actors are active${missing}`, facts([
     ["active", link("active")],
+    ...(found.idle ? [["of these, recorded nothing yet", count(found.idle)]] : []),
     ["silent", link("silent")],
     ["said goodbye", link("gone")],
     ["nodes that answer", `${nodes.length - down.length} of ${nodes.length}`],
