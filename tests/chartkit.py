@@ -32,7 +32,7 @@ def run(helm, *arguments):
     """What helm says: its exit status, stdout and stderr."""
     if helm is None:
         pytest.skip("helm is not installed")
-    done = subprocess.run([helm, *map(str, arguments)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([helm, *map(str, arguments)], capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -654,7 +654,7 @@ def test_rules_are_those_of_the_sources_and_prometheus_takes_them(tmp_path):
         pytest.skip("promtool is not installed")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
     done = subprocess.run(
-        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, timeout=50
+        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -114,7 +114,7 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         page.get_by_text("All lines").click()
         until(lambda: page.locator(".lines li").count() == 3)
         node[1][0].log("one more, live")
-        node[1][0].update(30.0)
+        node[1][0].update(100.0)
         page.get_by_text("one more, live").wait_for()
 
 

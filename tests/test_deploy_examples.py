@@ -49,7 +49,7 @@ def started(folder, *command, **environment):
 def status(port):
     """What a node says of itself; without counts as long as it does not answer, or has nothing to show."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=100) as answer:
             return {"stats": {"steps": 0, "samples": 0}} | json.load(answer)
     except OSError:
         return {"stats": {"steps": 0, "samples": 0}}

@@ -204,10 +204,10 @@ class Actor:
 
     def push(self):
         self.caches.append(self.entries.mean())
-        assert self.client.push_cache(20.0), self.client.push_reason
+        assert self.client.push_cache(100.0), self.client.push_reason
 
     def tell(self):
-        self.client.update(20.0)
+        self.client.update(100.0)
         self.newest = self.client.memory.num_positive
 
 
@@ -372,7 +372,7 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start,
     }
     promises = {name: Promise(tap, mine) for name, mine in actors.items()}
     sizes = {"online": 160, "demo": 96}
-    batches = server.batches(sizes, timeout=20.0)
+    batches = server.batches(sizes, timeout=100.0)
     errors, truth = [], []
     for turn in range(80):
         newest = everybody([actor for mine in actors.values() for actor in mine], turn, [server])
@@ -419,7 +419,7 @@ table."""
 
 
 def draw(reader, count, size):
-    return [reader.get_batch(size, 20.0) for _ in range(count)]
+    return [reader.get_batch(size, 100.0) for _ in range(count)]
 
 
 def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
@@ -432,7 +432,7 @@ def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
         newest = everybody(actors, turn, [server])
         drawing = [in_thread(draw, reader, STALE + 4, 90) for reader in readers]
         for (thread, box), promise in zip(drawing, promises, strict=True):
-            thread.join(30.0)
+            thread.join(100.0)
             for number, batch in enumerate(box["value"]):
                 counts = number >= STALE and turn > 20
                 promise.take(batch, newest if counts else None)
@@ -460,7 +460,7 @@ def test_a_mix_far_away_keeps_the_promise_of_each_table_over_two_servers(start, 
     everyone = [actor for mine in actors.values() for actor in mine]
     promises = {name: Promise(tap, mine) for name, mine in actors.items()}
     reader = start(Reader, [server.endpoint for server in servers], table="demo", seed=1, ahead=AHEAD, limits=QUICK)
-    batches = reader.batches({"online": 96, "demo": 64}, timeout=20.0)
+    batches = reader.batches({"online": 96, "demo": 64}, timeout=100.0)
     for turn in range(60):
         newest = everybody(everyone, turn, servers)
         for number, batch in enumerate(itertools.islice(batches, STALE + 4)):
@@ -501,7 +501,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
     gone = servers[1]
     gone.close()
     here = [actor for actor in actors if actor.client.home != "s1"]
-    reader.get_batch(200, 20.0)
+    reader.get_batch(200, 100.0)
     until(lambda: draw(reader, 1, 200) and reader.stats().away == ("s1",))
     turns(20, here, [servers[0], servers[2]], 32)
     servers[1] = start(

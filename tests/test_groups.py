@@ -300,7 +300,7 @@ def ship(client, length, begin, prompt):
     columns = {"obs": np.stack([t, t], 1).astype(np.float32), "action": t, "prompt": prompts}
     columns |= {"reward": np.where(t == t[-1], prompt, 0).astype(np.float32), "value": (t % 5).astype(np.float32)}
     final = {"obs": np.full(2, begin + length, np.float32)}
-    assert client.push_episode(columns, final_state=final, terminated=True, timeout=30.0)
+    assert client.push_episode(columns, final_state=final, terminated=True, timeout=100.0)
 
 
 def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors_by_entry(cluster):
@@ -339,12 +339,12 @@ def test_entries_of_whole_episodes_count_as_samples_beside_what_is_recorded(clus
     server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, parameters=parameters)
     client = cluster.client(server, capacity=None)
     ship(client, 10, 0, 1)
-    client.update(30.0)
+    client.update(100.0)
     assert len(server.sample_episodes(5, 30.0).ids) == 5  # 50 samples; 20 are due for the 10 entries
     rate = server.stats().tables["default"].rate
     assert (rate.inserted, rate.drawn, rate.surplus) == (10, 50, -30.0)
     with pytest.raises(NotEnoughSamples, match="a batch of 1 has to wait: .*more entries"):
         server.sample_episodes(1)
     ship(client, 10, 100, 1)
-    client.update(30.0)
+    client.update(100.0)
     assert len(server.sample_episodes(1, 30.0).ids) == 1

@@ -179,5 +179,5 @@ def test_no_process_is_left_behind_however_the_launcher_ends(number: signal.Sign
         pids = json.loads(parent.stdout.readline())
         assert all(is_alive(pid) for pid in pids)
         parent.send_signal(number)
-        parent.wait(20.0)
+        parent.wait(100.0)
         assert await_end(pids, 20.0) == []

@@ -186,7 +186,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert sum(found) == 1 and len(found) == 8
 
 
