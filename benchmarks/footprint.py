@@ -119,7 +119,7 @@ def main() -> None:
     chosen = flags(__doc__, peers=True)
     report = Report(__doc__, better="smaller")
     report.heading()
-    entries = {"W1": 20_000, "W2": 2_000} if chosen.quick else {"W1": 100_000, "W2": 10_000}
+    entries = {"W1": 5_000, "W2": 2_000} if chosen.quick else {"W1": 100_000, "W2": 10_000}
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
     for row in rows(entries, peers, report.facts.append):
         report.add(row)

@@ -60,7 +60,6 @@ def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values)
     }
 
 
-@pytest.mark.timeout(240)  # the schemas of all kinds are read
 @pytest.mark.parametrize("kubernetes", VERSIONS)
 def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")

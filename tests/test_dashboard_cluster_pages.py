@@ -16,7 +16,7 @@ from memoire.cluster.node import NodePages
 from netkit import SCHEMA, Cluster, record, until
 from pageskit import NAMES, ask, browser, open_page, tiles, watch, window
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 __all__ = ["browser"]
 
 
@@ -73,7 +73,6 @@ class Process:
         self.process.wait(100.0)
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(browser, tmp_path):
     with contextlib.ExitStack() as stack:
         servers = [Process(number, tmp_path) for number in range(3)]

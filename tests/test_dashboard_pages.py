@@ -19,7 +19,7 @@ from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watc
 pages = pytest.importorskip("memoire.dashboard.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 __all__ = ["browser"]
 
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"

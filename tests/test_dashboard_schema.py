@@ -16,7 +16,6 @@ not_a_server_error = pytest.importorskip("schemathesis.checks").not_a_server_err
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.timeout(240),
     # On a busy machine a dashboard may end before it has closed what a client of thousands of questions keeps open.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

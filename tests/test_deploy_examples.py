@@ -17,7 +17,7 @@ from history.ports import block
 from memoire import cli
 from netkit import until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.processes
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "deploy" / "examples"
 ENOUGH = 90.0

@@ -24,7 +24,7 @@ serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not 
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 shown = pytest.importorskip("memoire.dashboard.metrics")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 
 CONFIG = """
 global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 500ms}}

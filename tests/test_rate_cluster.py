@@ -234,7 +234,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
 
 def test_the_end_of_a_run_frees_an_actor_that_is_held_back_at_once(cluster):
     server = cluster.server(parameters=band(), limits=QUICK)
-    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=300.0))
+    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=100.0))
     stop, done = threading.Event(), [0]
     thread = acting(client, stop, done)
     until(lambda: client.stats().held_back)

@@ -118,10 +118,10 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
         "client": [
             lambda: client.push_cache(300.0), lambda: client.update(300.0), lambda: client.log("x"),
             lambda: client.scalars({"x": 1.0}), lambda: client.model("t").newest(), lambda: client.finished,
-            lambda: client.sync(timeout=300.0),
+            lambda: client.sync(timeout=100.0),
         ],
         "server": [
-            lambda: server.get_batch(16, 300.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
+            lambda: server.get_batch(16, 100.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
             lambda: server.configure(importance_exponent=0.5),
         ],
         "reader": [lambda: reader.get_batch(8, 300.0), lambda: reader.publish("r", b"x"), lambda: reader.configure(cache_size=256)],
