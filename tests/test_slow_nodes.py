@@ -16,6 +16,7 @@ from netkit import until
 
 nodes = pytest.importorskip("memoire.dashboard.nodes")
 aggregator = pytest.importorskip("memoire.dashboard.aggregator")
+top = pytest.importorskip("memoire.dashboard.top")
 serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
@@ -117,6 +118,7 @@ def test_pages_without_end_are_given_up(monkeypatch):
 
 def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(monkeypatch, capsys):
     monkeypatch.setattr(aggregator, "TIMEOUT", 0.3)
+    monkeypatch.setattr(top, "TIMEOUT", ENOUGH)  # for all nodes to answer, or to be given up
     with drip(*BODY) as node:
         assert in_time(cli.main, ["logs", node.address, "--timeout", "0.3"]) == 1
         assert "/status?clients=no did not come as a whole within 0.3 s" in capsys.readouterr().err
