@@ -23,7 +23,7 @@ import pytest
 import memoire
 from boardkit import three_actors
 from memoire.cluster.node import NodePages
-from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
+from memoire.cluster.tokens import MOST_WRONG, MOST_WRONG_OF_PROXY, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.parameters import Parameters
 from netkit import DEADLINE, SCHEMA, Cluster, record, until
@@ -490,9 +490,9 @@ def guarded_board(small):
 
 @pytest.fixture
 def guarded(guarded_board):
-    guarded_board.gate._guesses = Guesses(
-        lambda: 1000.0
-    )  # what other tests got wrong is forgiven; nothing is meanwhile
+    gate = guarded_board.gate
+    gate._guesses = Guesses(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
+    gate._guesses_of_proxies, gate._proven = Guesses(lambda: 1000.0, MOST_WRONG_OF_PROXY), {}
     return guarded_board
 
 
@@ -570,6 +570,28 @@ def test_who_guesses_at_the_dashboard_has_to_wait(guarded, monkeypatch):
     assert guarded.gate.refused["http_guessing"] == before + 2
     assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200  # who is in stays in
     assert 'memoire_refused_peers_total{reason="http_guessing"}' in ask(guarded, "/metrics")[2].decode()
+
+
+def test_who_guesses_under_changing_addresses_of_a_proxy_has_to_wait_and_disturbs_nobody_who_had_the_token(guarded):
+    def give(token, address):
+        headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": address}
+        return ask(guarded, "/api/overview", headers=headers)[0]
+
+    assert give(TOKEN, "198.51.100.7") == 200
+    answers = [give("wrong", f"203.0.113.{number}") for number in range(MOST_WRONG_OF_PROXY + 1)]
+    assert answers == MOST_WRONG_OF_PROXY * [401] + [429]
+    assert give(TOKEN, "198.51.100.8") == 429  # nobody can tell it from the one who guesses
+    assert give(TOKEN, "198.51.100.7") == 200
+    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # it came by no proxy
+    assert [give("wrong", "198.51.100.7") for _ in range(MOST_WRONG + 1)] == MOST_WRONG * [401] + [429]
+
+
+def test_one_guesser_behind_a_proxy_is_slowed_alone(guarded):
+    wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "203.0.113.1"}
+    answers = [ask(guarded, "/api/overview", headers=wrong)[0] for _ in range(2 * MOST_WRONG_OF_PROXY)]
+    assert answers.count(401) == MOST_WRONG
+    right = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "203.0.113.2"}
+    assert ask(guarded, "/api/overview", headers=right)[0] == 200
 
 
 def test_a_wrong_token_is_answered_late(guarded, monkeypatch):

@@ -25,6 +25,8 @@ from memoire.security import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
 
+from .timed import TimedSocket
+
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
 """Exit statuses of `memoire doctor` (2 is a wrong command line)."""
@@ -121,9 +123,8 @@ def _reach(
         made = _dial_ipc(place, timeout, say)
     else:
         raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", "Give tcp://HOST:PORT or ipc://PATH.")
-    with made:
-        made.settimeout(timeout)
-        kind = _socket_type(made, endpoint, timeout)
+    with TimedSocket.of(made, time.monotonic() + timeout) as timed:
+        kind = _socket_type(timed, endpoint, timeout)
     if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
         raise _one_sided(kind == "CURVE")
     if kind == "CURVE":
