@@ -286,6 +286,18 @@ def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
     assert (np.abs(np.mean(errors, axis=0)) < 4 * np.std(errors, axis=0) / np.sqrt(len(errors))).all()
 
 
+def test_among_episodes_of_any_weights_each_chance_is_that_of_what_was_left():
+    buffer = filled([1] * 8, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=1)
+    buffer.update_priorities(np.arange(8), [1e20, 1e18, 3.0, 2.0, 1.0, 0.5, 1e-3, 1e3])
+    weights = buffer.memory.weights(np.arange(8))
+    for count in (5, 3):  # the heaviest go first, and what is left is still known
+        left = [number for number in range(8) if buffer.memory.weights([number]) > 0]
+        batch = buffer.sample_episodes(count)
+        for number, importance in zip(batch.ids[:, 0], batch.importance.astype(float) * batch.divisor, strict=True):
+            assert importance == pytest.approx(sum(weights[left]) / (len(left) * weights[number]), rel=1e-5)
+            left.remove(number)
+
+
 @pytest.fixture
 def cluster():
     made = Cluster()
