@@ -444,6 +444,31 @@ def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
             Reader([fronts[0]], keys=keys / "actor", context=context, timeout=100.0)
 
 
+HANDSHAKES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+@pytest.mark.parametrize(("loop", "kind"), [("run_request_proxy", zmq.ROUTER), ("run_pull_proxy", zmq.PULL)])
+def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, kind):
+    front, back = tcp(), tcp()
+    with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
+        in_thread(getattr(server, loop), front, back)
+        got_in = {}
+        for role in security.ROLES:
+            made, own = context.socket(kind), Keys(keys / role).own
+            made.linger = 0
+            watching = sockets.monitor(made, HANDSHAKES)
+            sockets.use_keys(made, own.public, own.secret, server.keys.own.public)
+            made.connect(back)
+            assert watching.poll(20_000), role
+            event, _, _ = next(iter(sockets.events(watching)))
+            got_in[role] = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            made.disable_monitor()
+            watching.close(0)
+            made.close(0)
+        assert got_in == {role: role == "server" for role in security.ROLES}
+        assert server._gate.refused["role"] >= 4
+
+
 # ----------------------------------------------------------------------------------------------- who decides
 
 
