@@ -4,6 +4,8 @@ A statement with a planted mistake becomes `if planted(7): MISTAKE else: STATEME
 it came by, so that each is tried by the tests that reach it.
 """
 
+import bisect
+import functools
 import io
 import os
 import re
@@ -187,6 +189,19 @@ class Source:
     def span(self, line: Tokens) -> tuple[int, int]:
         return self.at(line[0].start), self.at(line[-1].end)
 
+    @functools.cached_property
+    def _spans(self) -> dict[int, tuple[Tokens, int]]:
+        """Each statement's tokens and end, by its start."""
+        return {self.span(line)[0]: (line, self.span(line)[1]) for _, line in statements(self.text)}
+
+    def statement_at(self, place: int) -> int:
+        """Where the statement starts that a character belongs to."""
+        return self._starts_of[bisect.bisect_right(self._starts_of, place) - 1]
+
+    @functools.cached_property
+    def _starts_of(self) -> list[int]:
+        return sorted(self._spans)
+
     def places(self) -> list[Place]:
         """All places; start and end count characters."""
         found = []
@@ -217,11 +232,8 @@ class Source:
 
     def with_mistakes(self, places: list[Place]) -> tuple[str, list[int]]:
         """The text with all of them behind switches, numbered from 1; and which number each of its lines belongs to."""
-        spans = {self.span(line)[0]: (line, self.span(line)[1]) for _, line in statements(self.text)}
-        by_statement: dict[int, tuple[int, Place]] = {}
-        for number, place in enumerate(places, 1):
-            start = max(begin for begin in spans if begin <= place.start)
-            by_statement[start] = (number, place)
+        spans = self._spans
+        by_statement = {self.statement_at(place.start): (number, place) for number, place in enumerate(places, 1)}
         pieces, owners, done = [], [0], 0
         for start, (number, place) in sorted(by_statement.items()):
             line, end = spans[start]

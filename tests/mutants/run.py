@@ -74,14 +74,21 @@ def function_at(file: str, line: int) -> str:
 
 def place_by_hand(row: dict[str, Any]) -> Place | None:
     """The place of a row of by_hand.toml; None if its text is not in the file exactly once."""
-    source = (ROOT / row["file"]).read_bytes()
-    old, new = row["old"].encode(), row["new"]
+    source: Any = (ROOT / row["file"]).read_bytes()
+    old, newline = row["old"].encode(), b"\n"
+    if row["file"] == kernels.FILE:  # whose places count characters
+        source, old, newline = source.decode(), row["old"], "\n"
     if source.count(old) != 1:
         return None
     start = source.index(old)
-    line = source.count(b"\n", 0, start) + 1
+    line = source.count(newline, 0, start) + 1
     function = function_at(row["file"], line)
-    return Place(row["file"], function, line, "by hand", row["old"], new, start, start + len(old), row["why"])
+    return Place(row["file"], function, line, "by hand", row["old"], row["new"], start, start + len(old), row["why"])
+
+
+def places_by_hand() -> list[Place]:
+    """Those of by_hand.toml whose text is there."""
+    return [place for row in toml("by_hand.toml", "mistake") if (place := place_by_hand(row))]
 
 
 # -------------------------------------------------------------------------------------------------------- the trees
@@ -90,7 +97,9 @@ def place_by_hand(row: dict[str, Any]) -> Place | None:
 def kernels_built(tree: Tree, seed: int) -> list[Place]:
     """Build the copy's extension with all mistakes that Cython takes; the list of them, the first is number 1."""
     source, left_out = kernels.Source(), set()
-    every = source.places()
+    by_hand = [place for place in places_by_hand() if place.file == kernels.FILE]
+    taken = {source.statement_at(place.start) for place in by_hand}
+    every = [place for place in source.places() if source.statement_at(place.start) not in taken]
     while True:
         places = draw(
             seed, [place for place in every if place.key not in left_out], QUOTAS[kernels.FILE], lambda _: True
@@ -109,7 +118,8 @@ def kernels_built(tree: Tree, seed: int) -> list[Place]:
 def set_up(workers: int, seed: int) -> list[Tree]:
     """A copy for each worker, with the same extension. What was built for the same kernels is used again."""
     trees = [Tree(FOLDER / f"tree{number}") for number in range(workers)]
-    listed, key = FOLDER / "kernels.json", f"{seed} {digest(ROOT / kernels.FILE)} {QUOTAS[kernels.FILE]}"
+    by_hand = [row["why"] for row in toml("by_hand.toml", "mistake") if row["file"] == kernels.FILE]
+    listed, key = FOLDER / "kernels.json", f"{seed} {digest(ROOT / kernels.FILE)} {QUOTAS[kernels.FILE]} {by_hand}"
     built = json.loads(listed.read_text()) if listed.exists() else {}
     if built.get("key") != key:
         say("building the kernels with their mistakes")
@@ -118,6 +128,7 @@ def set_up(workers: int, seed: int) -> list[Tree]:
         for path in (trees[0].folder / "memoire").glob("_core*.so"):
             shutil.copy2(path, FOLDER / path.name)
         listed.write_text(json.dumps({"key": key, "places": [vars(place) for place in places]}))
+        (FOLDER / "recorded.json").unlink(missing_ok=True)  # numbers of the kernels' places are others
     for tree in trees:
         copy_checkout(tree.folder)
         for path in FOLDER.glob("_core*.so"):
@@ -272,6 +283,8 @@ def jobs_of(seed: int) -> list[Job]:
     by_hand: list[Job] = []
     for row in toml("by_hand.toml", "mistake"):
         place = place_by_hand(row)
+        if place is not None and place.file == kernels.FILE:
+            continue  # built, and so among the kernels' places
         if place is None:
             say(f"by_hand.toml: {row['file']} does not have exactly once: {row['old']!r}")
         else:
