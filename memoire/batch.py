@@ -261,7 +261,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         rows = (f"{name}: {_form(array)}" for name, array in self.items())
         return f"Batch({', '.join(rows)})"
 
-    def _nested(self, name: str) -> Any:
+    def _nested(self, name: Any) -> Any:
         """A nested column or its next side, as dicts and tuples. NoSuchField where there is none."""
         for prefix in ("", "next_") if isinstance(name, str) else ():
             root = name.removeprefix(prefix)

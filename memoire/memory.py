@@ -177,8 +177,7 @@ class Memory(_core.EntryStore):
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
-            advice = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
-            raise WrongType("schema", "a memoire.Schema", type(schema).__name__, advice)
+            raise WrongType("schema", "a memoire.Schema", type(schema).__name__, _MAKE_ONE)
         if not isinstance(parameters, Parameters):
             raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
         if seed is not None:
@@ -995,6 +994,9 @@ def _count_of(values: Any) -> int:
         return len(values)
     except TypeError:
         return 0
+
+
+_MAKE_ONE = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
 
 
 def _numbers(numbers: ArrayLike, called: str = "numbers") -> Int64s:
