@@ -47,6 +47,7 @@ FULL = 0.98
 """Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
 ACTORS_EVERY = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
+NOT_ASKED = "not asked yet"
 HARMLESS = ("missing",)
 """Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
 MOST_RUNS = 8
@@ -191,7 +192,13 @@ class Cluster:
             del self.nodes[url]
             self._facts.pop(url, None)
         for url in wanted:
-            self.nodes.setdefault(url, Node(url, now, error="not asked yet"))
+            self.nodes.setdefault(url, Node(url, now, error=NOT_ASKED))
+
+    def waits_for(self, url: str, seconds: float) -> None:
+        """A node that has never answered was asked so long ago; of one that has, what it said last still holds."""
+        node = self.nodes.get(url)
+        if node is not None and not node.status and not node.is_up:
+            node.error = f"{url} has not answered for {seconds:.1f} s"
 
     def apply(self, answer: Answer) -> None:
         """Take what a node said."""

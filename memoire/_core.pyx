@@ -3207,7 +3207,7 @@ cdef class UsualSteps:
         cdef const char* flags
         cdef int64_t i
         if self.is_single:
-            return ended is False or not ended
+            return ended is False or ((type(ended) is int or cnp.PyArray_CheckScalar(ended)) and not ended)
         if type(ended) is not cnp.ndarray or not cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>ended):
             return False
         if cnp.PyArray_TYPE(<cnp.ndarray>ended) != cnp.NPY_BOOL or cnp.PyArray_SIZE(<cnp.ndarray>ended) != self.count:

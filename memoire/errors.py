@@ -30,6 +30,33 @@ class ParameterError(MemoireError, ValueError):
         return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
 
 
+class UnknownName(ParameterError, TypeError):
+    """An argument or setting was given by a name that there is none of."""
+
+    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
+        Exception.__init__(self, what, name, meant, known)
+        self.what, self.name, self.meant, self.known = what, name, meant, known
+
+    def __str__(self) -> str:
+        if self.meant:
+            advice = f"Did you mean {' or '.join(map(repr, self.meant))}?"
+        else:
+            advice = f"It takes {', '.join(self.known) or 'none'}."
+        return f"{self.what} takes no {self.name!r}. {advice} Nothing was changed."
+
+
+class NoSuchField(MemoireError, KeyError):
+    """A batch, schema or the like was asked for something by a name that it does not have."""
+
+    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
+        super().__init__(what, name, meant, known)
+        self.what, self.name, self.meant, self.known = what, name, meant, known
+
+    def __str__(self) -> str:
+        guess = f"Did you mean {' or '.join(map(repr, self.meant))}? " if self.meant else ""
+        return f"{self.what} has no {self.name}. {guess}It has {', '.join(self.known) or 'nothing'}."
+
+
 class WrongType(MemoireError, TypeError):
     """A value is of a type that cannot be taken."""
 
@@ -44,15 +71,15 @@ class WrongType(MemoireError, TypeError):
 class EntryError(MemoireError, ValueError):
     """A value of an entry does not match its column."""
 
-    def __init__(self, column: str, expected: str, received: str) -> None:
-        super().__init__(column, expected, received)
-        self.column, self.expected, self.received = column, expected, received
+    def __init__(
+        self, column: str, expected: str, received: str, advice: str = "Convert the value, or declare the column so."
+    ) -> None:
+        super().__init__(column, expected, received, advice)
+        self.column, self.expected, self.received, self.advice = column, expected, received, advice
 
     def __str__(self) -> str:
-        return (
-            f"column {self.column!r} stores {self.expected}, but got {self.received}. "
-            f"The entry was not added; convert the value, or declare the column so."
-        )
+        mistake = f"column {self.column!r} stores {self.expected}, but got {self.received}"
+        return f"{mistake}. The entry was not added. {self.advice}"
 
 
 class EpisodeError(MemoireError, RuntimeError):
@@ -279,13 +306,15 @@ class EndpointError(MemoireError, ValueError):
         endpoint: str,
         action: str,
         reason: str,
-        instead: str = "a free ZeroMQ address such as 'tcp://127.0.0.1:5560'",
+        instead: str = "",
     ) -> None:
         super().__init__(endpoint, action, reason, instead)
         self.endpoint, self.action, self.reason, self.instead = endpoint, action, reason, instead
 
     def __str__(self) -> str:
-        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give {self.instead}."
+        usual = "a free address" if self.action == "bind" else "the address of a memoire server or proxy"
+        instead = self.instead or f"{usual}, such as 'tcp://127.0.0.1:5560'"
+        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give {instead}."
 
 
 class EpisodeTorn(EpisodeError):

@@ -32,7 +32,7 @@ from .errors import (
 )
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
-from .schema import Column, Schema, exact
+from .schema import Column, Schema, exact, form
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -177,7 +177,7 @@ class Memory(_core.EntryStore):
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
-            raise WrongType("schema", "a memoire.Schema", type(schema).__name__)
+            raise WrongType("schema", "a memoire.Schema", type(schema).__name__, _MAKE_ONE)
         if not isinstance(parameters, Parameters):
             raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
         if seed is not None:
@@ -543,11 +543,11 @@ class Memory(_core.EntryStore):
             ],
         )
 
-    def sample(self, count: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+    def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
         """Draw and gather as one moment: nothing leaves in between.
 
         Args:
-            count: How many, at least 1.
+            batch_size: How many, at least 1.
             out: Arrays of the caller to gather into, by the names they have in a `Batch`; others are made new. Those
                 that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
 
@@ -555,14 +555,14 @@ class Memory(_core.EntryStore):
             EmptyMemory: no entry has a weight above 0.
             ParameterError: an array of `out` does not fit.
         """
-        _check_whole("count", count, 1, MOST_ROWS)
+        _check_whole("batch_size", batch_size, 1, MOST_ROWS)
         with self.held():
-            made = self._allocate(count)
+            made = self._allocate(batch_size)
             if out is not None:
                 place(self.schema, made, out)
-            weights = np.empty(count, np.float64)
+            weights = np.empty(batch_size, np.float64)
             sums = self._sums(self._parameters.normalize == "global")
-            numbers = self._drawn(count, None, weights)
+            numbers = self._drawn(batch_size, None, weights)
             filled = self._filled(numbers, made)
             if self._parameters.max_times_sampled:
                 filled.weight[:] = weights  # some weigh nothing any more
@@ -691,10 +691,10 @@ class Memory(_core.EntryStore):
         Raises:
             ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
         """
-        wanted = _numbers(numbers)
+        wanted = _numbers(numbers, "ids")
         errors = np.ascontiguousarray(td_errors, np.float64)
         if wanted.shape != errors.shape:
-            raise ParameterError("td_errors", f"shape {errors.shape}", f"as long as the numbers, {wanted.shape}")
+            raise ParameterError("td_errors", f"shape {errors.shape}", f"as many as the ids, shape {wanted.shape}")
         applied, stale = self._update_priorities(wanted, errors, self._parameters.priority_epsilon)
         if applied < 0:
             raise ParameterError(f"td_errors[{stale}]", float(errors[stale]), "finite")
@@ -997,11 +997,14 @@ def _count_of(values: Any) -> int:
         return 0
 
 
-def _numbers(numbers: ArrayLike) -> Int64s:
-    """Entry numbers as a contiguous int64 vector."""
+_MAKE_ONE = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
+
+
+def _numbers(numbers: ArrayLike, called: str = "numbers") -> Int64s:
+    """Entry numbers as a contiguous int64 vector; errors call them so."""
     array = np.asarray(numbers)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
-        raise ParameterError("numbers", f"{array.dtype}{list(array.shape)}", "whole numbers of one dimension")
+        raise ParameterError(called, form(array), "whole numbers of one dimension, as a batch's ids are")
     return np.ascontiguousarray(array, np.int64)
 
 

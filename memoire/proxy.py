@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from . import descriptors, exposure, links, sockets, wire
+from . import addresses, descriptors, exposure, links, sockets, wire
 from .authenticator import Gate, Security
 from .calls import Answer
 from .channel import Channel
@@ -42,6 +42,7 @@ from .security import OPEN, Given, Keys, Peer
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
+from .suggestions import checked_names
 from .throttle import ConnectionClients
 from .worker import ENDING, Node, Worker, close_at_exit
 
@@ -383,6 +384,7 @@ class Proxy(Node):
     CALLED = "this proxy"
     CLOSED_AT_EXIT = 1
 
+    @checked_names()
     def __init__(
         self,
         front: str,
@@ -877,10 +879,10 @@ class Proxy(Node):
 def _checked(servers: Sequence[str]) -> list[str]:
     """The addresses of a list, each once."""
     if isinstance(servers, str) or not servers:
-        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server")
+        given = repr([servers] if isinstance(servers, str) else ["tcp://server-0:5560"])
+        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server", given)
     for endpoint in servers:
-        if not str(endpoint).startswith(("tcp://", "ipc://", "inproc://")):
-            raise EndpointError(str(endpoint), "connect to", "the transport must be tcp://, ipc:// or inproc://")
+        addresses.check(endpoint, "connect to")
     return list(dict.fromkeys(servers))
 
 

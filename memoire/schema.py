@@ -20,6 +20,7 @@ from .checks import is_name
 from .errors import EntryError, SchemaError
 from .limits import MiB
 from .ragged import Ragged
+from .suggestions import checked_names, hint, no_field
 
 ROLES = ("state", "reward", "value", "return", "plain")
 _ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
@@ -51,6 +52,7 @@ class Column:
     shape: tuple[Any, ...] = ()
     role: str = "plain"
 
+    @checked_names()
     def __init__(self, dtype: Any, shape: int | Sequence[int | None] = (), role: str = "plain") -> None:
         try:
             plain = np.dtype(dtype)
@@ -61,7 +63,7 @@ class Column:
             plain, inner = plain.subdtype
             shape += inner
         if role not in ROLES:
-            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}.")
+            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}{hint(role, ROLES)}.")
         object.__setattr__(self, "dtype", plain if plain.names else np.dtype(plain.newbyteorder("<").str))
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "role", role)
@@ -155,7 +157,9 @@ class Schema(Mapping[str, Column]):
         for name, space_name, role in (("obs", "observation_space", "state"), ("action", "action_space", "plain")):
             space = getattr(env, f"single_{space_name}", None) or getattr(env, space_name, None)
             if space is None:
-                raise SchemaError(f"{type(env).__name__} has no {space_name}. Give a Gymnasium environment.")
+                example = f": gymnasium.make({env!r})" if isinstance(env, str) else ""
+                shown = f"text ({env[:80]!r})" if isinstance(env, str) else type(env).__name__
+                raise SchemaError(f"{shown} has no {space_name}. Give a Gymnasium environment{example}.")
             columns[name] = _columns_of_space(name, space, role, keep_float64)
         columns["reward"] = Column(np.float32, reward_shape, "reward")
         for name, template in (extra or {}).items():
@@ -212,7 +216,10 @@ class Schema(Mapping[str, Column]):
         return _build(self._trees[root], columns)
 
     def __getitem__(self, name: str) -> Column:
-        return self._columns[name]
+        try:
+            return self._columns[name]
+        except (KeyError, TypeError):  # the latter: it is no name at all
+            raise no_field("this schema", name, self._columns) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -299,10 +306,36 @@ def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[
     array = _array(name, _text(dtype, told), value)
     made = _cast(array, dtype) if array.shape == shape else None
     if made is None:
-        received = repr(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
-        beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
-        raise EntryError(name, _text(dtype, told), received + " with values beyond it" * beyond)
+        is_beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+        expected = _text(dtype, told)
+        received = form(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
+        raise EntryError(name, *_beyond(expected, received, array, dtype) if is_beyond else (expected, received))
     return made
+
+
+def form(value: Any) -> str:
+    """What a value is, in an error: dtype and shape of an array; anything else as it is, or its type."""
+    if isinstance(value, int | float | str | None):
+        return repr(value)[:80]
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__}" if array.dtype == object else _text(array.dtype, array.shape)
+
+
+def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[str, str]:
+    """What a dtype holds, and the first value of an array that it does not hold, with its place."""
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    wrong = (
+        np.isfinite(array) & (abs(array) > limits.max)
+        if dtype.kind == "f"
+        else (array < limits.min) | (array > limits.max)
+    )
+    place = [int(axis) for axis in np.argwhere(wrong)[0]] if wrong.any() else []
+    found = f"{received} with {array[tuple(place)]} at {place}" if array.ndim else received
+    low, high = (f"{limits.min:.9g}", f"{limits.max:.9g}") if dtype.kind == "f" else (limits.min, limits.max)
+    return f"{expected} from {low} to {high}", found
 
 
 def _array(name: str, expected: str, value: Any) -> NDArray[Any]:
@@ -449,8 +482,8 @@ def _template(name: str, template: Any, role: str) -> Any:
     if isinstance(template, str | type | np.dtype):
         return _column(name, lambda: Column(template, (), role))
     raise SchemaError(
-        f"column {name!r} was declared as {template!r}, a {type(template).__name__}. Give a Column, a dtype, "
-        f"(dtype, shape), an array, a Gymnasium space, or a dict or tuple of these."
+        f"column {name!r} was declared as {template!r}, a value of type {type(template).__name__}. Give a Column, a "
+        f"dtype, (dtype, shape) such as (np.float32, (4,)), an array, a Gymnasium space, or a dict or tuple of these."
     )
 
 

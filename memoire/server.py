@@ -59,6 +59,7 @@ from .schema import Schema
 from .security import OPEN, Given, Keys, Peer
 from .snapshot import Restored
 from .sockets import Context, Socket
+from .suggestions import checked_names
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
 from .throttle import ConnectionClients
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
@@ -242,6 +243,7 @@ class Server(Node):
     CALLED = "this server"
     CLOSED_AT_EXIT = 2
 
+    @checked_names()
     def __init__(
         self,
         endpoint: str | None,
@@ -271,6 +273,8 @@ class Server(Node):
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
     ) -> None:
+        if endpoint is not None:
+            sockets.beside(endpoint)  # before anything is made: an address that is none
         if storage == "episodes" and cache_limit:
             raise ParameterError(
                 "cache_limit", cache_limit, "0 where episodes are stored: capacity says how many entries"
@@ -287,8 +291,6 @@ class Server(Node):
             capacity=capacity or cache_limit or None,
             max_step=max_step or None,
         )
-        if endpoint is not None:
-            sockets.beside(endpoint)  # before anything is made: an address that is none
         seed = None if seed is None else whole("seed", seed, -(2**63), 2**64)
         self._limits = limits or Limits()
         if (snapshot_caches or snapshot_every is not None) and state_dir is None:

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
-from . import _core, descriptors, names
+from . import _core, addresses, descriptors, names
 from .errors import EndpointError, ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -171,6 +171,8 @@ WRONG_KEY: int = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 """What a monitor says of a handshake that failed: one of the two uses no keys; a listener was dialled with another
 listener's key.
 """
+OTHER_KIND: int = zmq.PROTOCOL_ERROR_ZMTP_INVALID_METADATA
+"""The same: the peer's socket is of a kind that this one cannot talk to."""
 
 
 def authenticator(context: Context) -> Socket:
@@ -383,8 +385,12 @@ _CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 
 def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
     try:
+        addresses.check(endpoint, action)
         attach(re.sub(r":0$", ":*", endpoint) if action == "bind" else endpoint)
         return _plain(listened_at(made)) if action == "bind" else endpoint
+    except EndpointError:
+        made.close(0)
+        raise
     except (zmq.ZMQError, TypeError, UnicodeError, ValueError) as error:
         made.close(0)
         if isinstance(error, zmq.ZMQError):
@@ -406,18 +412,15 @@ def beside(endpoint: str) -> tuple[str, str]:
 
     "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
     """
-    if not isinstance(endpoint, str):
-        raise EndpointError(repr(endpoint)[:80], "bind", "an address is text")
-    if endpoint.startswith("tcp://"):
-        host, _, port = endpoint.rpartition(":")
-        if port in ("0", "*", "!"):
-            return f"{host}:0", f"{host}:0"
-        if not port.isdigit() or not 0 < int(port) <= 65533:
-            raise EndpointError(endpoint, "bind", "the port must be a number from 1 to 65533, or 0 for a free one")
-        return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
-    if endpoint.startswith(("ipc://", "inproc://")):
+    addresses.check(endpoint, "bind")
+    if not endpoint.startswith("tcp://"):
         return f"{endpoint}.push", f"{endpoint}.pub"
-    raise EndpointError(endpoint, "bind", "the transport must be tcp://, ipc:// or inproc://")
+    host, _, port = endpoint.rpartition(":")
+    if port in ("0", "*", "!"):
+        return f"{host}:0", f"{host}:0"
+    if int(port) > 65533:
+        raise EndpointError(endpoint, "bind", "the port must be 65533 at most: the next two are used, too")
+    return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
 
 
 _ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")

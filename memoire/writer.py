@@ -34,9 +34,11 @@ from .errors import (
     SchemaError,
     TwoThreads,
 )
-from .schema import Column, Schema, exact
+from .schema import Column, Schema, exact, form
+from .suggestions import checked_names, meant, one_of
 
 AUTORESET = ("next_step", "same_step", "disabled")
+ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
 _NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
 
 
@@ -216,7 +218,12 @@ class Writer:
                         self._observer.on_entries(self.num_envs)
                     return
             given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-            self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
+            try:
+                self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
+            except EntryError as error:
+                if advice := self._advice(obs, reward, terminated, truncated, next_obs):
+                    raise EntryError(error.column, error.expected, error.received, advice) from None
+                raise
         finally:
             self._inside.release()
 
@@ -357,8 +364,9 @@ class Writer:
         try:
             return np.asarray(reward, np.float64).reshape(self._returns.shape)
         except (TypeError, ValueError) as error:
-            shape = list(self._returns.shape[self._single :])
-            raise EntryError("reward", f"numbers {shape}", _form(reward)) from error
+            name = self._schema.reward
+            column = "a number" if name is None else str(self._schema[name])
+            raise EntryError(name or "reward", column + _each(self._lead), form(reward)) from error
 
     def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
         """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
@@ -397,7 +405,7 @@ class Writer:
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
     ) -> list[_End]:
         """What ended with this step, found out before anything is stored."""
-        if self._single and not terminated and not truncated:
+        if self._single and terminated is False and truncated is False:
             return []
         terminal, stopped = self._flags("terminated", terminated), self._flags("truncated", truncated)
         if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
@@ -412,9 +420,13 @@ class Writer:
         ]
 
     def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
-        flags = np.asarray(value, np.bool_)
-        if flags.size != self.num_envs:
-            raise EntryError(name, f"True or False{_each(self._lead)}", _form(value))
+        try:
+            given = np.asarray(value)
+        except (TypeError, ValueError):
+            given = np.empty(0)
+        flags = given.astype(np.bool_)
+        if flags.size != self.num_envs or given.dtype.kind not in "biuf" or (flags != given).any():
+            raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
         return flags.reshape(self.num_envs)
 
     def _bootstrap(self, value: Any) -> Any:
@@ -504,7 +516,7 @@ class Writer:
         try:
             return self._schema.flatten(root, value)
         except SchemaError as error:
-            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{_form(value)}: {error}") from error
+            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{form(value)}: {error}") from error
 
     def _first(self, obs: Any) -> Any:
         return self._flat(self._root, obs)[0] if self._root in self._nested else obs
@@ -526,6 +538,30 @@ class Writer:
         if torn.any():
             environment = int(torn.argmax())
             raise EpisodeTorn(environment, self._clock - int(self._began[environment]))
+
+    def _advice(self, obs: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any) -> str:
+        """What somebody probably mistook whose step was refused; "" where nobody can tell."""
+        try:
+            shape, after = _shape(self._first(obs)), _shape(self._first(next_obs))
+        except EntryError:
+            return ""
+        column = self._schema[self._schema.leaves(self._root)[0]]
+        whole = self._lead + column.shape
+        if whole != self._lead and whole in map(_shape, (reward, terminated, truncated)) and after != whole:
+            return f"It looks like an observation at another argument's place. {ORDER}"
+        if column.is_ragged or shape is None or shape == whole:
+            return ""
+        if self._single and shape[1:] == column.shape and len(shape) == len(whole) + 1:
+            return (
+                f"This writer records one environment, and obs is of {shape[0]}: make it with writer(envs), or with "
+                f"num_envs={shape[0]} and autoreset=."
+            )
+        if not self._single and shape == column.shape:
+            return (
+                f"This writer records {self.num_envs} environments, and obs is of one: give all of them at once, or "
+                f"make a writer without num_envs."
+            )
+        return ""
 
     def _differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
         """[N] whether two observations differ in what would be stored of them."""
@@ -559,6 +595,7 @@ class Writers:
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
+    @checked_names(called="writer()")
     def make(
         self,
         num_envs: int | None,
@@ -655,7 +692,7 @@ def autoreset_mode(mode: Any) -> str:
     text = str(getattr(mode, "value", mode))
     found = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
     if found is None:
-        raise ParameterError("autoreset", mode, f"one of {', '.join(map(repr, AUTORESET))}")
+        raise ParameterError("autoreset", mode, one_of(mode, AUTORESET))
     return found
 
 
@@ -704,9 +741,12 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
 def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[str, Any]) -> NoReturn:
     for name in sorted(expected - extras.keys()):
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
-        raise EntryError(name, columns, f"nothing: give it to step as {name}=...")
+        guess = [each for each in meant(name, extras) if each not in expected]
+        wrong = f", and {guess[0]!r} is no column" if guess else ""
+        raise EntryError(name, columns, f"nothing{wrong}", f"Give it to step() as {name}=...")
     name = min(extras.keys() - expected)
-    raise EntryError(name, f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}", f"{name}=...")
+    columns = f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}"
+    raise EntryError(name, columns, f"{name}=...", f"Leave it out, or declare it: Schema({{..., {name!r}: dtype}}).")
 
 
 def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:
@@ -725,15 +765,13 @@ def _each(lead: tuple[int, ...]) -> str:
     return f" for each of {prod(lead)} environments" if lead else ""
 
 
-def _form(value: Any) -> str:
-    """What a value is, in an error: dtype and shape of an array, value or type of anything else."""
-    if isinstance(value, int | float | str | None):
-        return repr(value)[:80]
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a value; None of what is no array."""
     try:
         array = np.asarray(value)
-    except ValueError:
-        return f"a {type(value).__name__}"
-    return f"{array.dtype}{list(array.shape)}" if array.dtype != object else f"a {type(value).__name__}"
+    except (TypeError, ValueError):
+        return None
+    return array.shape if array.dtype != object else None
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -234,7 +234,7 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
         buffer.configure(multi_step=0, discount=0.1)
     with pytest.raises(ParameterError, match="discount_factor must be 1 number"):
         buffer.configure(discount=(0.1, 0.2))
-    with pytest.raises(ParameterError, match="alpha must be one of the parameters"):
+    with pytest.raises(ParameterError, match="takes no 'alpha'. Did you mean 'priority_exponent'"):
         buffer.configure(alpha=1.0)
     assert buffer.parameters == before
 

@@ -25,8 +25,8 @@ TREE = sorted(
     key=lambda kind: kind.__name__,
 )
 FOREIGN = {
-    "torch.py": {"AttributeError", "KeyError"},  # as batch.py
-    "batch.py": {"AttributeError", "KeyError"},  # what Python's own protocols for attributes and mappings ask for
+    "torch.py": {"AttributeError"},  # as batch.py
+    "batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
     "wire.py": {"ValueError"},  # inside of a parser or encoder: a parser's becomes ProtocolError
     "linelog.py": {"OSError"},  # a write that fell short, caught with those that failed
     "security.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
