@@ -15,6 +15,21 @@ class InsecureWarning(UserWarning):
     """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
 
 
+class NotBuilt(MemoireError, ImportError):
+    """What Python found is memoire's source code, without the part of it that has to be compiled."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return (
+            f"memoire in {self.folder} is not built: its compiled part (_core) is missing. Build it where you have "
+            f"cloned it (`make setup`, or `pip install .`); or, if memoire is installed elsewhere, start Python from "
+            f"another folder: Python found this one first."
+        )
+
+
 class SchemaError(MemoireError, ValueError):
     """A column, role, dtype or shape that a schema cannot have."""
 
@@ -370,10 +385,14 @@ class ChildDied(MemoireError, RuntimeError):
         super().__init__(name, status, last_words)
         self.name, self.status, self.last_words = name, status, last_words
 
+    @property
+    def how(self) -> str:
+        """What became of it: its exit status, or the signal."""
+        return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
+
     def __str__(self) -> str:
-        how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
         words = "\n    ".join(self.last_words) or "(it printed nothing)"
-        return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
+        return f"{self.name} {self.how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
 class KeyFileError(MemoireError, ValueError):

@@ -13,7 +13,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 # From the bottom to the top: a module may import from its own layer and from those above it in this table.
 # A package stands for everything in it. `__init__` only names what users import, and is left out.
 LAYERS: dict[str, set[str]] = {
-    "words": {"errors", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core", "parameters", "ragged", "schema"},
+    "words": {
+        "built", "errors", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core", "parameters",
+        "ragged", "schema",
+    },
     "what decides": {
         "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "episodes", "shipping",
