@@ -4,6 +4,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=
 SOAK ?=
+MUTANTS_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
 # Compiled files are kept, also where CI forbids it: hundreds of child processes would compile the package anew.
@@ -16,7 +17,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -28,6 +29,7 @@ help:
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
+	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
@@ -69,6 +71,10 @@ test-chart: setup-dev
 
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)
+
+# A run that was cut off goes on; MUTANTS_ARGS=--again tries anew what was not found, --only=WORD some.
+mutants: setup-dev
+	$(BIN)/python tests/mutants/run.py --write docs/mutants.md $(MUTANTS_ARGS)
 
 lint: setup-dev
 	@$(MAKE) --no-print-directory --keep-going $(LINTS)

@@ -63,13 +63,13 @@ class Gathered:
 
 
 def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
-    """A learner's TD errors as float32 [B], as many as `ids`.
+    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
 
     Raises:
         ParameterError: they are not as many, or not finite.
     """
     try:
-        errors = np.ascontiguousarray(td_errors, np.float32)
+        errors = np.array(td_errors, np.float32, order="C")
     except (TypeError, ValueError, OverflowError):
         raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
     if ids.dtype != ID:

@@ -106,7 +106,7 @@ class Sequences(NamedTuple):
     codes: Int64s
     """[n, T] rows of the entries."""
     weights: Float64s
-    """[n] what sampling was proportional to."""
+    """[n] what sampling was proportional to, as in `Windows`."""
     discount: NDArray[np.float32]
     """[n, T, *R] gamma of each entry; 0 at a terminal one and behind the end."""
     steps: NDArray[np.int32]
@@ -722,16 +722,17 @@ class Memory(_core.EntryStore):
 
     def draw_sequences(self, count: int) -> Sequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
+        _check_whole("count", count, 1, MOST_ROWS)
         with self.held():
-            numbers = self.draw(count)
+            weights, sums = np.empty(count, np.float64), self.sums()
+            numbers = self._drawn(count, None, weights)
             steps = np.empty(count, np.int32)
             discount = np.empty((count, self._parameters.sequence_length, *self._reward_shape), np.float32)
             frames, codes, burn_in = self._cut(numbers, steps, discount)
             ages, versions = np.empty(count, np.float32), np.empty(count, np.int64)
-            weights = np.empty(count, np.float64)
-            self._facts(codes[:, 0].copy(), ages, versions, weights)
+            self._facts(codes[:, 0].copy(), ages, versions, None)
             told = (weights, discount, steps, burn_in, ages, versions)
-            return Sequences(numbers, frames, codes, *told, *self.sums())
+            return Sequences(numbers, frames, codes, *told, *sums)
 
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool

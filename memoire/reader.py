@@ -16,6 +16,7 @@ is asked once.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -1327,9 +1328,9 @@ def _publish_body(model: Model, offset: int) -> wire.Publish:
 
 
 def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as they travel: tuples and arrays become lists."""
+    """Parameters as they travel: tuples and arrays become lists, and lists are copies."""
     return {
-        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
+        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else copy.deepcopy(value)
         for name, value in changes.items()
     }
 

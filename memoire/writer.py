@@ -11,9 +11,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from threading import Lock, RLock
+from time import monotonic
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -23,9 +24,11 @@ from . import _core
 from .errors import (
     Closed,
     EntryError,
+    EpisodeError,
     EpisodeTooLong,
     EpisodeTorn,
     FinalObservationMissing,
+    MemoireError,
     ObservationReused,
     ParameterError,
     SchemaError,
@@ -146,7 +149,7 @@ class Writer:
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
         self._owned = False  # whether that is an array of its own, which a reset does not write over
-        self._closed = False
+        self._closed = ""  # what is closed, once no more steps are taken
         self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
         self._usual = self._usual_steps()
         for lane in self.lanes.tolist():
@@ -198,7 +201,7 @@ class Writer:
             raise TwoThreads("this writer", "step")
         try:
             if self._closed:
-                raise Closed("the writer")
+                raise Closed(self._closed)
             if extras.keys() != self._extras:
                 _explain_extras(self._schema, self._extras, extras)
             if bootstrap_value is not None and self._schema.value is None:
@@ -232,7 +235,7 @@ class Writer:
         """
         with self._alone("reset"):
             if self._closed:
-                raise Closed("the writer")
+                raise Closed(self._closed)
             everyone = np.ones(self.num_envs, np.bool_)
             self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
             self._last, self._owned = obs, False
@@ -242,7 +245,26 @@ class Writer:
         with self._alone("close"):
             if not self._closed:
                 self._abandon(np.ones(self.num_envs, np.bool_), None)
-                self._closed, self._last = True, None
+                self._closed, self._last = "the writer", None
+
+    def end(self, closed: str, patience: float) -> int:
+        """`close` from another thread, because `closed` is: a step that is being taken has `patience` seconds.
+
+        Returns:
+            Entries of open episodes that were not stored, because the step took longer.
+        """
+        if self._closed:
+            return 0
+        is_alone = self._inside.acquire(timeout=patience)
+        try:
+            if is_alone:
+                self.close()
+                return 0
+            return int((self._clock - self._opened).sum())
+        finally:
+            self._closed = closed
+            if is_alone:
+                self._inside.release()
 
     @contextmanager
     def _alone(self, call: str) -> Iterator[None]:
@@ -554,9 +576,11 @@ class Writers:
         Raises:
             ParameterError: there is no room for so many environments.
         """
+        lanes = num_envs or 1
         with self._lock:
-            lanes = num_envs or 1
             first = self._lane_for(lanes)
+        self._store_left(first, lanes)
+        with self._lock:
             share = max(1, self.memory.capacity // (2 * self._lanes))
             most = share if longest is None else longest
             writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
@@ -568,11 +592,36 @@ class Writers:
                 self._sharing.add(writer)
             return writer
 
-    def retire(self) -> None:
-        """Have every writer refuse further steps: the memory is no longer drawn from."""
+    def end(self, closed: str, deadline: float) -> list[str]:
+        """Store what is open in every writer, as `Writer.close` does. From now on steps raise that `closed` is closed.
+
+        Args:
+            deadline: Until then threads that are inside of a writer may leave it, as time.monotonic() counts.
+
+        Returns:
+            What could not be stored, and why: a sentence each.
+        """
         with self._lock:
-            for writer in list(self._living):
-                writer._closed = True
+            living, free = list(self._living), list(self._free)
+        problems = []
+        for writer in living:
+            try:
+                if entries := writer.end(closed, max(0.0, deadline - monotonic())):
+                    problems.append(f"{entries} entries: a thread is still inside of their writer")
+            except MemoireError as error:
+                problems.append(f"an open episode: {error}")
+        for first, lanes in free:
+            try:
+                self._store_left(first, lanes)
+            except MemoireError as error:
+                problems.append(f"an open episode: {error}")
+        return problems
+
+    def _store_left(self, first: int, lanes: int) -> None:
+        """Close the open episodes of a writer that is gone: nobody knows in which states they ended."""
+        for lane in range(first, first + lanes):
+            with suppress(EpisodeError):  # none is open, or without entries
+                self.memory.close(lane)
 
     def _lane_for(self, lanes: int) -> int:
         """The first of so many consecutive lanes that no living writer has."""

@@ -409,10 +409,10 @@ def test_several_threads_write_draw_and_report_at_once() -> None:
     for thread in writers + readers:
         thread.start()
     for thread in writers:
-        thread.join(timeout=40)
+        thread.join(timeout=100)
     stop.set()
     for thread in readers:
-        thread.join(timeout=30.0)
+        thread.join(timeout=100.0)
     assert not any(thread.is_alive() for thread in writers + readers)
     assert not problems and ready.is_set()
 

@@ -27,7 +27,7 @@ def cluster():
 def in_child(code, **options):
     """What this code prints, as JSON, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, **options
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, **options
     )
     return json.loads(done.stdout)
 
@@ -127,7 +127,7 @@ class Crowded:
         return (self.cpu() - before) / (time.monotonic() - began)
 
     def end(self):
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=100)
         return said
 
 

@@ -197,7 +197,7 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     reply = wire.parse(asker.recv_multipart()[1:]).body
     assert (reply.episodes, reply.durable) == (3, True)
     assert durable.saved(me).report.episodes == 3
-    closing.join(30.0)
+    closing.join(100.0)
 
 
 def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, durable):
@@ -207,7 +207,7 @@ def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, d
     durable.disk.error = MemoireError("the disk is gone")
     record(client)
     assert not told(client)
-    for call in (lambda: server.get_batch(1, timeout=30.0), lambda: server.publish("t", b""), server.resume):
+    for call in (lambda: server.get_batch(1, timeout=100.0), lambda: server.publish("t", b""), server.resume):
         with pytest.raises(MemoireError, match="disk is gone"):
             call()
     assert not told(client)
@@ -259,7 +259,7 @@ def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, chan
     sub = news_of(cluster, server)
     client = cluster.client(server)  # by the time it has its model, the subscription is there too
     server.publish("topic", b"x")
-    client.model("topic").wait(30.0)
+    client.model("topic").wait(100.0)
     change(server)
     message = wire.parse_notice(sub.recv_multipart())
     assert message.body == wire.News(epoch=server.stats().epoch)
@@ -323,13 +323,13 @@ def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
     client = cluster.client(server, limits=QUICK)
     model = client.model("policy")
     assert server.publish("policy", b"one") == 1
-    assert model.wait(30.0).value == b"one"
+    assert model.wait(100.0).value == b"one"
     durable.disk.may_save.clear()
     assert [server.publish("policy", bytes([number])) for number in range(2, 6)] == [2, 3, 4, 5]
     durable.kill(server)
     durable.disk.may_save.set()
     server = durable.start(limits=QUICK)
-    client.update(20.0)
+    client.update(100.0)
     assert (model.newest().version, server.model("policy").version) == (1, 1)
     assert server.publish("policy", b"two") == 2
     assert model.wait(10.0, after=1).value == b"two"

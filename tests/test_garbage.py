@@ -110,13 +110,13 @@ def goes_on(nodes, client, turn):
     """The client is still served, and counted exactly."""
     record(client, episodes=2)
     client.log(f"turn {turn}")
-    client.update(20.0)
-    assert client.push_cache(30.0)
+    client.update(100.0)
+    assert client.push_cache(100.0)
     server = nodes[0]
     until(lambda: server.stats().totals.accepted_caches == turn)
     assert (server.total_episodes, server.total_steps) == (2 * turn, 40 * turn)
     assert [entry.line.text for entry in server.lines()] == [f"turn {number + 1}" for number in range(turn)]
-    assert server.get_batch(16, 30.0)["obs"].shape == (16, 4)
+    assert server.get_batch(16, 100.0)["obs"].shape == (16, 4)
     assert not any(node.stats().faults for node in nodes) and not client.stats().faults
 
 

@@ -770,10 +770,10 @@ def test_threads_may_add_draw_update_and_configure_at_once():
         for thread in actors + others:
             thread.start()
         for thread in actors:
-            thread.join(40)
+            thread.join(100)
         stop.set()
         for thread in others:
-            thread.join(30.0)
+            thread.join(100.0)
     finally:
         sys.setswitchinterval(interval)
     assert not errors
@@ -796,8 +796,8 @@ def test_a_held_moment_keeps_other_threads_out():
         assert not added.wait(0.2)
         memory.gather(memory.draw(5))  # the holder itself goes on
         memory.add(0, entry())
-    assert added.wait(30.0)
-    thread.join(30.0)
+    assert added.wait(100.0)
+    thread.join(100.0)
     assert memory.num_entries == 12
 
 

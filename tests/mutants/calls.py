@@ -1,0 +1,45 @@
+"""Which of our functions are called, noted in the folder MEMOIRE_RECORD: each process appends lines of JSON to its own file."""
+
+import json
+import os
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+FOLDER = os.environ.get("MEMOIRE_RECORD", "")
+TREE = os.environ.get("MEMOIRE_TREE", "") + "/"
+
+
+def function_of(code: CodeType) -> str | None:
+    """`file|qualified name` of our own functions."""
+    if not code.co_filename.startswith(TREE) or code.co_name == "<module>":
+        return None
+    file = code.co_filename.removeprefix(TREE).replace("memoire/dashboard/", "dashboard/", 1)
+    return f"{file}|{code.co_qualname}" if file.startswith(("memoire/", "dashboard/")) else None
+
+
+def append(what: dict[str, Any]) -> None:
+    with open(os.path.join(FOLDER, f"{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def kernels_reached() -> list[int]:
+    core = sys.modules.get("memoire._core")
+    return core.reached_mutants() if hasattr(core, "reached_mutants") else []
+
+
+def record_child(test: str) -> None:
+    """A process that a test started: it may be killed at any time, so each function is written when it is first called."""
+    seen: set[CodeType] = set()
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if code not in seen:
+            seen.add(code)
+            name = function_of(code)
+            if name:
+                append({"test": test, "functions": [name], "kernels": kernels_reached()})
+
+    threading.settrace(called)
+    sys.settrace(called)

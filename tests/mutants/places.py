@@ -1,0 +1,356 @@
+"""Places in the code where a mistake can be planted, and a draw among them that hardly changes when the code does."""
+
+import ast
+import bisect
+import functools
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+QUOTAS = {"memoire": 170, "memoire/cluster": 55, "dashboard": 60, "memoire/_core.pyx": 35}
+"""How many places are drawn: in each folder, and in the kernels, which need a build."""
+KINDS = (
+    "comparison",
+    "arithmetic",
+    "constant",
+    "boolean",
+    "return",
+    "dropped statement",
+    "swapped arguments",
+    "default",
+)
+
+COMPARISONS = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+ARITHMETIC = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+}
+SYMMETRIC = {"min", "max", "isinstance", "maximum", "minimum", "array_equal", "cast", "getattr"}
+"""Calls whose swapped arguments are the same call, or no call at all."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One planted mistake: `old` becomes `new` in a statement of a file."""
+
+    file: str
+    """Relative to the root of the checkout."""
+    function: str
+    """Qualified name of the innermost function; empty for what runs when the module is imported."""
+    line: int
+    kind: str
+    old: str
+    new: str
+    start: int
+    """Bytes of the file from here to `end` are replaced."""
+    end: int
+    statement: str
+    """First line of the statement."""
+    number: int = 0
+    """How many equal mistakes come before it in this function."""
+
+    @property
+    def key(self) -> str:
+        """The same after changes elsewhere in the file."""
+        return " | ".join(
+            (self.file, self.function, self.statement, self.kind, f"{self.old} -> {self.new}", str(self.number))
+        )
+
+    def planted(self, source: bytes) -> bytes:
+        return source[: self.start] + self.new.encode() + source[self.end :]
+
+
+def folder_of(file: str) -> str:
+    return file if file in QUOTAS else file.rpartition("/")[0]
+
+
+def python_files() -> list[str]:
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for top in ("memoire", "dashboard")
+        for path in (ROOT / top).rglob("*.py")
+        if "memoire/dashboard" not in path.as_posix()
+    )
+
+
+class Finder(ast.NodeVisitor):
+    """Collects the places of one Python file."""
+
+    def __init__(self, file: str, source: bytes) -> None:
+        self.file, self.source = file, source
+        self.found: list[Place] = []
+        self._starts = [0]
+        for line in source.split(b"\n"):
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self._names: list[str] = []
+        self._functions: list[str] = []
+        self._statement = ""
+
+    # -------------------------------------------------------------------------------------------- where in the text
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        return (
+            self._starts[node.lineno - 1] + node.col_offset,
+            self._starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def _text(self, node: ast.AST) -> str:
+        start, end = self._span(node)
+        return self.source[start:end].decode()
+
+    def _add(self, kind: str, start: int, end: int, new: str) -> None:
+        old = self.source[start:end].decode()
+        place = Place(
+            self.file,
+            self._functions[-1] if self._functions else "",
+            bisect.bisect_right(self._starts, start),
+            kind,
+            " ".join(old.split()),
+            new,
+            start,
+            end,
+            self._statement,
+        )
+        self.found.append(place)
+
+    def _between(self, kind: str, left: ast.AST, right: ast.AST, old: str, new: str) -> None:
+        """Replace the operator between two operands."""
+        start, end = self._span(left)[1], self._span(right)[0]
+        pattern = r"\s+".join(map(re.escape, old.split()))
+        found = re.search(pattern, self.source[start:end].decode())
+        if found and found.group() in (old, " ".join(found.group().split())):
+            self._add(kind, start + found.start(), start + found.end(), new)
+
+    # ------------------------------------------------------------------------------------------------- what is left out
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.stmt):
+            former, self._statement = self._statement, self._text(node).partition("\n")[0].strip()
+            super().visit(node)
+            self._statement = former
+        else:
+            super().visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Messages; and their positions are wrong before Python 3.12."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._drop(node, node.target)
+            self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        test = ast.unparse(node.test)
+        if "TYPE_CHECKING" in test or "__name__" in test:
+            return
+        if isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
+            self._add("boolean", *self._span(node.test), f"not {self._text(node.test)}")
+        self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._names.append(node.name)
+        for child in node.body:
+            self.visit(child)
+        self._names.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+            self._constant("default", default)
+        self._names.append(node.name)
+        self._functions.append(".".join(self._names))
+        self._names.append("<locals>")
+        for child in node.body:
+            self.visit(child)
+        del self._names[-2:]
+        self._functions.pop()
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    # ------------------------------------------------------------------------------------------------------------ kinds
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+            self._between("comparison", left, right, *COMPARISONS[type(operator)])
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        pair = (node.left, node.right)
+        texts = any(isinstance(side, (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)) for side in pair) or any(
+            isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes)) for side in pair
+        )
+        if not texts and type(node.op) in ARITHMETIC:
+            self._between("arithmetic", *pair, *ARITHMETIC[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._drop(node, node.target, always=True)
+        if type(node.op) in ARITHMETIC:
+            old, new = ARITHMETIC[type(node.op)]
+            self._between("arithmetic", node.target, node.value, old + "=", new + "=")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        for left, right in zip(node.values, node.values[1:], strict=False):
+            self._between("boolean", left, right, old, new)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self._add("boolean", *self._span(node), f"({self._text(node.operand)})")
+        self.generic_visit(node)
+
+    def _constant(self, kind: str, node: ast.AST) -> None:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, bool):
+            self._add("boolean" if kind == "constant" else kind, *self._span(node), str(not value))
+        elif isinstance(value, int):
+            self._add(kind, *self._span(node), str(value + 1))
+        elif isinstance(value, float):
+            self._add(kind, *self._span(node), repr(value * 2 or 1.0))
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        self._constant("constant", node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # of zip: it changes nothing where lengths are equal
+            self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None and not isinstance(node.value, ast.Constant):
+            self._add("return", *self._span(node.value), "None")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        first = node.args[:2]
+        texts = [self._text(argument) for argument in first]
+        plain = len(first) == 2 and not any(isinstance(argument, (ast.Starred, ast.JoinedStr)) for argument in first)
+        if plain and texts[0] != texts[1] and name not in SYMMETRIC:
+            start, end = self._span(first[0])[0], self._span(first[1])[1]
+            self._add("swapped arguments", start, end, f"{texts[1]}, {texts[0]}")
+        self.generic_visit(node)
+
+    def _drop(self, node: ast.stmt, *targets: ast.AST, always: bool = False) -> None:
+        """A name that is never set is found by everything: only what others keep is dropped."""
+        if always or any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets):
+            self._add("dropped statement", *self._span(node), "pass")
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if self._text(node).startswith("__"):
+            return
+        self._drop(node, *node.targets)
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node.value, (ast.Call, ast.Await)) and ".debug(" not in self._text(node):
+            self._drop(node, always=True)
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self._drop(node, always=True)
+        self.generic_visit(node)
+
+    def visit_Break(self, node: ast.Break) -> None:
+        self._drop(node, always=True)
+
+    visit_Continue = visit_Break
+
+
+def numbered(places: list[Place]) -> list[Place]:
+    """Equal ones told apart by their order in the function."""
+    seen: dict[str, int] = defaultdict(int)
+    told = []
+    for place in places:
+        told.append(Place(**{**vars(place), "number": seen[place.key]}))
+        seen[place.key] += 1
+    return told
+
+
+def python_places(file: str) -> list[Place]:
+    """All places of a Python file."""
+    source = (ROOT / file).read_bytes()
+    finder = Finder(file, source)
+    finder.visit(ast.parse(source))
+    return numbered(sorted(finder.found, key=lambda place: (place.start, place.end, place.kind)))
+
+
+@functools.cache
+def _source_and_tree(file: str) -> tuple[bytes, str]:
+    source = (ROOT / file).read_bytes()
+    return source, ast.dump(ast.parse(source))
+
+
+def is_other_code(place: Place) -> bool:
+    """Whether the planted file is Python, and means something else than before."""
+    source, tree = _source_and_tree(place.file)
+    try:
+        return ast.dump(ast.parse(place.planted(source))) != tree
+    except (SyntaxError, ValueError):
+        return False
+
+
+def rank(seed: int, place: Place) -> bytes:
+    """Its own number by the seed: a change elsewhere moves no place in or out, but for those it is taken against."""
+    return hashlib.sha256(f"{seed} {place.key}".encode()).digest()
+
+
+def in_turn(seed: int, places: list[Place]) -> Iterator[Place]:
+    """Kinds take turns, each with its places in order of rank."""
+    queues = {
+        kind: sorted((p for p in places if p.kind == kind), key=lambda p: rank(seed, p), reverse=True) for kind in KINDS
+    }
+    while any(queues.values()):
+        for queue in queues.values():
+            if queue:
+                yield queue.pop()
+
+
+def draw(seed: int, places: list[Place], count: int, allowed: Callable[[Place], bool] = is_other_code) -> list[Place]:
+    """So many places, at most one in each statement."""
+    taken: dict[tuple[str, str, str], Place] = {}
+    for place in in_turn(seed, places):
+        if len(taken) == count:
+            break
+        at = (place.file, place.function, place.statement)
+        if at not in taken and allowed(place):
+            taken[at] = place
+    return list(taken.values())
+
+
+def drawn(seed: int) -> list[Place]:
+    """The places in Python of one run: each folder's quota."""
+    by_folder: dict[str, list[Place]] = defaultdict(list)
+    for file in python_files():
+        by_folder[folder_of(file)] += python_places(file)
+    unknown = set(by_folder) - set(QUOTAS)
+    if unknown:
+        raise SystemExit(f"QUOTAS in {__file__} says nothing of {', '.join(sorted(unknown))}: at least 15 places each")
+    return [place for folder in QUOTAS for place in draw(seed, by_folder[folder], QUOTAS[folder])]

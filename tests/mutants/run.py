@@ -1,0 +1,421 @@
+"""Plant mistakes in copies of the checkout and see which of them the tests find: `make mutants`.
+
+    python tests/mutants/run.py [--workers 2] [--quick] [--again] [--only WORD] [--write docs/mutants.md]
+
+Places are drawn by a seed (places.py, kernels.py); by_hand.toml has some more. The first run records which tests enter
+which function, which takes as long as `make test`; a mistake is tried by the tests that enter its function, the quickest
+first. Results are kept in build/mutants, so a run that was cut off goes on where it was: `--again` tries anew what was
+not found, after tests were added. Remove build/mutants to begin anew, after the code was changed.
+"""
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import kernels
+from places import KINDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
+from trial import HERE, LEFT_OUT, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
+
+SEED = 20250715
+FOLDER = ROOT / "build" / "mutants"
+FIRST_SECONDS = 6.0
+"""What the first tests that are tried take together; most mistakes are found by them."""
+ALL_SECONDS = 100.0
+"""What all tests that are tried take together."""
+SURE_SECONDS = 1.0
+"""A test that takes longer may have failed because the machine is busy: it is run again without the mistake."""
+WANTED_SHARE, EQUIVALENT_SHARE = 0.95, 0.05
+
+
+def say(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+def toml(name: str, table: str) -> list[dict[str, Any]]:
+    return tomllib.loads((HERE / name).read_text(encoding="utf-8")).get(table, [])
+
+
+# -------------------------------------------------------------------------------------------------------- by hand
+
+
+def function_at(file: str, line: int) -> str:
+    """Qualified name of the innermost function at a line of a Python file."""
+    name, best = "", -1
+
+    def look(node: ast.AST, prefix: str) -> None:
+        nonlocal name, best
+        for child in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                full = prefix + child.name
+                if (
+                    child.lineno <= line <= child.end_lineno
+                    and child.lineno > best
+                    and not isinstance(child, ast.ClassDef)
+                ):
+                    name, best = full, child.lineno
+                inner = full + ("." if isinstance(child, ast.ClassDef) else ".<locals>.")
+            look(child, inner)
+
+    if file.endswith(".py"):
+        look(ast.parse((ROOT / file).read_text(encoding="utf-8")), "")
+    return name
+
+
+def place_by_hand(row: dict[str, Any]) -> Place | None:
+    """The place of a row of by_hand.toml; None if its text is not in the file exactly once."""
+    source: Any = (ROOT / row["file"]).read_bytes()
+    old, newline = row["old"].encode(), b"\n"
+    if row["file"] == kernels.FILE:  # whose places count characters
+        source, old, newline = source.decode(), row["old"], "\n"
+    if source.count(old) != 1:
+        return None
+    start = source.index(old)
+    line = source.count(newline, 0, start) + 1
+    function = function_at(row["file"], line)
+    return Place(row["file"], function, line, "by hand", row["old"], row["new"], start, start + len(old), row["why"])
+
+
+def places_by_hand() -> list[Place]:
+    """Those of by_hand.toml whose text is there."""
+    return [place for row in toml("by_hand.toml", "mistake") if (place := place_by_hand(row))]
+
+
+# -------------------------------------------------------------------------------------------------------- the trees
+
+
+def kernels_built(tree: Tree, seed: int) -> list[Place]:
+    """Build the copy's extension with all mistakes that Cython takes; the list of them, the first is number 1."""
+    source, left_out = kernels.Source(), set()
+    by_hand = [place for place in places_by_hand() if place.file == kernels.FILE]
+    taken = {source.statement_at(place.start) for place in by_hand}
+    every = [place for place in source.places() if source.statement_at(place.start) not in taken]
+    while True:
+        places = draw(
+            seed, [place for place in every if place.key not in left_out], QUOTAS[kernels.FILE], lambda _: True
+        )
+        text, owners = source.with_mistakes(places)
+        said = kernels.build(tree.folder, text)
+        if not said:
+            (tree.folder / kernels.FILE).write_text(source.text, encoding="utf-8")
+            return places
+        numbers = kernels.refused(said, owners)
+        if not numbers:
+            raise SystemExit(f"{tree.folder} cannot be built:\n{said[-3000:]}")
+        left_out |= {places[number - 1].key for number in numbers}
+
+
+def set_up(workers: int, seed: int) -> list[Tree]:
+    """A copy for each worker, with the same extension. What was built for the same kernels is used again."""
+    trees = [Tree(FOLDER / f"tree{number}") for number in range(workers)]
+    by_hand = [row["why"] for row in toml("by_hand.toml", "mistake") if row["file"] == kernels.FILE]
+    listed, key = FOLDER / "kernels.json", f"{seed} {digest(ROOT / kernels.FILE)} {QUOTAS[kernels.FILE]} {by_hand}"
+    built = json.loads(listed.read_text()) if listed.exists() else {}
+    if built.get("key") != key:
+        say("building the kernels with their mistakes")
+        copy_checkout(trees[0].folder)
+        places = kernels_built(trees[0], seed)
+        for path in (trees[0].folder / "memoire").glob("_core*.so"):
+            shutil.copy2(path, FOLDER / path.name)
+        listed.write_text(json.dumps({"key": key, "places": [vars(place) for place in places]}))
+        (FOLDER / "recorded.json").unlink(missing_ok=True)  # numbers of the kernels' places are others
+    for tree in trees:
+        copy_checkout(tree.folder)
+        for path in FOLDER.glob("_core*.so"):
+            shutil.copy2(path, tree.folder / "memoire")
+    return trees
+
+
+def kernel_places() -> list[Place]:
+    return [Place(**row) for row in json.loads((FOLDER / "kernels.json").read_text())["places"]]
+
+
+def record(tree: Tree, workers: int, marks: str) -> Recording:
+    """Record the test files that were not recorded as they are now."""
+    noted, folder = FOLDER / "recorded.json", FOLDER / "recorded"
+    folder.mkdir(exist_ok=True)
+    former = json.loads(noted.read_text()) if noted.exists() else {}
+    files = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if f"tests/{path.name}" not in LEFT_OUT]
+    now = {f"tests/{path.name}": digest(path) for path in files}
+    stale = [name for name, value in now.items() if former.get(name) != value]
+    if stale:
+        say(f"recording {len(stale)} test files")
+        forget(folder, set(stale) | (set(former) - set(now)))
+        before = time.monotonic()
+        more = [
+            "-n",
+            str(2 * workers),
+            "--dist",
+            "worksteal",
+            "-p",
+            "recorder",
+            "-m",
+            MARKS,
+            "--tb=short",
+            "-rf",
+            *stale,
+        ]
+        status, output = tree.pytest(more, 3600, MEMOIRE_RECORD=str(folder))
+        (FOLDER / "recording.txt").write_text(output)
+        say(output[-1500:], f"\nrecorded in {time.monotonic() - before:.0f} s")
+        if status not in (0, 1):
+            raise SystemExit(f"the tests could not be recorded: see {FOLDER / 'recording.txt'}")
+        noted.write_text(json.dumps(now))
+    return Recording.read(folder)
+
+
+def forget(folder: Path, files: set[str]) -> None:
+    """Drop what was recorded of these test files."""
+    for path in folder.glob("*.jsonl"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["test"].partition("::")[0] not in files))
+
+
+# -------------------------------------------------------------------------------------------------------- a mistake
+
+
+def mentioning(file: str, recording: Recording) -> set[str]:
+    """Tests of the files that name this module: for what only killed child processes call."""
+    stem = Path(file).stem
+    named = {path.name for path in (ROOT / "tests").glob("test_*.py") if stem in path.read_text(encoding="utf-8")}
+    return {test for test in recording.seconds if test.partition("::")[0].removeprefix("tests/") in named}
+
+
+class Examiner:
+    """Tries mistakes in one copy."""
+
+    def __init__(self, tree: Tree, recording: Recording) -> None:
+        self._tree, self._recording = tree, recording
+        self._unreliable: set[str] = set()
+
+    def examine(self, place: Place, number: int = 0, tests: list[str] | None = None) -> tuple[Verdict, int]:
+        """The verdict on a mistake, and how many tests were tried at most. Kernels' mistakes have a number."""
+        target = self._tree.folder / place.file
+        source = (ROOT / place.file).read_bytes()
+        if not number:
+            target.write_bytes(place.planted(source))
+        try:
+            if tests is not None:
+                return self._tree.try_tests(tests, 120.0), len(tests)
+            return self._search(place, number)
+        finally:
+            target.write_bytes(source)
+
+    def _candidates(self, place: Place, number: int) -> list[str]:
+        known = (
+            self._recording.kernels[number] if number else self._recording.functions[f"{place.file}|{place.function}"]
+        )
+        chosen = known or (set() if number else mentioning(place.file, self._recording))
+        chosen = {test for test in chosen if test in self._recording.seconds}
+        return self._recording.nearest(place.file, chosen)
+
+    def _search(self, place: Place, number: int) -> tuple[Verdict, int]:
+        waiting, tried, spent = self._candidates(place, number), 0, 0.0
+        share = FIRST_SECONDS
+        while waiting and spent < ALL_SECONDS:
+            some = self._some(waiting, share)
+            seconds = sum(map(self._recording.seconds.__getitem__, some))
+            verdict = self._tree.try_tests(some, seconds, MEMOIRE_MUTANT=str(number))
+            if verdict.found and self._is_sure(verdict, place):
+                return verdict, tried + len(some)
+            waiting = [test for test in waiting if test not in set(some) or (verdict.found and test != verdict.by)]
+            waiting = [test for test in waiting if test not in self._unreliable]
+            tried, spent, share = tried + len(some), spent + seconds, ALL_SECONDS
+        return Verdict(False, ""), tried
+
+    def _some(self, waiting: list[str], share: float) -> list[str]:
+        total, some = 0.0, []
+        for test in waiting:
+            total += self._recording.seconds[test] + 0.01
+            if some and total > share:
+                break
+            some.append(test)
+        return some
+
+    def _is_sure(self, verdict: Verdict, place: Place) -> bool:
+        """Whether the test that failed passes without the mistake, where it is one that depends on the machine."""
+        seconds = self._recording.seconds.get(verdict.by)
+        if seconds is None or seconds < SURE_SECONDS:
+            return True
+        target = self._tree.folder / place.file
+        mistaken = target.read_bytes()
+        target.write_bytes((ROOT / place.file).read_bytes())
+        again = self._tree.try_tests([verdict.by], seconds)
+        target.write_bytes(mistaken)
+        if again.found:
+            self._unreliable.add(verdict.by)
+        return not again.found
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+class Results:
+    """What was found out so far, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self.rows: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def put(self, key: str, row: dict[str, Any]) -> None:
+        with self._lock:
+            self.rows[key] = row
+            part = self._path.with_suffix(".part")
+            part.write_text(json.dumps(self.rows, indent=1))
+            os.replace(part, self._path)
+
+
+Job = tuple[Place, int, list[str] | None]
+
+
+def jobs_of(seed: int) -> list[Job]:
+    """All mistakes: those by hand, those in Python, those in the kernels with their numbers."""
+    by_hand: list[Job] = []
+    for row in toml("by_hand.toml", "mistake"):
+        place = place_by_hand(row)
+        if place is not None and place.file == kernels.FILE:
+            continue  # built, and so among the kernels' places
+        if place is None:
+            say(f"by_hand.toml: {row['file']} does not have exactly once: {row['old']!r}")
+        else:
+            by_hand.append((place, 0, row.get("tests")))
+    python: list[Job] = [(place, 0, None) for place in drawn(seed)]
+    return by_hand + python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)]
+
+
+def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results) -> None:
+    examiner = Examiner(tree, recording)
+    while True:
+        try:
+            place, number, tests = queue.get_nowait()
+        except Empty:
+            return
+        began = time.monotonic()
+        verdict, tried = examiner.examine(place, number, tests)
+        seconds = time.monotonic() - began
+        results.put(place.key, {"found": verdict.found, "by": verdict.by, "tried": tried, "seconds": round(seconds, 1)})
+        words = f"found by {verdict.by}" if verdict.found else f"NOT FOUND by {tried} tests"
+        say(f"{place.file}:{place.line} {place.kind}: {place.old[:60]} -> {place.new[:60]}: {words} ({seconds:.0f} s)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--workers", type=int, default=2, choices=(1, 2, 3, 4))
+    parser.add_argument("--again", action="store_true", help="try anew what was not found")
+    parser.add_argument("--only", default="", metavar="WORD", help="only places whose file or line has this in it")
+    parser.add_argument("--quick", action="store_true", help="leave out tests that start processes or take long")
+    parser.add_argument("--write", type=Path, help="page to write the results to")
+    given = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    trees = set_up(given.workers, given.seed)
+    recording = record(trees[0], given.workers, MARKS + QUICK * given.quick)
+    results = Results(FOLDER / "results.json")
+    jobs = [job for job in jobs_of(given.seed) if given.only in job[0].key]
+    proofs = {row["key"]: row["proof"] for row in toml("equivalent.toml", "equivalent")}
+    queue: SimpleQueue[Job] = SimpleQueue()
+    for job in jobs:
+        former = results.rows.get(job[0].key)
+        if job[0].key not in proofs and (former is None or (given.again and not former["found"])):
+            queue.put(job)
+    say(f"{len(jobs)} mistakes, {queue.qsize()} to try")
+    threads = [threading.Thread(target=work, args=(tree, recording, queue, results)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return report(given.seed, [place for place, _, _ in jobs], results.rows, proofs, given.write)
+
+
+def state_of(place: Place, rows: dict[str, dict[str, Any]], proofs: dict[str, str]) -> str:
+    if place.key in proofs:
+        return "equivalent"
+    row = rows.get(place.key)
+    return "not tried" if row is None else "found" if row["found"] else "not found"
+
+
+def report(
+    seed: int, places: list[Place], rows: dict[str, dict[str, Any]], proofs: dict[str, str], page: Path | None
+) -> int:
+    """Say what came out; 1 unless enough was found."""
+    states = {place.key: state_of(place, rows, proofs) for place in places}
+    count = Counter(states.values())
+    text = pages_text(seed, places, states, rows, proofs)
+    if page:
+        page.write_text(text, encoding="utf-8")
+    say(", ".join(f"{number} {state}" for state, number in sorted(count.items())))
+    tried = count["found"] + count["not found"]
+    enough = count["found"] >= WANTED_SHARE * tried and count["equivalent"] <= EQUIVALENT_SHARE * len(places)
+    return 0 if enough and not count["not tried"] else 1
+
+
+HEAD = """# Planted mistakes
+
+For whoever changes the tests: what `make mutants` printed. It plants one mistake at a time in a copy of the code and looks
+whether a test fails. {count} places were drawn by the seed {seed}; `tests/mutants/by_hand.toml` names {by_hand} more.
+Annotations, messages and log lines for debugging are left alone. A mistake is tried by the tests that enter its function.
+
+**{found} of {tried} were found ({share:.1f} %); {equivalent} change nothing that anybody can see.**
+"""
+
+
+def line_of(place: Place) -> str:
+    """A mistake in a line of a list."""
+    old, new = (" ".join(text.split()).replace("`", "'")[:110] for text in (place.old, place.new))
+    said = " ".join(place.statement.split()).replace("`", "'")
+    return f"`{place.file}` `{place.function or 'module'}`, {place.kind}: `{old}` became `{new}` in `{said}`"
+
+
+def table(title: str, names: list[str], of: Any, places: list[Place], states: dict[str, str]) -> list[str]:
+    lines = ["", f"| {title} | mistakes | found | not found | equivalent |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name in names:
+        count = Counter(states[place.key] for place in places if of(place) == name)
+        if count:
+            cells = [sum(count.values()), count["found"], count["not found"], count["equivalent"]]
+            lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def pages_text(
+    seed: int, places: list[Place], states: dict[str, str], rows: dict[str, dict[str, Any]], proofs: dict[str, str]
+) -> str:
+    """The page of results."""
+    by_hand = [place for place in places if place.kind == "by hand"]
+    others = [place for place in places if place.kind != "by hand"]
+    count = Counter(states.values())
+    tried = count["found"] + count["not found"]
+    head = HEAD.format(
+        count=len(others),
+        seed=seed,
+        by_hand=len(by_hand),
+        found=count["found"],
+        tried=tried,
+        share=100 * count["found"] / max(1, tried),
+        equivalent=count["equivalent"],
+    )
+    lines = table("folder", list(QUOTAS), lambda place: folder_of(place.file), others, states)
+    lines += table("kind", list(KINDS), lambda place: place.kind, others, states)
+    missed = [place for place in places if states[place.key] == "not found"]
+    lines += ["", "## Not found", "", *([f"* {line_of(place)}" for place in missed] or ["None."])]
+    same = [place for place in places if states[place.key] == "equivalent"]
+    lines += ["", "## Equivalent", "", *([f"* {line_of(place)}. {proofs[place.key]}" for place in same] or ["None."])]
+    lines += ["", "## Planted by hand", "", "| mistake | file | found by |", "| --- | --- | --- |"]
+    for place in by_hand:
+        by = rows.get(place.key, {}).get("by", "") or states[place.key]
+        lines.append(f"| {place.statement} | `{place.file}` | `{by.replace('|', '/')}` |")
+    lines += ["", "Next: [CONTRIBUTING.md](../CONTRIBUTING.md) has the other commands."]
+    return head + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
