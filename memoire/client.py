@@ -77,7 +77,7 @@ LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
-PASSING = ("busy", "closed")
+PASSING = ("busy", "closed", "denied")
 """Codes of refusals that end by themselves: what was asked is asked again."""
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to

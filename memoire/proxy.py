@@ -34,7 +34,7 @@ from .calls import Answer
 from .channel import Channel
 from .checks import seconds
 from .desk import chunk_of
-from .errors import Closed, EndpointError, MemoireError, ProtocolError
+from .errors import Closed, EndpointError, MemoireError, ProtocolError, Refused
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
@@ -202,6 +202,7 @@ class _Back:
         self.push: Socket | None = None
         self.sub: Socket | None = None
         self._renewals = 0  # of the channel, that the other sockets have followed
+        self._denied_there = ""  # why the proxy that is there is not let in itself
         self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
         self.run = 0  # hash of the run that is counted there
         self._is_hearing = False
@@ -224,6 +225,11 @@ class _Back:
     @property
     def is_away(self) -> bool:
         return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_AFTER
+
+    @property
+    def denied(self) -> str:
+        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+        return str(self.channel.denied_for_good or self._denied_there)
 
     def turn(self, ready: dict[object, int]) -> None:
         self.channel.turn(ready)
@@ -274,6 +280,7 @@ class _Back:
 
     def _welcomed(self, answer: Answer) -> None:
         self._looking = False
+        self._denied_there = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
         if isinstance(answer, MemoireError):
             if not isinstance(answer, Closed):
                 _log.warning("proxy %s: %s", self._proxy.name, answer)
@@ -531,10 +538,11 @@ class Proxy(Node):
         if self._closing.is_set():
             return ["closing: this proxy is about to end"]
         backs = list(self._backs)
+        whys = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
         if not any(back.names for back in backs):
-            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet"]
+            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *whys]
         if all(back.is_away for back in backs):
-            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers"]
+            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *whys]
         trouble = descriptors.shared_guard().trouble()
         return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
@@ -669,6 +677,8 @@ class Proxy(Node):
         back = self._homes.get(header.home)
         if back is None and header.type is wire.Type.HELLO:
             if not self._is_ready:
+                if why := self._denied:
+                    raise ProtocolError("denied", why)
                 self._pending.append(asked)
                 return
             back = self._assign(header.client)
@@ -680,6 +690,12 @@ class Proxy(Node):
         self._requests += 1
         frames: list[Any] = [*self._gate.passport(asked.peer), *asked.frames]
         back.requests.put(frames, sum(len(frame) for frame in frames))
+
+    @property
+    def _denied(self) -> str:
+        """Why no server lets this proxy in, a sentence each; "" while one may."""
+        whys = [back.denied for back in self._backs]
+        return " ".join(dict.fromkeys(whys)) if all(whys) else ""
 
     @property
     def _is_ready(self) -> bool:

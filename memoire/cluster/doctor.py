@@ -309,6 +309,9 @@ class _Asker:
         if isinstance(said, wire.Refused):
             if said.code == "version":
                 raise _other_version(f"it speaks {said.versions}: {said.text}")
+            if said.code == "denied":
+                advice = "Mend the keys of that proxy or relay: those in its folder, and those that its servers let in."
+                raise Sick(REFUSED, f"the proxy or relay there is refused itself: {said.text}", advice)
             raise Sick(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
         return message
 
