@@ -35,6 +35,7 @@ from .channel import Channel
 from .checks import seconds
 from .desk import chunk_of
 from .errors import Closed, EndpointError, MemoireError, ProtocolError, Refused
+from .lanes import Lane, Lanes
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
@@ -97,6 +98,8 @@ class ProxyStats:
     cache_bytes: int
     homeless: int
     """Messages for a server that is not known here."""
+    dropped_replies: int
+    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
     refused: dict[str, int]
     """Messages that were refused, by code."""
     models: dict[str, int]
@@ -108,37 +111,6 @@ class ProxyStats:
     security: Security
     """Who may come, and who was sent away."""
     faults: int
-
-
-class Lane:
-    """Messages on their way to one socket, bounded in bytes; the oldest are lost beyond. Belongs to one thread."""
-
-    def __init__(self, byte_limit: int) -> None:
-        self._messages: deque[tuple[int, Sequence[Any]]] = deque()
-        self._byte_limit = byte_limit
-        self.bytes = self.lost = self.lost_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, frames: Sequence[Any], size: int) -> None:
-        """Add a message. One that is larger than the whole lane may be in it alone."""
-        self._messages.append((size, frames))
-        self.bytes += size
-        while self.bytes > self._byte_limit and len(self._messages) > 1:
-            gone, _ = self._messages.popleft()
-            self.bytes -= gone
-            self.lost += 1
-            self.lost_bytes += gone
-
-    def send(self, made: Socket | None) -> bool:
-        """Send what there is room for; returns whether everything went."""
-        while self._messages:
-            if made is None or not sockets.send(made, self._messages[0][1]):
-                return False
-            size, _ = self._messages.popleft()
-            self.bytes -= size
-        return True
 
 
 class _Source(NamedTuple):
@@ -420,6 +392,7 @@ class Proxy(Node):
         # From here on everything belongs to the thread; stats() reads it as it is.
         self._refused: Counter[str] = Counter()
         self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
+        self._lanes = Lanes()
         self._homes: dict[int, _Back] = {}
         self._removed: set[int] = set()  # homes behind addresses that were taken off the list
         self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
@@ -517,6 +490,7 @@ class Proxy(Node):
             caches=self._caches,
             cache_bytes=self._cache_bytes,
             homeless=self._homeless,
+            dropped_replies=self._lanes.dropped,
             refused=dict(self._refused),
             models=self._models.versions(),
             model_bytes=self._models.bytes,
@@ -616,6 +590,7 @@ class Proxy(Node):
         return min(
             pending,
             held,
+            self._lanes.next_time(),
             self._notices.next_time(),
             *self._retiring.values(),
             *(back.next_time() for back in (*self._backs, *self._retiring)),
@@ -639,6 +614,11 @@ class Proxy(Node):
             self._release([key for key, held in self._held.items() if now >= held.until])
         while self._pending and self._is_ready:
             self._request(self._pending.popleft())
+        self._lanes.turn(time.monotonic())
+
+    def _send_reply(self, frames: Sequence[Any]) -> None:
+        """Send a reply to a client, or to the proxy in front."""
+        self._lanes.send(self._router, frames, time.monotonic())
 
     def _take_requests(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -679,6 +659,7 @@ class Proxy(Node):
             if not self._is_ready:
                 if why := self._denied:
                     raise ProtocolError("denied", why)
+                self._homeless += len(self._pending) == PENDING  # the oldest goes; its client asks again
                 self._pending.append(asked)
                 return
             back = self._assign(header.client)
@@ -733,7 +714,7 @@ class Proxy(Node):
         header = wire.peek(asked.request)
         if header is not None:
             body = wire.Refused(code=error.code, text=error.detail[:1000])
-            sockets.send(self._router, [*asked.envelope, *wire.reply(header, body)])
+            self._send_reply([*asked.envelope, *wire.reply(header, body)])
 
     def _answer_fetch(self, asking: _Request) -> bool:
         """Hand out a model that is kept here, or soon; False where the server has to be asked."""
@@ -749,7 +730,7 @@ class Proxy(Node):
         told = (0, 0) if source is None else (source.home, source.epoch)
         reply = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
         self._requests += 1
-        sockets.send(self._router, [*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
+        self._send_reply([*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
         return True
 
     def _hold(self, asking: _Request, header: wire.Header, asked: wire.Fetch) -> bool:
@@ -796,7 +777,7 @@ class Proxy(Node):
         header = wire.peek(frames[empty + 1 :])
         kind = 0 if header is None else int.from_bytes(frames[empty + 1].buffer[6:8], "little")
         if kind != wire.Type.WELCOME and not (kind == wire.Type.UPDATED and back in self._retiring):
-            sockets.send(self._router, frames)
+            self._send_reply(frames)
             return
         try:
             message = wire.parse(frames[empty + 1 :], self._limits)
@@ -807,7 +788,7 @@ class Proxy(Node):
             said = wire.reply(
                 message.header, msgspec.structs.replace(message.body, leaving=True), payload=message.payload
             )
-            sockets.send(self._router, [*frames[: empty + 1], *said])
+            self._send_reply([*frames[: empty + 1], *said])
             return
         # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
         self._homes.setdefault(message.header.home, back)
@@ -826,7 +807,7 @@ class Proxy(Node):
             models={**told.models, **models},
             limits=limits,
         )
-        sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
+        self._send_reply([*frames[: empty + 1], *wire.reply(message.header, told)])
 
     def _unmet(self) -> list[str]:
         """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""

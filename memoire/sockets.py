@@ -110,8 +110,12 @@ def library_version() -> str:
 
 
 def request_server(context: Context, message_bytes: int) -> Socket:
-    """ROUTER that takes requests and routes replies by the envelope in front of them."""
-    return _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+    """ROUTER that takes requests and routes replies by the envelope in front of them; it refuses (EAGAIN) one whose
+    connection has no room, where it would drop it in silence otherwise: see `lanes`.
+    """
+    made = _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+    made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    return made
 
 
 def request_client(context: Context, message_bytes: int) -> Socket:

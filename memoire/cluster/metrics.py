@@ -141,6 +141,10 @@ EVERY = (
 )
 """What every role has."""
 
+DROPPED_REPLIES = _counter(
+    "dropped_replies", "Replies dropped because their connection had no room for too long.", "dropped_replies"
+)
+
 SERVER = (
     _gauge("uptime_seconds", "Seconds since the server was started.", "uptime"),
     _gauge("run_info", "1, with the name of the run that is counted now.", lambda s: {s.run: 1}, "run"),
@@ -185,6 +189,7 @@ SERVER = (
         lambda s: {kind: timing for kind, timing in s.requests.items() if kind in REQUESTS},
         "type",
     ),
+    DROPPED_REPLIES,
     _gauge("credit_bytes", "Bytes that each client of the first table may have on the way.", "credit"),
     _gauge("model_version", "Newest version of each topic.", "models", "topic"),
     _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
@@ -278,6 +283,7 @@ PROXY = (
     _counter("proxy_replies", "Replies forwarded to clients.", "replies"),
     _counter("proxy_caches", "Caches forwarded to servers, or put into a queue for them.", "caches"),
     _counter("proxy_cache_bytes", "Bytes of these caches.", "cache_bytes"),
+    DROPPED_REPLIES,
     _counter("proxy_homeless", "Messages for a server that is not known here.", "homeless"),
     _gauge(
         "proxy_back_up",
