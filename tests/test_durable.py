@@ -1,10 +1,12 @@
 """A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
 
+import hashlib
 import threading
 
 import pytest
 import zmq
 
+import statekit
 from fake_store import Disk, MemoryStore
 from memoire import server as server_module
 from memoire import wire
@@ -387,3 +389,51 @@ def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for
 def test_snapshots_need_a_folder(cluster):
     with pytest.raises(ParameterError, match="state_dir"):
         cluster.server(snapshot_caches=True)
+
+
+CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "next"}, "the end": {"finish": True}}
+
+
+def promised():
+    """Requests whose replies say that something is on disk, in the order in which they can be asked."""
+    model = b"model"
+    publish = wire.Publish(topic="t", size=len(model), sha256=hashlib.sha256(model).digest(), version=3)
+    yield "UPDATE", wire.Update(episodes=1, steps=20), None
+    yield "WELCOME of a client whose account is not saved", wire.Hello(), None
+    yield "PUBLISHED", publish, model
+    yield "PUBLISHED, to somebody who asks again", publish, model
+    yield (
+        "PUBLISHED of a model that has no bytes",
+        wire.Publish(topic="u", size=0, sha256=hashlib.sha256(b"").digest()),
+        None,
+    )
+    yield "TAKEN of accounts", wire.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None
+    for what, change in CONTROLS.items():
+        yield f"TAKEN of {what}", wire.Control(**change), None
+
+
+def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable):
+    server = durable.start()
+
+    def ask(client, number, body, payload=None):
+        asker = cluster.context.socket(zmq.DEALER)
+        asker.linger, asker.rcvtimeo = 0, 60_000
+        asker.connect(server.endpoint)
+        asker.send_multipart([b"", *wire.encode(body, client=client, sequence=number, payload=payload)])
+        until(lambda: sum(sum(timing.counts) for timing in server.stats().requests.values()) >= number)
+        return asker
+
+    durable.disk.may_save.clear()
+    before, held = len(durable.disk.saved), []
+    for number, (what, body, payload) in enumerate(promised(), 1):
+        client = b"m" * 16 if what.startswith(("UPDATE", "WELCOME")) else bytes([number]) * 16
+        held.append((what, ask(client, number, body, payload)))
+    ask(b"r" * 16, len(held) + 1, wire.Hello(role="reader")).recv_multipart()  # which promises nothing, and is the last
+    for what, asker in held:
+        assert not asker.poll(0), f"{what} left before the disk"
+    assert len(durable.disk.saved) == before
+    durable.disk.may_save.set()
+    for what, asker in held:
+        reply = wire.parse(asker.recv_multipart()[1:]).body
+        assert not isinstance(reply, wire.Refused), f"{what}: {reply}"
+    assert len(durable.disk.saved) > before and set(durable.disk.models["default"]) == {"t", "u"}

@@ -229,6 +229,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
     )
     server = cluster.server(state_dir="here")
     client = cluster.client(server, limits=Limits(resend_after=0.05, resend_most=0.1, update_every=0.02))
+    disk.is_full = True
     disk.may_save.clear()
     record(client)
     with pytest.raises(MemoireTimeout, match="says: the disk is full"):
@@ -239,6 +240,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
     ]
     until(lambda: words(caplog, client) == ["away"])
     assert warnings_of(caplog, client)[0].endswith("says: the disk is full")
+    disk.is_full = False
     disk.may_save.set()
     until(lambda: words(caplog, client) == ["away", "back"])
     client.update(100.0)
