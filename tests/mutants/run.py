@@ -205,16 +205,15 @@ class Examiner:
             number: Of a mistake in the kernels; 0 for others.
             tests: What to give to pytest; None chooses by what was recorded.
         """
-        target = self._tree.folder / place.file
         source = (ROOT / place.file).read_bytes()
         if not number:
-            target.write_bytes(place.planted(source))
+            self._tree.write(place.file, place.planted(source))
         try:
             if tests is not None:
                 return self._tree.try_tests(tests, 120.0), len(tests)
             return self._search(place, number, seconds)
         finally:
-            target.write_bytes(source)
+            self._tree.write(place.file, source)
 
     def _candidates(self, place: Place, number: int) -> list[str]:
         known = (
@@ -228,8 +227,9 @@ class Examiner:
         waiting, tried, spent = self._candidates(place, number), 0, 0.0
         while waiting and spent < most:
             some = self._some(waiting, most if spent else min(most, FIRST_SECONDS))
-            seconds = sum(map(self._recording.seconds.__getitem__, some))
-            verdict = self._tree.try_tests(some, seconds, MEMOIRE_MUTANT=str(number))
+            each = [self._recording.seconds[test] for test in some]
+            seconds = sum(each)
+            verdict = self._tree.try_tests(some, seconds, max(each), MEMOIRE_MUTANT=str(number))
             if verdict.found and self._is_sure(verdict, place):
                 return verdict, tried + len(some)
             waiting = [test for test in waiting if test not in set(some) or (verdict.found and test != verdict.by)]
@@ -249,13 +249,12 @@ class Examiner:
     def _is_sure(self, verdict: Verdict, place: Place) -> bool:
         """Whether the test that failed passes without the mistake, where it is one that depends on the machine."""
         seconds = self._recording.seconds.get(verdict.by)
-        if seconds is None or seconds < SURE_SECONDS:
+        if seconds is None or (seconds < SURE_SECONDS and not verdict.is_late):
             return True
-        target = self._tree.folder / place.file
-        mistaken = target.read_bytes()
-        target.write_bytes((ROOT / place.file).read_bytes())
-        again = self._tree.try_tests([verdict.by], seconds)
-        target.write_bytes(mistaken)
+        mistaken = (self._tree.folder / place.file).read_bytes()
+        self._tree.write(place.file, (ROOT / place.file).read_bytes())
+        again = self._tree.try_tests([verdict.by], seconds, seconds)
+        self._tree.write(place.file, mistaken)
         if again.found:
             self._unreliable.add(verdict.by)
         return not again.found
