@@ -178,6 +178,8 @@ class Finder(ast.NodeVisitor):
         self._names.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if all(isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) for child in node.body):
+            return  # of a protocol or an overload: nobody calls it
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._constant("default", default)
         self._names.append(node.name)

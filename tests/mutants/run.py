@@ -30,7 +30,7 @@ SEED = 20250715
 FOLDER = ROOT / "build" / "mutants"
 FIRST_SECONDS = 6.0
 """What the first tests that are tried take together; most mistakes are found by them."""
-ALL_SECONDS = 100.0
+ALL_SECONDS = 60.0
 """What all tests that are tried take together."""
 SURE_SECONDS = 1.0
 """A test that takes longer may have failed because the machine is busy: it is run again without the mistake."""
@@ -198,18 +198,22 @@ class Examiner:
         self._tree, self._recording = tree, recording
         self._unreliable: set[str] = set()
 
-    def examine(self, place: Place, number: int = 0, tests: list[str] | None = None) -> tuple[Verdict, int]:
-        """The verdict on a mistake, and how many tests were tried at most. Kernels' mistakes have a number."""
-        target = self._tree.folder / place.file
+    def examine(self, place: Place, number: int, tests: list[str] | None, seconds: float) -> tuple[Verdict, int]:
+        """The verdict on a mistake, and how many tests were tried at most, which take `seconds` together.
+
+        Args:
+            number: Of a mistake in the kernels; 0 for others.
+            tests: What to give to pytest; None chooses by what was recorded.
+        """
         source = (ROOT / place.file).read_bytes()
         if not number:
-            target.write_bytes(place.planted(source))
+            self._tree.write(place.file, place.planted(source))
         try:
             if tests is not None:
                 return self._tree.try_tests(tests, 120.0), len(tests)
-            return self._search(place, number)
+            return self._search(place, number, seconds)
         finally:
-            target.write_bytes(source)
+            self._tree.write(place.file, source)
 
     def _candidates(self, place: Place, number: int) -> list[str]:
         known = (
@@ -219,18 +223,18 @@ class Examiner:
         chosen = {test for test in chosen if test in self._recording.seconds}
         return self._recording.nearest(place.file, chosen)
 
-    def _search(self, place: Place, number: int) -> tuple[Verdict, int]:
+    def _search(self, place: Place, number: int, most: float) -> tuple[Verdict, int]:
         waiting, tried, spent = self._candidates(place, number), 0, 0.0
-        share = FIRST_SECONDS
-        while waiting and spent < ALL_SECONDS:
-            some = self._some(waiting, share)
-            seconds = sum(map(self._recording.seconds.__getitem__, some))
-            verdict = self._tree.try_tests(some, seconds, MEMOIRE_MUTANT=str(number))
+        while waiting and spent < most:
+            some = self._some(waiting, most if spent else min(most, FIRST_SECONDS))
+            each = [self._recording.seconds[test] for test in some]
+            seconds = sum(each)
+            verdict = self._tree.try_tests(some, seconds, max(each), MEMOIRE_MUTANT=str(number))
             if verdict.found and self._is_sure(verdict, place):
                 return verdict, tried + len(some)
             waiting = [test for test in waiting if test not in set(some) or (verdict.found and test != verdict.by)]
             waiting = [test for test in waiting if test not in self._unreliable]
-            tried, spent, share = tried + len(some), spent + seconds, ALL_SECONDS
+            tried, spent = tried + len(some), spent + seconds
         return Verdict(False, ""), tried
 
     def _some(self, waiting: list[str], share: float) -> list[str]:
@@ -245,13 +249,12 @@ class Examiner:
     def _is_sure(self, verdict: Verdict, place: Place) -> bool:
         """Whether the test that failed passes without the mistake, where it is one that depends on the machine."""
         seconds = self._recording.seconds.get(verdict.by)
-        if seconds is None or seconds < SURE_SECONDS:
+        if seconds is None or (seconds < SURE_SECONDS and not verdict.is_late):
             return True
-        target = self._tree.folder / place.file
-        mistaken = target.read_bytes()
-        target.write_bytes((ROOT / place.file).read_bytes())
-        again = self._tree.try_tests([verdict.by], seconds)
-        target.write_bytes(mistaken)
+        mistaken = (self._tree.folder / place.file).read_bytes()
+        self._tree.write(place.file, (ROOT / place.file).read_bytes())
+        again = self._tree.try_tests([verdict.by], seconds, seconds)
+        self._tree.write(place.file, mistaken)
         if again.found:
             self._unreliable.add(verdict.by)
         return not again.found
@@ -274,6 +277,17 @@ class Results:
             part.write_text(json.dumps(self.rows, indent=1))
             os.replace(part, self._path)
 
+    def is_open(self, key: str, limit: float) -> bool:
+        """Whether this mistake was neither found nor looked for that long."""
+        row = self.rows.get(key)
+        return row is None or not (row["found"] or row["limit"] >= limit)
+
+    def forget(self, keys: list[str]) -> None:
+        """What was not found is tried anew."""
+        for key in keys:
+            if key in self.rows and not self.rows[key]["found"]:
+                del self.rows[key]
+
 
 Job = tuple[Place, int, list[str] | None]
 
@@ -290,10 +304,10 @@ def jobs_of(seed: int) -> list[Job]:
         else:
             by_hand.append((place, 0, row.get("tests")))
     python: list[Job] = [(place, 0, None) for place in drawn(seed)]
-    return by_hand + python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)]
+    return python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)] + by_hand
 
 
-def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results) -> None:
+def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results, limit: float) -> None:
     examiner = Examiner(tree, recording)
     while True:
         try:
@@ -301,11 +315,23 @@ def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: R
         except Empty:
             return
         began = time.monotonic()
-        verdict, tried = examiner.examine(place, number, tests)
+        verdict, tried = examiner.examine(place, number, tests, limit)
         seconds = time.monotonic() - began
-        results.put(place.key, {"found": verdict.found, "by": verdict.by, "tried": tried, "seconds": round(seconds, 1)})
+        row = {"found": verdict.found, "by": verdict.by, "tried": tried, "limit": limit, "seconds": round(seconds, 1)}
+        results.put(place.key, row)
         words = f"found by {verdict.by}" if verdict.found else f"NOT FOUND by {tried} tests"
         say(f"{place.file}:{place.line} {place.kind}: {place.old[:60]} -> {place.new[:60]}: {words} ({seconds:.0f} s)")
+
+
+def in_parallel(trees: list[Tree], recording: Recording, jobs: list[Job], results: Results, limit: float) -> None:
+    queue: SimpleQueue[Job] = SimpleQueue()
+    for job in jobs:
+        queue.put(job)
+    threads = [threading.Thread(target=work, args=(tree, recording, queue, results, limit)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def main() -> int:
@@ -323,17 +349,13 @@ def main() -> int:
     results = Results(FOLDER / "results.json")
     jobs = [job for job in jobs_of(given.seed) if given.only in job[0].key]
     proofs = {row["key"]: row["proof"] for row in toml("equivalent.toml", "equivalent")}
-    queue: SimpleQueue[Job] = SimpleQueue()
-    for job in jobs:
-        former = results.rows.get(job[0].key)
-        if job[0].key not in proofs and (former is None or (given.again and not former["found"])):
-            queue.put(job)
-    say(f"{len(jobs)} mistakes, {queue.qsize()} to try")
-    threads = [threading.Thread(target=work, args=(tree, recording, queue, results)) for tree in trees]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    open_jobs = [job for job in jobs if job[0].key not in proofs]
+    if given.again:
+        results.forget([job[0].key for job in open_jobs])
+    for limit in (FIRST_SECONDS, ALL_SECONDS):
+        left = [job for job in open_jobs if results.is_open(job[0].key, limit)]
+        say(f"{len(left)} of {len(jobs)} mistakes to try, by tests that take {limit:g} s together")
+        in_parallel(trees, recording, left, results, limit)
     return report(given.seed, [place for place, _, _ in jobs], results.rows, proofs, given.write)
 
 
