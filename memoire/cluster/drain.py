@@ -11,6 +11,7 @@ step may be done again.
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from memoire import wire
 from memoire.accounts import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.checks import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.names import Names, shared_names
+from memoire.names import Found, Names, shared_names
 from memoire.reader import LEFT_OUT_AFTER, Reader
 
 SILENT = 12.0
@@ -115,8 +116,12 @@ def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -
         MemoireTimeout: no name server answered.
     """
     found: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def note(number: int, said: Found) -> None:
+        found.put((number, bool(said.addresses)))
+
     for number, host in hosts.items():
-        (known or shared_names()).ask(host, lambda said, number=number: found.put((number, bool(said.addresses))))
+        (known or shared_names()).ask(host, functools.partial(note, number))
     there = []
     for _ in hosts:
         try:
