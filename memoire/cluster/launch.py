@@ -31,7 +31,7 @@ from .tether import LINE
 
 LAST_LINES = 40
 """Lines of each child's output that are kept."""
-READY_TIMEOUT = 30.0
+READY_TIMEOUT = 90.0
 """Seconds that children have to become ready."""
 STOP_GRACE = 10.0
 """Seconds that each group of children has to end before it is killed."""
