@@ -277,7 +277,7 @@ def _make(
         zmq.TCP_KEEPALIVE_INTVL: 5,
         zmq.TCP_KEEPALIVE_CNT: 3,
         zmq.TCP_MAXRT: VANISHED,
-        zmq.BACKLOG: 1024,
+        zmq.BACKLOG: descriptors.backlog(),
     }
     for option, value in options.items():
         made.setsockopt(option, value)
