@@ -66,6 +66,10 @@ first.
 PARTING = 1.0
 """Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 SOCKETS_PER_CONTEXT = 8192
+READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
+"""Bytes that ZeroMQ reads into its buffer at a time, where it can be told: as many as the shortest PING has, so that
+none lies there behind the end of a message that finds a queue full. Longer frames are read at once all the same.
+"""
 
 MOST_IO_THREADS = 64
 
@@ -202,6 +206,7 @@ def ask_for_keys(made: Socket, secret: bytes, domain: str) -> None:
     made.setsockopt(zmq.CURVE_SECRETKEY, secret)
     made.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
     made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    _read_little(made, READ_AT_A_TIME_ENCRYPTED)
 
 
 def use_keys(made: Socket, public: bytes, secret: bytes, server: bytes) -> None:
@@ -274,12 +279,21 @@ def _make(
         zmq.TCP_KEEPALIVE_INTVL: 5,
         zmq.TCP_KEEPALIVE_CNT: 3,
         zmq.TCP_MAXRT: VANISHED,
-        zmq.BACKLOG: 1024,
+        zmq.BACKLOG: descriptors.backlog(),
     }
     for option, value in options.items():
         made.setsockopt(option, value)
     made.copy_threshold = COPY_BELOW
+    _read_little(made, READ_AT_A_TIME)
     return made
+
+
+def _read_little(made: Socket, bytes_: int) -> None:
+    """Close the way by which a peer with PINGs ends the process (docs/security.md), where libzmq has an option for it:
+    in builds with drafts.
+    """
+    if zmq.has("draft"):
+        made.setsockopt(zmq.IN_BATCH_SIZE, bytes_)
 
 
 def bind(made: Socket, endpoint: str) -> str:

@@ -31,6 +31,7 @@ class Callers:
         self._sockets = [self._dial(endpoint, own) for _ in range(connections)]
         self._poller = zmq.Poller()
         self.ids = [os.urandom(16) for _ in range(clients or connections)]
+        self._by_id = {client: self._sockets[place % connections] for place, client in enumerate(self.ids)}
         self.told: Told = {}
 
     def _dial(self, endpoint: str, keys: Keys | None) -> sockets.Socket:
@@ -51,15 +52,17 @@ class Callers:
             self._poller.register(made, zmq.POLLIN)
         return time.monotonic() - began
 
-    def send(self, bodies: Callable[[bytes], Iterable[tuple[int, wire.Body]]], **header: Any) -> int:
+    def send(self, bodies: Callable[[bytes], Iterable[tuple[int, wire.Body]]]) -> int:
         """Send the numbered requests of every client, all at once; how many these are."""
-        count = 0
-        for place, client in enumerate(self.ids):
-            for number, body in bodies(client):
-                message = wire.encode(body, client=client, sequence=number, **header)
-                self._sockets[place % len(self._sockets)].send_multipart([b"", *message])
-                count += 1
-        return count
+        asked = [(client, number, body) for client in self.ids for number, body in bodies(client)]
+        for client, number, body in asked:
+            self.send_one(client, number, body)
+        return len(asked)
+
+    def send_one(self, client: bytes, number: int, body: wire.Body, **header: Any) -> None:
+        """Send one request."""
+        message = wire.encode(body, client=client, sequence=number, **header)
+        self._by_id[client].send_multipart([b"", *message])
 
     def hear(self, count: int, seconds: float) -> list[float]:
         """When replies came, in seconds from now, until there are so many or the time is over."""
