@@ -18,12 +18,13 @@ import threading
 import time
 import tomllib
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import kernels
-from places import KINDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
+from places import KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
 from trial import HERE, LEFT_OUT, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
 
 SEED = 20250715
@@ -385,7 +386,8 @@ HEAD = """# Planted mistakes
 
 For whoever changes the tests: what `make mutants` printed. It plants one mistake at a time in a copy of the code and looks
 whether a test fails. {count} places were drawn by the seed {seed}; `tests/mutants/by_hand.toml` names {by_hand} more.
-Annotations, messages and log lines for debugging are left alone. A mistake is tried by the tests that enter its function.
+Annotations, messages and log lines for debugging are left alone, and so are files whose tests need a package that is not
+installed ({absent}). A mistake is tried by the tests that enter its function.
 
 **{found} of {tried} were found ({share:.1f} %); {equivalent} change nothing that anybody can see.**
 """
@@ -424,6 +426,7 @@ def pages_text(
         tried=tried,
         share=100 * count["found"] / max(1, tried),
         equivalent=count["equivalent"],
+        absent=", ".join(file for file, package in NEEDS.items() if not find_spec(package)) or "none here",
     )
     lines = table("folder", list(QUOTAS), lambda place: folder_of(place.file), others, states)
     lines += table("kind", list(KINDS), lambda place: place.kind, others, states)
