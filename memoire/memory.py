@@ -32,7 +32,7 @@ from .errors import (
 )
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
-from .schema import Column, Schema, exact
+from .schema import Column, Schema, exact, finite
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -851,12 +851,7 @@ class Memory(_core.EntryStore):
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
-            if name not in (self.schema.reward, self.schema.value):
-                continue
-            numbers = np.asarray(value)
-            if not np.isfinite(numbers).all():
-                bad = numbers[~np.isfinite(numbers)].flat[0]
-                raise EntryError(name, f"finite {self.schema[name]}", f"{bad}")
+            finite(name, self.schema[name], value)
         raise AssertionError(f"an exact entry was refused: {status}")
 
     def _exact_columns(self, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -881,7 +876,11 @@ class Memory(_core.EntryStore):
             given = (given,)
         if len(given) != len(states):
             raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
-        return [exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
+        columns = [(name, schema[name]) for name in states]
+        return [
+            finite(name, column, exact(name, column, value, ()))
+            for (name, column), value in zip(columns, given, strict=True)
+        ]
 
     def _bootstrap(self, given: ArrayLike | None) -> NDArray[np.float32]:
         value = np.zeros((), np.float32) if given is None else np.asarray(given)
@@ -967,13 +966,13 @@ def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
         start = int(links[start])
 
 
-def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
+def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:
     """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
     size = _POINTER_BYTES if column.is_ragged else column.nbytes
     room = np.zeros(capacity * size + 64, np.uint8)
     skip = -room.ctypes.data % 64
     data = room[skip : skip + capacity * size].reshape(capacity, size)
-    return data, column.dtype, column.shape, column.role
+    return data, column.dtype, column.shape, column.role, column.is_finite
 
 
 def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
