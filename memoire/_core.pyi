@@ -12,6 +12,9 @@ CHECKED: bool
 
 def is_finite(numbers: NDArray[Any]) -> bool: ...
 
+class Guarded:
+    def __setattr__(self, name: str, value: Any, /) -> None: ...
+
 @disjoint_base
 class Room:
     def __new__(cls, size: int) -> Self: ...

@@ -90,6 +90,8 @@ cdef extern from *:
 # memory of what was dropped is kept for the next array of its size, up to SPARE_BYTES of it, the oldest leaving first.
 
 cimport cython
+from cpython.object cimport PyObject_GenericSetAttr
+from cpython.unicode cimport PyUnicode_ReadChar
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
@@ -229,6 +231,18 @@ def empty(tuple shape not None, dtype):
     made = cnp.PyArray_SimpleNewFromData(count, axes, dtype.num, <char*>(<Room>owner).block + (-<size_t>(<Room>owner).block & 63))
     cnp.set_array_base(made, owner)
     return made
+
+
+# In C, because counters are attributes: a client sets several at each step of its environment.
+@cython.auto_pickle(False)
+cdef class Guarded:
+    """What `memoire.guarded.Guarded` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
+    with "_"."""
+
+    def __setattr__(self, name, value):
+        if not name or PyUnicode_ReadChar(name, 0) != 95:
+            self._check_public(name)
+        PyObject_GenericSetAttr(self, name, value)
 
 
 # ---------------------------------------------------------------------------------------------------------- engine

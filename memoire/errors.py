@@ -41,6 +41,17 @@ class WrongType(MemoireError, TypeError):
         return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
 
 
+class NotSettable(MemoireError, AttributeError):
+    """An attribute was set that nobody would read: what was meant is changed in another way."""
+
+    def __init__(self, kind: str, attribute: str, instead: str) -> None:
+        super().__init__(kind, attribute, instead)
+        self.kind, self.attribute, self.instead = kind, attribute, instead
+
+    def __str__(self) -> str:
+        return f"{self.attribute} of a {self.kind} cannot be set as an attribute. Nothing was changed. {self.instead}"
+
+
 class EntryError(MemoireError, ValueError):
     """A value of an entry does not match its column."""
 

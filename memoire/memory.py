@@ -30,6 +30,7 @@ from .errors import (
     UsedUp,
     WrongType,
 )
+from .guarded import Guarded
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
 from .schema import Column, Schema, exact, finite
@@ -143,7 +144,7 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
-class Memory(_core.EntryStore):
+class Memory(_core.EntryStore, Guarded):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
@@ -203,6 +204,7 @@ class Memory(_core.EntryStore):
         self._apply(parameters)
         self.limit_ragged(ragged_limit)
         _memories.add(self)
+        self._guard()
 
     # What there is
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from .errors import ParameterError
+from .frozen import says_instead
 
 Start = Literal["skip", "repeat", "zero"]
 Normalize = Literal["batch", "global"]
@@ -45,6 +46,7 @@ class HasColumns(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
+@says_instead("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
 @dataclass(frozen=True)
 class Parameters:
     """How entries are weighed, and how samples are cut out of episodes.

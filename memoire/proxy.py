@@ -381,6 +381,7 @@ class Proxy(Node):
     """
 
     CALLED = "this proxy"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
 
     def __init__(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import ParameterError, WrongType
+from .frozen import says_instead
 from .parameters import NORMALIZATIONS, Normalize, Parameters
 
 
@@ -36,6 +37,7 @@ def fields_of(sampler: Sampler | None) -> dict[str, Any]:
     return fields() if callable(fields) else fields
 
 
+@says_instead("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
     """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
@@ -46,6 +48,7 @@ class Linear:
     """Batches until it is there. At least 0."""
 
 
+@says_instead("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
     """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
@@ -59,6 +62,7 @@ class Uniform:
         return chances | _correction(0.0, "batch")
 
 
+@says_instead("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
     """Entries are drawn in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
@@ -84,6 +88,7 @@ class Prioritized:
         return chances | _correction(self.beta, self.normalize)
 
 
+@says_instead("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
     """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
@@ -113,6 +118,7 @@ class RankBased:
         return chances | _correction(self.beta, self.normalize)
 
 
+@says_instead("Make another one: Greedy(NAME=...).")
 @dataclass(frozen=True)
 class Greedy:
     """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance

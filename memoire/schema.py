@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from . import _core
 from .checks import is_name
 from .errors import EntryError, NotFinite, SchemaError
+from .frozen import says_instead
 from .limits import MiB
 from .ragged import Ragged
 
@@ -33,6 +34,7 @@ _MOST_DEPTH = 64
 _MOST_AXIS = _ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
 
 
+@says_instead("Make another one: Column(..., NAME=...).")
 @dataclass(frozen=True)
 class Column:
     """One value of an entry.

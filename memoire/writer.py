@@ -125,6 +125,16 @@ class Writer:
     lanes: NDArray[np.int64]
     """[num_envs] the memory's lanes that this writer fills."""
 
+    _room: int  # steps until an episode may be too long
+    _longest: int
+
+    # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
+    __slots__ = (
+        "__weakref__", "_began", "_check", "_clock", "_closed", "_columns", "_extras", "_inside", "_last", "_lead",
+        "_longest", "_memory", "_nested", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
+        "_root", "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+    )  # fmt: skip
+
     def __init__(
         self,
         memory: EpisodeStore,

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 # From the bottom to the top: a module may import from its own layer and from those above it in this table.
 # A package stands for everything in it. `__init__` only names what users import, and is left out.
 LAYERS: dict[str, set[str]] = {
-    "words": {"errors", "checks", "exposure", "limits", "version", "_core", "parameters", "ragged", "schema"},
+    "words": {"errors", "frozen", "checks", "exposure", "limits", "version", "_core", "parameters", "guarded", "ragged", "schema"},
     "what decides": {
         "memory", "dataset", "sampling", "prioritized", "starts", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "episodes", "shipping",
