@@ -10,6 +10,7 @@ from . import _core, dataset, groups
 from .batch import Batch
 from .checks import renamed, whole
 from .errors import NotEnoughSamples
+from .guarded import Guarded
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start
 from .rate import Limiter, RateStats, check_batch, check_size
@@ -21,7 +22,7 @@ from .writer import Observer, Writer, Writers, layout
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 
 
-class Buffer:
+class Buffer(Guarded):
     """A replay buffer. All methods may be called from several threads.
 
         buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
@@ -75,6 +76,7 @@ class Buffer:
         self._limiter = Limiter(chosen, lambda: self._memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
         self._writers = Writers(self._memory)
+        self._guard()
 
     @property
     def schema(self) -> Schema:

@@ -277,6 +277,7 @@ class Client(Node):
     """
 
     CALLED = "this client"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 0
 
     @checked_names()

@@ -83,6 +83,17 @@ class WrongType(MemoireError, TypeError):
         return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
 
 
+class NotSettable(MemoireError, AttributeError):
+    """An attribute was set that nobody would read: what was meant is changed in another way."""
+
+    def __init__(self, kind: str, attribute: str, instead: str) -> None:
+        super().__init__(kind, attribute, instead)
+        self.kind, self.attribute, self.instead = kind, attribute, instead
+
+    def __str__(self) -> str:
+        return f"{self.attribute} of a {self.kind} cannot be set as an attribute. Nothing was changed. {self.instead}"
+
+
 class EntryError(MemoireError, ValueError):
     """A value of an entry does not match its column."""
 
@@ -95,6 +106,21 @@ class EntryError(MemoireError, ValueError):
     def __str__(self) -> str:
         mistake = f"column {self.column!r} stores {self.expected}, but got {self.received}"
         return f"{mistake}. The entry was not added. {self.advice}"
+
+
+class NotFinite(EntryError):
+    """A reward, value or observation of an entry is NaN or infinite."""
+
+    def __init__(self, column: str, expected: str, received: str, is_state: bool) -> None:
+        Exception.__init__(self, column, expected, received, is_state)
+        self.column, self.expected, self.received, self.is_state = column, expected, received, is_state
+
+    def __str__(self) -> str:
+        allow = " If it means something, declare the column so: Column(..., nan='allow')." if self.is_state else ""
+        return (
+            f"column {self.column!r} stores {self.expected}, but got {self.received}. The entry was not added: one "
+            f"number that is not finite makes all weights of a network NaN. Look for where it comes from.{allow}"
+        )
 
 
 class EpisodeError(MemoireError, RuntimeError):
@@ -335,16 +361,40 @@ class EndpointError(MemoireError, ValueError):
 class EpisodeTorn(EpisodeError):
     """An environment went on from another observation than the one that its last step ended in."""
 
+    def __init__(self, environment: int, length: int, refused: str = "") -> None:
+        super().__init__(environment, length, refused)
+        self.environment, self.length, self.refused = environment, length, refused
+
+    def __str__(self) -> str:
+        if self.refused:
+            return (
+                f"the step before, step {self.length + 1} of the episode of environment {self.environment}, was "
+                f"refused, so that this one does not go on where the last stored one ended. Nothing was added. That "
+                f"step was refused because: {self.refused} Mend that. Then call env.reset() and writer.reset(), which "
+                f"stores the steps before it as a truncated episode; or give the refused step again."
+            )
+        return (
+            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
+            f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
+            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
+            f"check=False."
+        )
+
+
+class EpisodeOver(EpisodeError):
+    """An environment was stepped on after its episode had ended: `env.reset()` was forgotten."""
+
     def __init__(self, environment: int, length: int) -> None:
         super().__init__(environment, length)
         self.environment, self.length = environment, length
 
     def __str__(self) -> str:
         return (
-            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
-            f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
-            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
-            f"check=False."
+            f"environment {self.environment} is stepped on after its episode has ended, not for the first time: obs is "
+            f"the next_obs that ended it after step {self.length}, and no episode began there before. Nothing was "
+            f"added. Call env.reset() after each end (terminated or truncated), and step on from what it returns. If "
+            f"the environment resets itself, give the writer its autoreset mode; if episodes do begin where the last "
+            f"one ended, call writer.reset() between them."
         )
 
 

@@ -30,9 +30,10 @@ from .errors import (
     UsedUp,
     WrongType,
 )
+from .guarded import Guarded
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
-from .schema import Column, Schema, exact, form
+from .schema import Column, Schema, exact, finite, form
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -143,7 +144,7 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
-class Memory(_core.EntryStore):
+class Memory(_core.EntryStore, Guarded):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
@@ -203,6 +204,7 @@ class Memory(_core.EntryStore):
         self._apply(parameters)
         self.limit_ragged(ragged_limit)
         _memories.add(self)
+        self._guard()
 
     # What there is
 
@@ -852,12 +854,7 @@ class Memory(_core.EntryStore):
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
-            if name not in (self.schema.reward, self.schema.value):
-                continue
-            numbers = np.asarray(value)
-            if not np.isfinite(numbers).all():
-                bad = numbers[~np.isfinite(numbers)].flat[0]
-                raise EntryError(name, f"finite {self.schema[name]}", f"{bad}")
+            finite(name, self.schema[name], value)
         raise AssertionError(f"an exact entry was refused: {status}")
 
     def _exact_columns(self, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -882,7 +879,11 @@ class Memory(_core.EntryStore):
             given = (given,)
         if len(given) != len(states):
             raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
-        return [exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
+        columns = [(name, schema[name]) for name in states]
+        return [
+            finite(name, column, exact(name, column, value, ()))
+            for (name, column), value in zip(columns, given, strict=True)
+        ]
 
     def _bootstrap(self, given: ArrayLike | None) -> NDArray[np.float32]:
         value = np.zeros((), np.float32) if given is None else np.asarray(given)
@@ -968,13 +969,13 @@ def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
         start = int(links[start])
 
 
-def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
+def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:
     """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
     size = _POINTER_BYTES if column.is_ragged else column.nbytes
     room = np.zeros(capacity * size + 64, np.uint8)
     skip = -room.ctypes.data % 64
     data = room[skip : skip + capacity * size].reshape(capacity, size)
-    return data, column.dtype, column.shape, column.role
+    return data, column.dtype, column.shape, column.role, column.is_finite
 
 
 def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from .errors import ParameterError
+from .frozen import says_instead
 from .suggestions import checked_fields, one_of, refuse_unknown
 
 Start = Literal["skip", "repeat", "zero"]
@@ -47,6 +48,7 @@ class HasColumns(Protocol):
 
 
 @checked_fields
+@says_instead("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
 @dataclass(frozen=True)
 class Parameters:
     """How entries are weighed, and how samples are cut out of episodes.

@@ -361,6 +361,7 @@ class Proxy(Node):
     """
 
     CALLED = "this proxy"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
 
     @checked_names()

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .checks import renamed
 from .errors import ParameterError, WrongType
+from .frozen import says_instead
 from .parameters import NORMALIZATIONS, Normalize, Parameters
 from .suggestions import checked_fields
 
@@ -39,6 +40,7 @@ def fields_of(sampler: Sampler | None) -> dict[str, Any]:
 
 
 @checked_fields
+@says_instead("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
     """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
@@ -50,6 +52,7 @@ class Linear:
 
 
 @checked_fields
+@says_instead("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
     """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
@@ -64,6 +67,7 @@ class Uniform:
 
 
 @checked_fields
+@says_instead("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
     """Entries are drawn in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
@@ -91,6 +95,7 @@ class Prioritized:
 
 
 @checked_fields
+@says_instead("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
     """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
@@ -122,6 +127,7 @@ class RankBased:
 
 
 @checked_fields
+@says_instead("Make another one: Greedy(NAME=...).")
 @dataclass(frozen=True)
 class Greedy:
     """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance

@@ -18,6 +18,7 @@ import numpy as np
 from . import cache, checks
 from .checks import mapping, renamed, whole
 from .errors import ParameterError, ProtocolError, WrongType
+from .frozen import says_instead
 from .parameters import Parameters
 from .pool import AnyPool, Pool
 from .rate import Limiter, check_size
@@ -37,6 +38,7 @@ _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
 
 
+@says_instead("Make another one: Table(..., NAME=...).")
 @dataclass(frozen=True, slots=True, init=False)
 class Table:
     """Settings of one table of a server.

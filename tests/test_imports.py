@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 # A package stands for everything in it. `__init__` only names what users import, and is left out.
 LAYERS: dict[str, set[str]] = {
     "words": {
-        "built", "errors", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core", "parameters",
-        "ragged", "schema",
+        "built", "errors", "frozen", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core",
+        "parameters", "guarded", "ragged", "schema",
     },
     "what decides": {
-        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
+        "memory", "dataset", "sampling", "prioritized", "starts", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "episodes", "shipping",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "rate", "table", "mixed", "ahead", "figures", "glance", "learners", "throttle", "packed_accounts", "account_store", "home_watch",
