@@ -109,9 +109,11 @@ class Sums:
 
     def saw(self, who: str, life: object, name: str, value: float) -> None:
         """`who`, in this life of it, says that it has counted so much. What it had when it was first seen is not
-        new.
+        new. One whose life is None has only one: fewer than it had is what somebody heard of it before.
         """
         known = self._last.get((who, name))
+        if known is not None and life is None and value < known[1]:
+            return
         self._last[who, name] = life, value
         former = value if known is None else known[1] if known[0] == life and known[1] <= value else 0.0
         self.values[name] = self.values.get(name, 0.0) + value - former
@@ -175,7 +177,7 @@ class Cluster:
         self._kept: dict[str, Kept] = {}
         self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # node, client in hex -> as this home says it
         self._homes: dict[int, str] = {}
-        self._sums = Sums()
+        self._sums, self._waits = Sums(), Sums()
         self._ring, self._slow = Ring(LONG_WINDOW), Ring(SLOW_WINDOW, SLOW)
         self._actor_ring: deque[tuple[float, dict[bytes, int]]] = deque()
         self._actor_rows: tuple[tuple[int, int], list[ActorRow]] | None = None
@@ -326,8 +328,11 @@ class Cluster:
             self.episodes.clear()
 
     def _remember(self, now: float, totals: Totals, up: list[Node], learners: list[tuple[LearnerRow, float]]) -> None:
-        for row, _ in learners:  # those far away count what they take themselves
-            self._sums.saw(f"learner {row.learner}", None, "batches", row.batches)
+        lives = {_embedded(node): node.stats.get("epoch") for node in up}
+        for row, _ in learners:  # those far away count what they take themselves, and have another name in each life
+            life = lives.get(row.learner)
+            self._sums.saw(f"learner {row.learner}", life, "batches", row.batches)
+            self._waits.saw("", life, row.learner, row.waited)
         values = dict(self._sums.values)
         values |= {
             "steps": totals.steps,
@@ -338,7 +343,7 @@ class Cluster:
             "skipped": totals.skipped_caches,
             "pushed": totals.pushed_caches,
         }
-        values |= {f"waited {row.learner}": row.waited for row, _ in learners}
+        values |= {f"waited {row.learner}": self._waits.values[row.learner] for row, _ in learners}
         self._ring.add(now, values)
         slow = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
         slow["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
@@ -383,7 +388,7 @@ class Cluster:
         for node in self.servers:
             stats = node.stats
             if node.is_up and stats.get("batches"):
-                name, own = f"server:{node.name}", {key: stats[key] for key in ("batches", "samples", "waited")}
+                name, own = _embedded(node), {key: stats[key] for key in ("batches", "samples", "waited")}
                 found[name] = self._learner(name, node.name, now, own, {}), now
             for each in stats.get("learners") or ():
                 known = found.get(each["learner"])
@@ -651,6 +656,11 @@ _OF_ACTOR = (
 )  # fmt: skip
 _MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
+
+
+def _embedded(node: Node) -> str:
+    """What the learner in a server's process is called."""
+    return f"server:{node.name}"
 
 
 def _node_row(node: Node) -> NodeRow:
