@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from memoire import descriptors, snapshot, snapshotfile, statefile, subscriptions, wire
+from memoire import descriptors, proxy, snapshot, snapshotfile, sockets, statefile, subscriptions, wire
 from memoire.desk import MOST_UPLOADS
 from memoire.errors import ProtocolError
 from memoire.logbook import LINE_OVERHEAD, Outbox
@@ -65,6 +65,20 @@ def test_an_upload_that_goes_on_is_not_the_oldest_and_few_bytes_drop_nothing(des
 def changed(body, **changes):
     """A message with some fields changed."""
     return type(body)(**{field: getattr(body, field) for field in body.__struct_fields__} | changes)
+
+
+def test_a_lane_has_room_again_for_what_was_sent(monkeypatch):
+    sent, is_open = [], [False]
+    monkeypatch.setattr(sockets, "send", lambda made, frames: is_open[0] and not sent.append(frames))
+    lane = proxy.Lane(100)
+    for number in range(3):
+        lane.put([number], 40)
+    assert (len(lane), lane.bytes, lane.lost, lane.lost_bytes) == (2, 80, 1, 40)
+    assert not lane.send(object()) and not lane.send(None) and lane.bytes == 80
+    is_open[0] = True
+    assert lane.send(object()) and sent == [[1], [2]] and (len(lane), lane.bytes) == (0, 0)
+    lane.put([4], 500)
+    assert (len(lane), lane.bytes, lane.lost) == (1, 500, 1)
 
 
 # ------------------------------------------------------------------------------------------------ readers that leave

@@ -16,7 +16,7 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.tail import _write, tail
 from memoire.dashboard.top import _section
 from memoire.errors import ParameterError
-from test_dashboard_parts import one
+from test_dashboard_parts import account, one
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,10 @@ def test_names_are_looked_up_again_one_pause_after_the_last_time():
 
 
 def test_rates_of_actors_are_zero_before_the_first_look():
-    cluster = Cluster(Settings(nodes=("http://127.0.0.1:1",)), lambda run: b"")
-    assert cluster.actors() == [] and cluster.totals().steps == 0
+    cluster = Cluster(Settings(nodes=("http://127.0.0.1:1",)))
+    cluster.kept(cluster.run).take(account(1, 0, steps=500, accepted=3, seen=5.0))
+    (row,) = cluster.actors()
+    assert (row.steps, row.steps_per_second) == (500, 0.0)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 129, 300, 16_383, 16_384, 2**40 + 5])

@@ -25,7 +25,7 @@ from typing import Any
 
 import kernels
 from places import KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
-from trial import HERE, LEFT_OUT, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
+from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
 
 SEED = 20250715
 FOLDER = ROOT / "build" / "mutants"
@@ -221,8 +221,11 @@ class Examiner:
             self._recording.kernels[number] if number else self._recording.functions[f"{place.file}|{place.function}"]
         )
         chosen = known or (set() if number else mentioning(place.file, self._recording))
-        chosen = {test for test in chosen if test in self._recording.seconds}
-        return self._recording.nearest(place.file, chosen)
+        looking = set()
+        if not place.function and not number:  # runs when the module is imported, before any test
+            looking = {test for test in self._recording.seconds if test.startswith(LOOKING)}
+        chosen = {test for test in chosen if test in self._recording.seconds} | looking
+        return self._recording.nearest(place.file, chosen, looking if place.kind == "default" else set())
 
     def _search(self, place: Place, number: int, most: float) -> tuple[Verdict, int]:
         waiting, tried, spent = self._candidates(place, number), 0, 0.0

@@ -18,6 +18,8 @@ from places import ROOT
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = ("tests/test_mutants.py", "tests/test_setup.py", "tests/test_packages.py", "tests/test_benchmarks.py")
 """Test files about this tool, and about builds and archives of the whole checkout."""
+LOOKING = "tests/test_signatures.py"
+"""A test file that looks at functions and does not call them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"
 QUICK = " and not processes and not slow"
@@ -66,10 +68,14 @@ class Recording:
                     made.kernels[number].add(test)
         return made
 
-    def nearest(self, file: str, tests: set[str]) -> list[str]:
-        """In the order in which they are tried: quick ones first, those of the file's own test file before others."""
+    def nearest(self, file: str, tests: set[str], first: set[str]) -> list[str]:
+        """In the order in which they are tried: quick ones first, and those of the file's own test file before others."""
         own = f"tests/test_{Path(file).stem}"
-        return sorted(tests, key=lambda test: (self.seconds[test] + 0.01) * (0.1 if test.startswith(own) else 1.0))
+
+        def rank(test: str) -> tuple[bool, float]:
+            return test not in first, (self.seconds[test] + 0.01) * (0.1 if test.startswith(own) else 1.0)
+
+        return sorted(tests, key=rank)
 
 
 @dataclass(frozen=True)
