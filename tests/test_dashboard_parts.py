@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memoire import wire
 from memoire.dashboard import distributions, exports, logs
 from memoire.dashboard.answers import LogRow
-from memoire.dashboard.cluster import Ring, Sums, _quantile, _until
+from memoire.dashboard.cluster import Cluster, Ring, Sums, _quantile, _until
 from memoire.dashboard.history import LEVELS, Curves, History, Point
 from memoire.dashboard.ledgers import Kept
 from memoire.dashboard.nodes import Addresses, NodeError
@@ -505,3 +505,11 @@ def test_what_goes_up_and_down_is_not_rising():
     assert not ring.is_record("held", 60.0) and ring.rate("held", 1000.0) > 0.0
     ring.add(600.0, {"held": 120.0})
     assert ring.is_record("held", 60.0)
+
+
+def test_a_node_that_was_asked_and_is_silent_is_not_called_one_that_was_not_asked():
+    cluster = Cluster(Settings(nodes=("http://a:1", "http://b:1")))
+    cluster.listed(["http://a:1", "http://b:1"], 0.0)
+    cluster.waits_for("http://a:1", 2.5)
+    rows = {row.url: row.reasons for row in cluster.look(1.0)[0].nodes}
+    assert rows == {"http://a:1": ["http://a:1 has not answered for 2.5 s"], "http://b:1": ["not asked yet"]}

@@ -104,6 +104,11 @@ def drained(world, leaving, to):
     return drain.drain(leaving, [to], timeout=20.0, say=lambda line: None, context=world.cluster.context)
 
 
+def published_to_nobody(world):
+    with memoire.Reader([world.dead], timeout=None) as reader:
+        reader.publish("policy", b"x", timeout=0.3)
+
+
 CONSTRUCTORS = [
     ("another library's name", lambda: memoire.Buffer(FLOATS, 9, n_step=3), errors.UnknownName,
      "Buffer takes no 'n_step'. Did you mean 'multi_step'? Nothing was changed."),
@@ -292,7 +297,7 @@ TOGETHER = [
     ("a topic without a newer model", lambda w: w.client.model("policy").wait(after=99, timeout=0.1), errors.MemoireTimeout,
      "no model of topic 'policy' newer than version 99 from SERVER within 0.1 s. The server has published no newer one, or "
      "cannot be reached: see client.stats().silent."),
-    ("a model for nobody", lambda w: memoire.Reader([w.dead], timeout=None).publish("policy", b"x", timeout=0.3),
+    ("a model for nobody", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
      ".*It goes on being sent while this reader is open; a server that is back gets the newest.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
