@@ -10,12 +10,15 @@ lost what it had not flushed: seconds. Buckets that are there already are merged
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from memoire import ownfiles
 from memoire.errors import HistoryError
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
@@ -92,6 +95,14 @@ class Curves:
     greatest: dict[str, list[float | None]]
 
 
+def _make_private(path: Path) -> None:
+    """Log lines and figures are for the dashboard's owner; a file of a former version could be read by everybody."""
+    if path.exists():
+        ownfiles.tighten(path)
+    else:
+        os.close(ownfiles.create(path))
+
+
 class History:
     """The file. Thread-safe; `add` costs no disk, `flush` writes.
 
@@ -108,6 +119,8 @@ class History:
         self._ids: dict[tuple[str, str], int] = {}
         self._counts: dict[str, int] = {}
         try:
+            if path:
+                _make_private(Path(path))
             self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, FORMAT):
@@ -116,7 +129,7 @@ class History:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {FORMAT}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise HistoryError(self.path, str(error)) from error
         for number, run, name in self._db.execute("SELECT id, run, name FROM series"):
             self._ids[run, name] = number

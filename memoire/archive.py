@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from . import snapshot, snapshotfile, wire
+from . import ownfiles, snapshot, snapshotfile, wire
 from .accounts import Rows
 from .desk import Desk, Reply
 from .errors import Closed, MemoireError, ParameterError, ProtocolError, Refused
@@ -198,7 +198,7 @@ class Archive:
         assert self._folder is not None
         folder = self._folder / ORDERED
         try:
-            folder.mkdir(exist_ok=True)
+            ownfiles.make_folder(folder)
             made = self.take(folder / f"{body.name}.snapshot")
             told = wire.Snapshot(
                 name=body.name, state="done", path=made.path, bytes=made.bytes, seconds=made.seconds,

@@ -103,6 +103,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "the one after it.",
     )
     server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
+    _add_beside(server)
     _add_insecure(server)
     _add_schema(server)
     server.add_argument("--run", help=RUN)
@@ -168,6 +169,7 @@ def _add_proxies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         one.add_argument(
             "--endpoint", default=default, help=f"address that clients connect to (default: %(default)s){ELSEWHERE}"
         )
+        _add_beside(one)
         _add_insecure(one)
         _add_http(one)
         one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
@@ -656,6 +658,14 @@ def _add_http(to: argparse.ArgumentParser) -> None:
     _add_probes(to, "--http")
 
 
+def _add_beside(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--beside",
+        metavar="PORT,PORT",
+        help="ports for caches and for notices, 0 for any free one (default: the next two after that of --endpoint)",
+    )
+
+
 def _add_insecure(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--insecure",
@@ -727,6 +737,7 @@ def _server(given: argparse.Namespace) -> int:
         skip_damaged=given.skip_damaged,
         close_timeout=given.close_timeout,
         limits=given.limit,
+        beside=given.beside,
         keys=given.keys,
         **doors,
     )
@@ -756,6 +767,7 @@ def _proxy(given: argparse.Namespace) -> int:
         role=given.role,
         servers_file=given.servers_file,
         limits=given.limit,
+        beside=given.beside,
         keys=given.keys,
         **doors,
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from . import ownfiles
 from .logbook import Entry, format_line
 from .statefile import Segment, sync
 
@@ -26,7 +27,6 @@ _log = logging.getLogger(__name__)
 SEGMENTS = 16
 """Files that the text is cut into: when a new one begins, the oldest may go."""
 _NAME = re.compile(r".*\.(\d{8})\.log")
-_MODE = 0o640
 
 
 def text_of(entry: Entry) -> bytes:
@@ -90,7 +90,7 @@ class LineLog:
         self._touched: set[int] = set()  # numbers of those that were appended to
         self.trouble = ""
         """Why the text is behind the database; empty when it is not."""
-        folder.mkdir(exist_ok=True)
+        ownfiles.make_folder(folder)
         found = [int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         self._next = max([0, *found, *segments]) + 1
 
@@ -148,8 +148,8 @@ class LineLog:
 
     def _create(self, name: str) -> int:
         try:
-            self.folder.mkdir(exist_ok=True)
-            return os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            ownfiles.make_folder(self.folder)
+            return ownfiles.append(self.folder / name)
         except OSError:
             return -1
 
@@ -160,7 +160,7 @@ class LineLog:
         try:
             if segment.number in self._behind and not self._complete(segment):
                 return None
-            opened = os.open(self.folder / segment.name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            opened = os.open(self.folder / segment.name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError:
@@ -180,10 +180,10 @@ class LineLog:
             _log.warning("%s was changed by somebody else: the log goes on in a new file", path)
             self._behind.discard(segment.number)
             return False
-        self.folder.mkdir(exist_ok=True)
+        ownfiles.make_folder(self.folder)
         same = _common(found, expected)
         self._touched.add(segment.number)
-        with path.open("ab") as file:
+        with open(ownfiles.append(path), "ab") as file:
             file.truncate(same)
             file.write(expected[same:])
         self._behind.discard(segment.number)

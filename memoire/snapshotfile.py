@@ -24,7 +24,7 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Final, NamedTuple, TypeAl
 import msgspec
 from msgspec import Meta
 
-from . import _core
+from . import _core, ownfiles
 from .errors import DataError
 from .limits import MiB
 from .statefile import sync
@@ -205,7 +205,7 @@ def write(
     """
     made = path.with_name(path.name + ".new")
     try:
-        with made.open("wb", buffering=1 << 20) as file:
+        with open(ownfiles.replace(made), "wb", buffering=1 << 20) as file:
             tally = _Tally(len(about.tables))
             head = _HEAD.pack(_MAGIC, FORM, secrets.token_bytes(16))
             file.write(head + _SUM.pack(_core.checksum(head)))

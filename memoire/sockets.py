@@ -19,6 +19,7 @@ import os
 import random
 import re
 import socket as _socket
+import stat
 import struct
 import threading
 import time
@@ -324,6 +325,8 @@ def bind(made: Socket, endpoint: str) -> str:
 def _bind(made: Socket, address: str) -> None:
     """Bind, and have what listens there guarded against a want of descriptors."""
     if not address.startswith("tcp://"):
+        if address.startswith("ipc://"):
+            _look_at(address.removeprefix("ipc://"))
         made.bind(address)
         return
     heard = monitor(made, zmq.EVENT_LISTENING)
@@ -334,6 +337,30 @@ def _bind(made: Socket, address: str) -> None:
             descriptors.shared_guard().add(fd, made)
     finally:
         end_monitor(made, heard)
+
+
+def _look_at(path: str) -> None:
+    """Refuse a path that is taken: ZeroMQ removes whatever lies there, also the socket of somebody who lives.
+
+    Raises:
+        ZMQError: EADDRINUSE where somebody listens.
+        ValueError: something else than a socket lies there, or one that cannot be asked.
+    """
+    if path[:1] in ("@", "*"):  # an abstract name, which cannot be taken away; any free path
+        return
+    try:
+        kind = os.lstat(path).st_mode
+    except OSError:
+        return  # nothing is there; what else is wrong ZeroMQ says
+    if not stat.S_ISSOCK(kind):
+        raise ValueError(f"there is something else than a socket at {path}, and it was left there")
+    with _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        answer = probe.connect_ex(path)
+    if answer in (0, errno.EAGAIN):  # EAGAIN: it listens, and many wait
+        raise zmq.ZMQError(errno.EADDRINUSE)
+    if answer not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise ValueError(f"the socket at {path} cannot be asked whether somebody listens: {os.strerror(answer)}")
 
 
 EVENT = struct.Struct("=HI")

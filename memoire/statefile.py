@@ -30,7 +30,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from . import _core
+from . import _core, ownfiles
 from .account_store import Packed
 from .accounts import merge
 from .errors import StateCorrupt, StateError, StateForeign, StateUnusable
@@ -196,7 +196,7 @@ class StateFile:
     def create(path: Path, name: str, at: Callable[[str], None]) -> None:
         """Make an empty state file: it appears whole or not at all."""
         made = path.with_name(path.name + ".new")
-        made.unlink(missing_ok=True)
+        os.close(ownfiles.replace(made))
         connection = sqlite3.connect(made, isolation_level=None)
         try:
             connection.executescript(_TABLES)
@@ -535,7 +535,7 @@ class Reader:
         Raises:
             StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
         """
-        path.unlink(missing_ok=True)
+        os.close(ownfiles.replace(path))
         self._read(lambda connection: self._copy(connection, path))
         sync(path)
 

@@ -22,6 +22,7 @@ import logging
 import os
 import socket
 import sqlite3
+import stat
 import struct
 import threading
 import time
@@ -33,7 +34,7 @@ from typing import Any, Final
 
 import msgspec
 
-from . import _core, statefile
+from . import _core, ownfiles, statefile
 from .account_store import Packed, StoredAccounts
 from .errors import (
     Closed,
@@ -126,6 +127,7 @@ class Store:
         _make_folder(self.folder)
         check_file_system(self.folder)
         self._lock_file = _lock(self.folder)
+        _tighten(self.folder)
         self._witness = -1
         try:
             self._open(name, default_name)
@@ -214,7 +216,7 @@ class Store:
             at=self._at,
         )
         self._models = self.folder / "models"
-        self._models.mkdir(exist_ok=True)
+        ownfiles.make_folder(self._models)
         statefile.sync(self.folder)
         self._lines.recover(was_clean=was_clean)
         self._lines.complete()
@@ -237,10 +239,9 @@ class Store:
         path = self.folder / "committed"
         if not path.exists():
             made = path.with_suffix(".new")
-            made.write_bytes(_testimony(0))
-            statefile.sync(made)
+            ownfiles.write(made, _testimony(0))
             made.replace(path)
-        self._witness = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._witness = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         content = os.pread(self._witness, 100, 0)
         generation = _WITNESS.unpack(content)[1] if len(content) == _WITNESS.size else 0
         return int(generation) if content == _testimony(generation) else None
@@ -491,8 +492,7 @@ class Store:
             if not is_small:
                 path = self._model_path(number, model.topic, model.version)
                 made = path.with_suffix(".new")
-                made.write_bytes(model.body)
-                statefile.sync(made)
+                ownfiles.write(made, model.body)
                 self._at("before model")
                 made.replace(path)
                 statefile.sync(self._models)
@@ -715,9 +715,9 @@ def _is_full(folder: Path, error: Exception) -> bool:
     vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
     if statefile.is_full(error) or getattr(error, "sqlite_errorcode", 0) not in (*vague, sqlite3.SQLITE_CANTOPEN):
         return statefile.is_full(error)
-    probe = folder / "probe"
+    probe = folder / "state.db.probe"
     try:
-        probe.write_bytes(bytes(1 << 16))
+        ownfiles.write(probe, bytes(1 << 16))
     except OSError as found:
         return statefile.is_full(found)
     finally:
@@ -754,7 +754,7 @@ def _unusable(folder: Path, error: OSError) -> StateUnusable:
 def _make_folder(folder: Path) -> None:
     try:
         if not folder.exists():
-            folder.mkdir(mode=0o750)
+            ownfiles.make_folder(folder)
             statefile.sync(folder.absolute().parent)
     except OSError as error:
         raise _unusable(folder, error) from error
@@ -796,8 +796,10 @@ def check_file_system(folder: Path, mounts: str | None = None) -> None:
 def _lock(folder: Path) -> int:
     """The lock file, held: while this process lives nobody else gets it."""
     try:
-        opened = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        opened = ownfiles.append(folder / "lock")
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _no_lock(folder, "a symbolic link") from error
         raise _unusable(folder, error) from error
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -805,21 +807,52 @@ def _lock(folder: Path) -> int:
         raise StateLocked(str(folder), *_holder(opened)) from error
     except OSError as error:
         raise StateUnusable(str(folder), f"it cannot be locked ({error.strerror})", "Use a local disk.") from error
+    _check_lock(folder, opened)
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
     try:
         os.ftruncate(opened, 0)
-        os.pwrite(opened, holder, 0)
+        os.write(opened, holder)
     except OSError as error:
         os.close(opened)
         raise _unusable(folder, error) from error
     return opened
 
 
+def _check_lock(folder: Path, opened: int) -> None:
+    """Refuse a file that is no lock of a former life: what is in it would be overwritten."""
+    facts = os.fstat(opened)
+    if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and (not facts.st_size or _held_by(opened)[0]):
+        return
+    os.close(opened)
+    raise _no_lock(folder, "another program's file")
+
+
+def _no_lock(folder: Path, what: str) -> StateForeign:
+    return StateForeign(
+        str(folder / "lock"),
+        f"is {what}, not the lock of a state folder",
+        "Nothing was written. Give the server a folder of its own, or remove that if nobody needs it.",
+    )
+
+
+def _tighten(folder: Path) -> None:
+    """Give files of a former version, which everybody could read, the mode that they are made with today."""
+    for pattern in ("state.db*", "committed", "lock", "*.snapshot", "log/*.log", "models/*.model", "snapshots/*"):
+        for path in folder.glob(pattern):
+            ownfiles.tighten(path)
+
+
 def _holder(opened: int) -> tuple[int, str]:
+    """Who holds the lock; closes it."""
+    try:
+        return _held_by(opened)
+    finally:
+        os.close(opened)
+
+
+def _held_by(opened: int) -> tuple[int, str]:
     try:
         facts = json.loads(os.pread(opened, 4096, 0))
         return int(facts["pid"]), str(facts["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0, ""
-    finally:
-        os.close(opened)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -446,12 +446,40 @@ def test_no_process_is_left_however_the_demo_ends(number: signal.Signals, status
         assert "what the actors counted is what the servers counted" in said
 
 
+def awaited(process: "subprocess.Popen[str]", done: Callable[[str], bool]) -> str:
+    """The first line that the demo prints for which this holds."""
+    assert process.stdout is not None
+    said = ""
+    while line := process.stdout.readline():
+        said += line
+        if done(line):
+            return line
+    raise AssertionError(f"the demo ended by itself: {said}")
+
+
+def caches(line: str) -> int:
+    """Caches that the servers have accepted, as a line of the demo says; -1 in others."""
+    found = re.search(r"caches ([0-9,]+) ", line)
+    return int(found[1].replace(",", "")) if found else -1
+
+
 @pytest.mark.slow
-def test_when_one_process_dies_the_demo_ends_and_says_which() -> None:
+@pytest.mark.parametrize(
+    "roles", [{" proxy ": "proxy-0", ".actor ": "actor-"}, {" server ": "server-0", ".learner ": "learner"}]
+)
+def test_processes_that_die_are_started_again_and_the_demo_goes_on(roles: dict[str, str]) -> None:
     with playing() as (process, pids):
-        server = next(pid for pid, words in pids.items() if " server " in words)
-        os.kill(server, signal.SIGKILL)
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode == 1, said
-        assert "memoire: server-0 was killed by signal 9" in said
-        assert survivors(pids, 20.0) == {}
+        for role in roles:
+            os.kill(next(pid for pid, words in pids.items() if role in words), signal.SIGKILL)
+        waiting = set(roles.values())
+        while waiting:
+            line = awaited(process, lambda line: "was killed by signal 9; it is started again in 0.5 s" in line)
+            waiting = {name for name in waiting if f"memoire: {name}" not in line}
+        before = caches(awaited(process, lambda line: caches(line) >= 0))
+        awaited(process, lambda line: caches(line) >= before + 20)
+        found = children(process.pid)
+        assert len(found) == len(pids) and all(any(role in words for words in found.values()) for role in roles)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=100)
+        assert "counts do not add up" not in rest
+        assert survivors(pids | found, 60.0) == {}

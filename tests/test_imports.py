@@ -23,7 +23,7 @@ LAYERS: dict[str, set[str]] = {
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "rate", "table", "mixed", "ahead", "figures", "glance", "learners", "throttle", "packed_accounts", "account_store", "home_watch",
     },
-    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "lanes", "forwarding", "untold"},
+    "what touches the world": {"names", "ownfiles", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "lanes", "forwarding", "untold"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
     "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import memoire
+from memoire.cluster import supervision
 from memoire.cluster.launch import Child, Launcher
 from memoire.cluster.tether import ABANDONED, LINE, Tether
 from memoire.errors import ChildDied, MemoireTimeout
@@ -100,6 +101,72 @@ def test_a_child_that_dies_later_is_noticed_while_others_run(launcher: Launcher)
             pass
     assert "something is very wrong" in caught.value.last_words
     assert healthy.status is None
+
+
+def restarted(launcher: Launcher, child: Child) -> None:
+    """Kill it, and wait until another process has its place."""
+    former = child.process.pid
+    os.kill(former, signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while child.process.pid == former or child.facts is None:
+        assert launcher.pump(1.0) and time.monotonic() < deadline
+    assert child.facts["pid"] != former
+
+
+def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_one_line() -> None:
+    said: list[str] = []
+    with Launcher(say=said.append) as launcher:
+        child, other = start(launcher, "ready", "wait"), start(launcher, "ready", "wait", name="child-1")
+        launcher.await_ready([child, other])
+        launcher.supervise([child], lambda facts: (f"first-was-{facts['pid']}",))
+        first = child.process.pid
+        restarted(launcher, child)
+        assert said == ["child-0 was killed by signal 9; it is started again in 0.5 s"]
+        command = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert f"first-was-{first}".encode() in command
+        assert other.status is None
+        os.kill(other.process.pid, signal.SIGKILL)  # nobody supervises this one
+        with pytest.raises(ChildDied, match="child-1"):
+            while launcher.pump(60.0):
+                pass
+    assert child.status == 0
+
+
+def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervision, "MOST_FAILED_STARTS", 2)
+    said: list[str] = []
+    with Launcher(say=said.append) as launcher:
+        child = start(launcher, "ready", "wait")
+        launcher.await_ready([child])
+        launcher.supervise([child])
+        child.command = ("launched_child", "die-early")
+        os.kill(child.process.pid, signal.SIGKILL)
+        with pytest.raises(ChildDied, match="child-0 ended with status 3"):
+            while launcher.pump(60.0):
+                pass
+    assert len(said) == 2
+    assert said[1].endswith("(its last words: so I leave)")
+
+
+def test_a_supervised_child_that_cannot_start_at_all_is_not_started_again(launcher: Launcher) -> None:
+    child = start(launcher, "die-early")
+    launcher.supervise([child])
+    with pytest.raises(ChildDied, match="child-0 ended with status 3"):
+        launcher.await_ready([child])
+
+
+def test_a_child_that_waits_to_be_started_again_can_be_left_behind(launcher: Launcher) -> None:
+    child = start(launcher, "ready", "wait")
+    launcher.await_ready([child])
+    launcher.supervise([child])
+    os.kill(child.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while child.restarts is not None and child.restarts.due is None:
+        assert launcher.pump(1.0) and time.monotonic() < deadline
+    launcher.abandon([child])
+    assert launcher.wait_for([child], 60.0)
+    assert launcher.pump(0.0)
 
 
 def test_a_child_that_never_gets_ready_is_named(launcher: Launcher) -> None:

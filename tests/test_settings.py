@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memoire import cli
-from memoire.cluster import settings
+from memoire.cluster import roles, settings
 from memoire.cluster.roles import read_parameters, schema_of
 from memoire.errors import ParameterError
 from netkit import SCHEMA
@@ -103,7 +103,7 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
     [
         ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag of one, got 'sever'"),
         ({"server": 3}, "server must be a section: an object with flags of memoire server, got 3"),
-        ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of endpoint, http"),
+        ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
         ({"server": {"settings": "x"}}, "server.settings must be one of"),
         ({"server": {"byte-limit": "many"}}, "server.byte-limit must be a whole number, got 'many'"),
         ({"server": {"byte-limit": 1.5}}, "server.byte-limit must be a whole number, got 1.5"),
@@ -195,3 +195,11 @@ def test_every_setting_has_a_flag_that_a_file_can_spell():
         for action in settings._settings(cli._parsers()[1][name]):
             assert isinstance(action, argparse._StoreAction | argparse._StoreTrueAction | argparse._AppendAction)
             assert not action.option_strings or action.option_strings[-1] == "--" + settings._key(action)
+
+
+@pytest.mark.parametrize("ports", ["5561", "5561,", "5561,x", "1,65536", "1,2,3", "-1,2"])
+def test_ports_beside_the_endpoint_are_two(ports):
+    with pytest.raises(ParameterError, match=r"--beside must be two ports such as 5561,5562"):
+        roles.relay("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"], beside=ports)
+    with pytest.raises(ParameterError, match="beside a tcp:// address"):
+        roles.relay("ipc:///run/relay", ["tcp://127.0.0.1:9"], beside="1,2")

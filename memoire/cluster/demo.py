@@ -2,12 +2,14 @@
 
     memoire demo
 
-This process only starts the others, hears their reports and shows them (see `launch`); it ends them when the goal is
-reached. What actors and the learner do is in `actor` and `learner`.
+This process only starts the others, hears their reports and shows them (see `launch`); it starts those again that die,
+and ends them all when the goal is reached. What actors and the learner do is in `actor` and `learner`.
 """
 
+import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -232,7 +234,10 @@ class Demo:
     def run(self) -> int:
         """Run it; 0 when the goal was reached, 1 when not, 130 or 143 when a signal came before."""
         options = self.options
-        with Launcher() as launcher:
+        with (
+            tempfile.TemporaryDirectory(prefix="memoire-demo-") as folder,
+            Launcher(say=lambda line: print(f"memoire: {line}", flush=True)) as launcher,
+        ):
             cluster = local.start(
                 launcher,
                 self.schema,
@@ -245,7 +250,7 @@ class Demo:
             )
             is_complete = False
             if cluster is not None:
-                workers = self._start_workers(launcher, cluster.endpoints)
+                workers = self._start_workers(launcher, cluster.endpoints, os.path.join(folder, "network"))
                 self.board = local.show(launcher, cluster) if options.dashboard else None
                 self._watch(launcher, cluster, workers)
                 is_complete = self._finish(launcher, cluster, workers)
@@ -253,8 +258,8 @@ class Demo:
         status = self._sum_up(is_complete)
         return 128 + signalled if signalled and status else status
 
-    def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...]) -> list[Child]:
-        """The learner first: actors act at random until it has published."""
+    def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...], checkpoint: str) -> list[Child]:
+        """The learner first: actors act at random until it has published. One that is started again has its network."""
         options = self.options
         learner = launcher.start(
             "learner",
@@ -264,6 +269,7 @@ class Demo:
             str(self.actions),
             "--seed",
             str(options.seed),
+            *("--checkpoint", checkpoint),
             *local.with_keys(options.keys, "learner"),
         )
         actors = [
@@ -280,6 +286,7 @@ class Demo:
             )
             for number in range(options.actors)
         ]
+        launcher.supervise([learner, *actors])
         return [learner, *actors]
 
     def _watch(self, launcher: Launcher, cluster: local.Local, workers: list[Child]) -> None:
@@ -313,6 +320,7 @@ class Demo:
             return False
         self.stopped_by, launcher.stop_signal = launcher.stop_signal, None  # a second Ctrl-C ends this, too
         learner, *actors = workers
+        launcher.abandon(launcher.children)
         learner.order("finish")
         if not launcher.wait_for(workers, FINISH_TIMEOUT):
             late = ", ".join(child.name for child in workers if child.status is None)
@@ -321,7 +329,8 @@ class Demo:
         launcher.stop(cluster.proxies)
         launcher.stop(cluster.servers)  # which report once more at their end
         self.progress.take(cluster.servers, learner.reports, self.seconds)
-        self.own_counts = {str(actor.reports["client"]): actor.reports for actor in actors}
+        told = [actor.reports for actor in actors if "client" in actor.reports]  # not by one that died just before
+        self.own_counts = {str(reports["client"]): reports for reports in told}
         return True
 
     def _sum_up(self, is_complete: bool) -> int:

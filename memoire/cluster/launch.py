@@ -1,4 +1,5 @@
-"""A cluster on one machine: nodes and actors as child processes that are ready when they say so and never outlive us.
+"""A cluster on one machine: nodes and actors as child processes that are ready when they say so, are started again when
+they die, and never outlive us.
 
 Each child has a line to this process (see `tether`): through it the child says that it is ready, and reports; through
 its end either side notices that the other has died. So nothing here sleeps and hopes, and no process is left behind
@@ -20,13 +21,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import IO, Any, Self
 
 from memoire.errors import ChildDied, MemoireTimeout
 
 from . import bootstrap
+from .supervision import Restarts
 from .tether import LINE
 
 LAST_LINES = 40
@@ -40,24 +42,48 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 
 class Child:
-    """One launched process, as its launcher knows it.
+    """One launched process, and those that took its place when it died, as their launcher knows them.
 
     Attributes:
         name: What it is called in messages.
+        command: What it was started with: module, arguments.
+        environment: Variables of its own.
         facts: What it said when it became ready; None before.
         reports: The newest value of each fact that it reported.
         tail: The last lines of its standard output and error.
         may_die: The others go on without it, whatever it ends with.
+        restarts: When it is started again; None where its death is everybody's.
+        again: What the command has in addition then, by what it said when it was ready.
     """
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-        self.name, self.process, self.line = name, process, line
+    process: "subprocess.Popen[bytes]"
+    line: socket.socket
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name, self.command, self.environment = name, tuple(command), environment
+        self.restarts: Restarts | None = None
+        self.again: Callable[[dict[str, Any]], tuple[str, ...]] = lambda facts: ()
         self.facts: dict[str, Any] | None = None
         self.reports: dict[str, Any] = {}
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self.is_stopping = False
         self.may_die = False
+        self.started_at = 0.0
+        self._known: dict[str, Any] = {}  # facts of the newest life that had any
         self._partial = {"line": b"", "output": b""}
+
+    def begin(self, process: "subprocess.Popen[bytes]", line: socket.socket, now: float) -> None:
+        """A new process is this child from now on."""
+        self._known = self.facts or self._known
+        self.process, self.line, self.facts, self.started_at = process, line, None, now
+        self.tail.clear()
+        self._partial = {"line": b"", "output": b""}
+
+    @property
+    def next_command(self) -> tuple[str, ...]:
+        """What its next process is started with."""
+        facts = self.facts or self._known
+        return (*self.command, *(self.again(facts) if facts else ()))
 
     @property
     def status(self) -> int | None:
@@ -82,16 +108,20 @@ class Launcher:
 
     Args:
         on_output: Called with (child's name, line) for each line that a child prints; None only keeps the last ones.
+        say: Called with a line about each child that is started again.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, on_output: Callable[[str, str], None] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        on_output: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.children: list[Child] = []
         self.stop_signal: int | None = None
         """The signal that asked this process to end."""
-        self._on_output, self._clock = on_output, clock
+        self._on_output, self._clock, self._say = on_output, clock, say
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -111,24 +141,28 @@ class Launcher:
         empty; its output and error are one stream, kept here. A group of its own keeps Ctrl-C on the terminal away from
         it: this process hears it, and ends the children in order.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-P", bootstrap.__file__, module, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **(environment or {}), **_inherited(theirs)},
-                process_group=0,
-            )
-        child = Child(name, process, ours)
+        child = Child(name, (module, *arguments), environment or {})
+        self._begin(child)
         self.children.append(child)
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._selector.register(ours, selectors.EVENT_READ, (child, "line"))
-        self._selector.register(process.stdout, selectors.EVENT_READ, (child, "output"))
         return child
+
+    def supervise(
+        self, children: Iterable[Child], again: Callable[[dict[str, Any]], tuple[str, ...]] | None = None
+    ) -> None:
+        """Start `children` again when they die, once they have been ready (`pump` does); say so before they are.
+
+        Args:
+            again: Arguments that are added then, by what the child said when it was ready: an address, so that others
+                find it where it was.
+        """
+        for child in children:
+            child.restarts, child.again = Restarts(), again or child.again
+
+    def abandon(self, children: Iterable[Child]) -> None:
+        """Start these never again: what they have done counts."""
+        for child in children:
+            child.is_stopping |= child.restarts is not None and child.restarts.due is not None
+            child.restarts = None
 
     def await_ready(self, children: Iterable[Child], timeout: float = READY_TIMEOUT) -> bool:
         """Wait until all of `children` said that they are ready; False when this process is asked to end meanwhile.
@@ -154,14 +188,17 @@ class Launcher:
         """Wait for news of the children, at most `timeout` seconds, and take it in; False once we are asked to end.
 
         Raises:
-            ChildDied: a child ended that was not told to. One that ends with status 0 is fine.
+            ChildDied: a child ended that was not told to, and is not supervised, or cannot start. One that ends with
+                status 0 is fine.
         """
         if self.stop_signal is None:
-            self._take(timeout)
+            due = [child.restarts.due for child in self.children if child.restarts and child.restarts.due is not None]
+            self._take(min([timeout, *(at - self._clock() for at in due)]))
         for child in self.children:
-            if not child.is_stopping and not child.may_die and child.status not in (None, 0):
-                self._listen_out(child)
-                raise ChildDied(child.name, child.process.returncode, tuple(child.tail))
+            if self.stop_signal is None and child.restarts and child.restarts.due is not None:
+                self._start_again(child, child.restarts)
+            elif not child.is_stopping and not child.may_die:
+                self._look_after(child)
         return self.stop_signal is None
 
     def wait_for(self, children: Iterable[Child], timeout: float) -> bool:
@@ -220,6 +257,57 @@ class Launcher:
         self.close()
 
     # ----------------------------------------------------------------------------------------------- its parts
+
+    def _begin(self, child: Child) -> None:
+        """Start a process for a child."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-P", bootstrap.__file__, *child.next_command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **child.environment, **_inherited(theirs)},
+                process_group=0,
+            )
+        child.begin(process, ours, self._clock())
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._selector.register(ours, selectors.EVENT_READ, (child, "line"))
+        self._selector.register(process.stdout, selectors.EVENT_READ, (child, "output"))
+
+    def _look_after(self, child: Child) -> None:
+        """See whether a child works, and what to do if it has died."""
+        now, restarts = self._clock(), child.restarts
+        if child.status is None and restarts is not None:
+            if child.facts is not None:
+                restarts.ready(now)
+            elif restarts.count and now - child.started_at > READY_TIMEOUT:
+                child.process.kill()  # its start came to nothing
+        if child.status in (None, 0):
+            return
+        self._listen_out(child)
+        if restarts is not None and child.facts is not None:
+            restarts.ready(now)  # it was, for a moment
+        pause = None if restarts is None else restarts.died(now)
+        died = ChildDied(child.name, child.process.returncode, tuple(child.tail))
+        if pause is None:
+            raise died
+        self._say(f"{child.name} {died.how}; it is started again in {pause:g} s{_last(child.tail)}")
+
+    def _start_again(self, child: Child, restarts: Restarts) -> None:
+        if restarts.is_due(self._clock()):
+            self._forget(child)
+            self._begin(child)
+            restarts.started()
+
+    def _forget(self, child: Child) -> None:
+        """Close what is left of a dead process."""
+        for end in (child.line, _stdout(child)):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(end)
+            end.close()
 
     def _groups(self) -> list[list[Child]]:
         """Children by the kind in their name ("server-0"), the newest kind first."""
@@ -284,6 +372,12 @@ class Launcher:
 def _inherited(line: socket.socket) -> dict[str, str]:
     """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
     return {LINE: str(line.fileno()), bootstrap.PATH: json.dumps(sys.path)}
+
+
+def _last(tail: Iterable[str]) -> str:
+    """The last line of a child's output, as the end of a sentence about it."""
+    said = [line.strip() for line in tail]
+    return f" (its last words: {said[-1]})" if said else ""
 
 
 def _stdout(child: Child) -> IO[bytes]:

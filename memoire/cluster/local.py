@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memoire.errors import ParameterError, StateUnusable
 from memoire.schema import Schema
@@ -91,6 +92,7 @@ def start(
     ]
     if not launcher.await_ready(made):
         return None
+    launcher.supervise(made, where_it_was)
     behind = [str((child.facts or {})["endpoint"]) for child in made]
     front = [
         launcher.start(
@@ -105,7 +107,17 @@ def start(
         )
         for number, endpoint in enumerate(fronts if proxies else [])
     ]
-    return Local(tuple(made), tuple(front)) if launcher.await_ready(front) else None
+    if not launcher.await_ready(front):
+        return None
+    launcher.supervise(front, where_it_was)
+    return Local(tuple(made), tuple(front))
+
+
+def where_it_was(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Flags with which a server or proxy that is started again has its former addresses: others know them."""
+    ports = ",".join(str(endpoint).rpartition(":")[2] for endpoint in facts["beside"])
+    pages = str(facts["http"]).partition("://")[2]
+    return ("--endpoint", str(facts["endpoint"]), "--beside", ports, "--http", pages)
 
 
 def with_keys(keys: Given, role: str) -> tuple[str, ...]:
@@ -133,6 +145,10 @@ def announce(board: Child | None) -> Child | None:
         return board
     print(f"memoire: dashboard: {board.facts['http']}", flush=True)
     return None
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_counts(servers: int, proxies: int) -> None:
@@ -163,9 +179,12 @@ def up(
     insecure: bool = False,
     keys: Given = None,
 ) -> int:
-    """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints."""
+    """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints.
+
+    A process that dies is started again.
+    """
     check_counts(servers, proxies)
-    with Launcher(on_output=lambda name, line: print(f"{name}: {line}", file=sys.stderr, flush=True)) as launcher:
+    with Launcher(lambda name, line: _note(f"{name}: {line}"), say=lambda line: _note(f"memoire: {line}")) as launcher:
         cluster = start(
             launcher,
             schema,

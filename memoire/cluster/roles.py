@@ -131,6 +131,7 @@ def serve(
     http: str | None = None,
     http_token: Tokens | None = None,
     probes: str | None = None,
+    beside: str | None = None,
     keys: Given = None,
 ) -> int:
     """Run a server until it is told to end; its exit status.
@@ -139,6 +140,7 @@ def serve(
         schema, settings, storage, capacity: Of its only table.
         tables: Several in their place.
         limits: Of the library, as `read_limits` takes them.
+        beside: Ports for caches and for notices, "PORT,PORT", in place of the two after that of `endpoint`.
         close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
 
     Raises:
@@ -146,6 +148,7 @@ def serve(
         SnapshotMismatch, DataError: what is to be restored does not fit.
     """
     raise_limit()
+    push, pub = _beside(endpoint, beside)
     snapshots.part_of(part)  # a wrong one is said before anything is made
     with (
         Tether(close_timeout + 2.0) as tether,
@@ -165,6 +168,8 @@ def serve(
             snapshot_caches=snapshot_caches,
             snapshot_every=snapshot_every,
             limits=read_limits(limits, close_timeout=close_timeout),
+            push_endpoint=push,
+            pub_endpoint=pub,
             keys=keys,
         ) as server,
     ):
@@ -217,6 +222,21 @@ class ServersFile:
             print(f"memoire: {self.path} is not taken: {error}", file=sys.stderr, flush=True)
 
 
+def _beside(endpoint: str, ports: str | None) -> tuple[str | None, str | None]:
+    """Addresses for caches and notices, where they are not the ones that follow from that for requests.
+
+    Raises:
+        ParameterError: these are not two ports, or the address has none.
+    """
+    if ports is None:
+        return None, None
+    host, found = endpoint.rpartition(":")[0], ports.split(",")
+    are_ports = all(port.isascii() and port.isdigit() and int(port) < 1 << 16 for port in found)
+    if len(found) != 2 or not are_ports or not endpoint.startswith("tcp://"):
+        raise ParameterError("--beside", ports, "two ports such as 5561,5562, beside a tcp:// address (--endpoint)")
+    return f"{host}:{found[0]}", f"{host}:{found[1]}"
+
+
 def relay(
     endpoint: str,
     servers: Sequence[str],
@@ -227,16 +247,25 @@ def relay(
     probes: str | None = None,
     servers_file: str | None = None,
     limits: Sequence[str] = (),
+    beside: str | None = None,
     keys: Given = None,
 ) -> int:
     """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
     listed = ServersFile(servers_file) if servers_file else None
     servers = servers if listed is None else listed.read() or []
+    push, pub = _beside(endpoint, beside)
     raise_limit()
     with (
         Tether() as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
-        Proxy(endpoint, servers, limits=read_limits(limits), keys=Keys.of(keys, PROXY_KEYS[role])) as proxy,
+        Proxy(
+            endpoint,
+            servers,
+            push_front=push,
+            pub_front=pub,
+            limits=read_limits(limits),
+            keys=Keys.of(keys, PROXY_KEYS[role]),
+        ) as proxy,
     ):
         pages.show(proxy)
         if tether.is_launched:
@@ -261,7 +290,7 @@ def _meet(proxy: Proxy, tether: Tether) -> None:
 
 def _announce(tether: Tether, role: str, node: Server | Proxy, pages: NodePages) -> None:
     pages.show(node)
-    tether.ready(endpoint=node.endpoint, http=pages.url)
+    tether.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
     if not tether.is_launched:
         print(f"memoire {role}: {node.endpoint}", flush=True)
         if pages.url is not None:

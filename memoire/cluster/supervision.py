@@ -1,0 +1,57 @@
+"""When a process that died is started again: after longer and longer pauses, and not if it cannot start at all.
+
+Decides only; `launch` starts and ends processes.
+"""
+
+FIRST_PAUSE = 0.5
+"""Seconds between a death and the next start; each further death in a row doubles them."""
+LONGEST_PAUSE = 30.0
+STEADY = 60.0
+"""Seconds of work after which former deaths are forgotten."""
+MOST_FAILED_STARTS = 5
+"""Starts in a row that come to nothing before a process that has worked is given up."""
+
+
+class Restarts:
+    """The deaths of one process, and when it is to be started next.
+
+    Attributes:
+        due: When it is to be started again; None while it runs, or is given up.
+        count: How often that was decided.
+    """
+
+    def __init__(self) -> None:
+        self.due: float | None = None
+        self.count = 0
+        self._has_worked = False
+        self._ready_since: float | None = None
+        self._deaths = 0  # in a row
+        self._failed_starts = 0  # in a row
+
+    def started(self) -> None:
+        """It was started."""
+        self.due = None
+
+    def ready(self, now: float) -> None:
+        """It does its work."""
+        if self._ready_since is None:
+            self._has_worked, self._ready_since, self._failed_starts = True, now, 0
+
+    def died(self, now: float) -> float | None:
+        """Take in a death; seconds until it is to be started again, None where it cannot start."""
+        if self._ready_since is None:
+            self._failed_starts += 1
+        elif now - self._ready_since >= STEADY:
+            self._deaths = 0
+        self._ready_since = None
+        if not self._has_worked or self._failed_starts >= MOST_FAILED_STARTS:
+            return None
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self._deaths)
+        self._deaths += 1
+        self.count += 1
+        self.due = now + pause
+        return pause
+
+    def is_due(self, now: float) -> bool:
+        """Whether to start it now."""
+        return self.due is not None and now >= self.due

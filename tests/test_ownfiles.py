@@ -1,0 +1,136 @@
+"""What a server keeps is for its owner, or for a group that its folder says; nothing that lies in the way is touched."""
+
+import os
+import stat
+
+import pytest
+
+import memoire
+from memoire import ownfiles
+from memoire.dashboard.history import History
+from memoire.errors import StateForeign
+from netkit import SCHEMA
+
+SHARED = stat.S_ISGID | 0o770
+BODY = b"a model that is too large for the database" * 1000
+
+
+@pytest.fixture(params=["000", "077"], autouse=True)
+def umask(request):
+    former = os.umask(int(request.param, 8))
+    yield
+    os.umask(former)
+
+
+def modes(folder):
+    """Mode of each file below a folder, by name."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in files}
+
+
+def lived(folder):
+    """The modes of a state folder in which everything was written; looked at while the server lives."""
+    with (
+        memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=folder) as server,
+        memoire.connect(server.endpoint) as client,
+    ):
+        server.publish("policy", BODY)
+        client.log("a line")
+        client.update(60.0)
+        server.snapshot(folder / "own.snapshot")
+        found = modes(folder)
+    return found | modes(folder)
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode"), [(0o755, 0o600), (0o777, 0o600), (0o775, 0o600), (SHARED, 0o660)]
+)
+def test_files_of_a_folder_that_was_there_are_their_owners_or_its_group_s(tmp_path, folder_mode, file_mode):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(folder_mode)
+    found = lived(folder)
+    assert {
+        "state.db",
+        "state.db-wal",
+        "state.db-shm",
+        "state.db.backup-1",
+        "committed",
+        "lock",
+        "own.snapshot",
+    } <= set(found)
+    assert any(name.startswith("models/") for name in found) and any(name.startswith("log/") for name in found)
+    assert set(found.values()) == {file_mode}, {name: oct(mode) for name, mode in found.items()}
+    assert stat.S_IMODE(folder.stat().st_mode) == folder_mode, "the folder is its owner's business"
+
+
+@pytest.mark.parametrize(("parent_mode", "folder_mode"), [(0o755, 0o700), (SHARED, SHARED)])
+def test_a_folder_is_made_for_the_owner_or_for_the_group_of_the_one_it_is_in(tmp_path, parent_mode, folder_mode):
+    """The chart's state is in a folder of a volume whose group is the Pod's fsGroup."""
+    tmp_path.chmod(parent_mode)
+    lived(tmp_path / "state")
+    folders = [tmp_path / "state", tmp_path / "state" / "log", tmp_path / "state" / "models"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [folder_mode] * 3
+
+
+def test_what_a_former_version_let_everybody_read_is_closed_at_the_next_start(tmp_path):
+    folder = tmp_path / "state"
+    names = lived(folder)
+    for name in names:
+        if (folder / name).exists():
+            (folder / name).chmod(0o644)
+    assert set(lived(folder).values()) == {0o600}
+
+
+@pytest.mark.parametrize("content", [b"", b"what others need", b'{"pid": 0, "host": "x"}'])
+def test_a_lock_that_is_a_link_is_refused_and_what_it_names_is_as_it_was(tmp_path, content):
+    target, folder = tmp_path / "target", tmp_path / "state"
+    target.write_bytes(content)
+    folder.mkdir()
+    (folder / "lock").symlink_to(target)
+    with pytest.raises(StateForeign, match=r"lock is a symbolic link.*Nothing was written"):
+        memoire.Server(None, SCHEMA, state_dir=folder)
+    assert target.read_bytes() == content
+    (folder / "lock").unlink()
+    os.link(target, folder / "lock")
+    with pytest.raises(StateForeign, match="another program's file"):
+        memoire.Server(None, SCHEMA, state_dir=folder)
+    assert target.read_bytes() == content
+
+
+def test_a_lock_that_holds_something_else_is_refused_and_left(tmp_path):
+    (tmp_path / "lock").write_text("my padlock's number")
+    with pytest.raises(StateForeign, match="another program's file"):
+        memoire.Server(None, SCHEMA, state_dir=tmp_path)
+    assert (tmp_path / "lock").read_text() == "my padlock's number"
+
+
+def test_drafts_do_not_follow_links(tmp_path):
+    target, folder = tmp_path / "target", tmp_path / "state"
+    target.write_text("what others need")
+    folder.mkdir()
+    (folder / "state.db.new").symlink_to(target)
+    lived(folder)
+    (folder / "committed").unlink()
+    for name in ("committed.new", "state.db.backup-1.new", "own.snapshot.new"):
+        (folder / name).symlink_to(target)
+    lived(folder)
+    assert target.read_text() == "what others need"
+
+
+def test_append_and_create_refuse_links(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for opened in (ownfiles.append, ownfiles.create):
+        with pytest.raises(OSError):
+            opened(tmp_path / "link")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_history_of_a_dashboard_is_its_owner_s(tmp_path):
+    path = tmp_path / "history.db"
+    for former in (None, 0o644):
+        if former is not None:
+            path.chmod(former)
+        history = History(str(path))
+        assert set(modes(tmp_path).values()) == {0o600}
+        history.close()
