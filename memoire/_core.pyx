@@ -291,28 +291,28 @@ cdef extern from *:
         return memoire_least8(p);
     }
 
-    /* Whether all of `size` bytes of floats of a width are finite. Zero times a finite number is zero, and times any
-       other NaN, which stays: one instruction for a vector of numbers. */
-    #define MEMOIRE_FEW_FINITE(name, type)                                                \
-        static inline int name(const char *source, int64_t size) {                        \
+    /* Whether all of `size` bytes of floats are finite. Zero times a finite number is zero, and times any other NaN,
+       which stays: one instruction for a vector of numbers. */
+    typedef int (*memoire_check)(const char *source, int64_t size);
+
+    #define MEMOIRE_FINITE(name, type)                                                    \
+        static int name(const char *source, int64_t size) {                               \
+            const char *end = source + size;                                              \
             type rest = 0, one;                                                           \
-            int64_t i;                                                                    \
-            for (i = 0; i < size; i += sizeof(type)) {                                    \
-                memcpy(&one, source + i, sizeof(type));                                   \
+            for (; source != end; source += sizeof(type)) {                               \
+                memcpy(&one, source, sizeof(type));                                       \
                 rest *= one;                                                              \
             }                                                                             \
             return rest == 0;                                                             \
         }
-    MEMOIRE_FEW_FINITE(memoire_few_floats, float)
-    MEMOIRE_FEW_FINITE(memoire_few_doubles, double)
+    MEMOIRE_FINITE(memoire_finite_floats, float)
+    MEMOIRE_FINITE(memoire_finite_doubles, double)
 
-    static inline int memoire_few_finite(const char *source, int64_t size, int width) {
+    static int memoire_finite_halves(const char *source, int64_t size) {
+        uint16_t half;
         int64_t i;
-        if (width == 4) return memoire_few_floats(source, size);
-        if (width == 8) return memoire_few_doubles(source, size);
-        for (i = 0; i < size; i += 2) {
-            uint16_t half;
-            memcpy(&half, source + i, 2);
+        for (i = 0; i < size; i += sizeof(half)) {
+            memcpy(&half, source + i, sizeof(half));
             if ((half & 0x7c00) == 0x7c00) return 0;
         }
         return 1;
@@ -320,44 +320,38 @@ cdef extern from *:
 
     #if defined(__x86_64__) && defined(__GNUC__)
     #include <immintrin.h>
-    /* As many whole blocks of 128 bytes as there are; what is left is for `memoire_few_finite`. */
-    __attribute__((target("avx2"))) static int memoire_wide_floats(const char *source, int64_t blocks) {
-        __m256 a = _mm256_setzero_ps(), b = a;
-        for (; blocks; blocks--, source += 128) {
-            a = _mm256_mul_ps(a, _mm256_loadu_ps((const float *)source));
-            b = _mm256_mul_ps(b, _mm256_loadu_ps((const float *)(source + 32)));
-            a = _mm256_mul_ps(a, _mm256_loadu_ps((const float *)(source + 64)));
-            b = _mm256_mul_ps(b, _mm256_loadu_ps((const float *)(source + 96)));
+    #define MEMOIRE_FINITE_WIDE(name, few, type, vector, kind)                            \
+        __attribute__((target("avx2"))) static int name(const char *source, int64_t size) { \
+            vector a = _mm256_setzero_##kind(), b = a;                                    \
+            const char *end = source + (size & ~(int64_t)255);                            \
+            int i;                                                                        \
+            for (; source != end; source += 256) {                                        \
+                _Pragma("GCC unroll 4")                                                   \
+                for (i = 0; i < 256; i += 64) {                                           \
+                    a = _mm256_mul_##kind(a, _mm256_loadu_##kind((const type *)(source + i))); \
+                    b = _mm256_mul_##kind(b, _mm256_loadu_##kind((const type *)(source + i + 32))); \
+                }                                                                         \
+            }                                                                             \
+            for (end += size & 224; source != end; source += 32)                          \
+                a = _mm256_mul_##kind(a, _mm256_loadu_##kind((const type *)source));      \
+            if (_mm256_movemask_##kind(_mm256_cmp_##kind(a, b, _CMP_UNORD_Q))) return 0;  \
+            return !(size & 31) || few(source, size & 31);                                \
         }
-        return !_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q));
-    }
-
-    __attribute__((target("avx2"))) static int memoire_wide_doubles(const char *source, int64_t blocks) {
-        __m256d a = _mm256_setzero_pd(), b = a;
-        for (; blocks; blocks--, source += 128) {
-            a = _mm256_mul_pd(a, _mm256_loadu_pd((const double *)source));
-            b = _mm256_mul_pd(b, _mm256_loadu_pd((const double *)(source + 32)));
-            a = _mm256_mul_pd(a, _mm256_loadu_pd((const double *)(source + 64)));
-            b = _mm256_mul_pd(b, _mm256_loadu_pd((const double *)(source + 96)));
-        }
-        return !_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q));
-    }
-
-    static int memoire_is_wide = -1;
-
-    static int memoire_many_finite(const char *source, int64_t size, int width) {
-        int64_t whole = size >> 7;
-        if (memoire_is_wide < 0) memoire_is_wide = __builtin_cpu_supports("avx2") != 0;
-        if (!memoire_is_wide || width == 2) return memoire_few_finite(source, size, width);
-        if (!(width == 4 ? memoire_wide_floats(source, whole) : memoire_wide_doubles(source, whole))) return 0;
-        return !(size & 127) || memoire_few_finite(source + (whole << 7), size & 127, width);
-    }
+    MEMOIRE_FINITE_WIDE(memoire_wide_floats, memoire_finite_floats, float, __m256, ps)
+    MEMOIRE_FINITE_WIDE(memoire_wide_doubles, memoire_finite_doubles, double, __m256d, pd)
+    #define MEMOIRE_HAS_WIDE() __builtin_cpu_supports("avx2")
     #else
-    #define memoire_many_finite memoire_few_finite
+    #define memoire_wide_floats memoire_finite_floats
+    #define memoire_wide_doubles memoire_finite_doubles
+    #define MEMOIRE_HAS_WIDE() 0
     #endif
 
-    static inline int memoire_all_finite(const char *source, int64_t size, int width) {
-        return size < 128 ? memoire_few_finite(source, size, width) : memoire_many_finite(source, size, width);
+    /* What looks at floats of a width, `size` bytes or more at a time. */
+    static memoire_check memoire_check_of(int width, int64_t size) {
+        int is_wide = size >= 32 && MEMOIRE_HAS_WIDE();
+        if (width == 2) return memoire_finite_halves;
+        if (width == 4) return is_wide ? memoire_wide_floats : memoire_finite_floats;
+        return is_wide ? memoire_wide_doubles : memoire_finite_doubles;
     }
 
     /* The child whose stretch of running sums holds *mass, which becomes what is left inside it. Where rounding put
@@ -386,18 +380,21 @@ cdef extern from *:
     double sum8 "memoire_sum8"(const double *children) noexcept nogil
     double least8 "memoire_least8"(const double *children) noexcept nogil
     double least_positive8 "memoire_least_positive8"(const double *children) noexcept nogil
-    bint all_finite "memoire_all_finite"(const char *source, int64_t size, int width) noexcept nogil
+    ctypedef int (*Check "memoire_check")(const char *source, int64_t size) noexcept nogil
+    Check check_of "memoire_check_of"(int width, int64_t size) noexcept nogil
     int64_t pick "memoire_pick"(const double *children, double *mass) noexcept nogil
     double now_seconds "memoire_now"() noexcept nogil
 
 
 def is_finite(cnp.ndarray numbers not None):
     """Whether all numbers of an array are finite; quick where they are contiguous floats."""
+    cdef Check check
     if not cnp.PyArray_ISFLOAT(numbers):
         return True
     if not (cnp.PyArray_IS_C_CONTIGUOUS(numbers) and cnp.PyArray_ISNOTSWAPPED(numbers)):
         return bool(np.isfinite(numbers).all())
-    return all_finite(<const char*>cnp.PyArray_DATA(numbers), cnp.PyArray_NBYTES(numbers), <int>cnp.PyArray_ITEMSIZE(numbers))
+    check = check_of(<int>cnp.PyArray_ITEMSIZE(numbers), cnp.PyArray_NBYTES(numbers))
+    return check(<const char*>cnp.PyArray_DATA(numbers), cnp.PyArray_NBYTES(numbers)) != 0
 
 
 cdef extern from "Python.h":
@@ -1181,9 +1178,9 @@ cdef struct Column:
 
 
 cdef struct Finite:  # a column whose values must be finite
-    int given  # which of those that an entry is given with
-    int width  # bytes of a float
+    Check check
     int64_t size  # bytes of a value; of a ragged column, of one of its elements
+    int given  # which of those that an entry is given with
     bint is_ragged
 
 
@@ -1198,7 +1195,7 @@ cdef inline bint are_finite(const Finite* finite, int columns, const char** sour
             values = 0
             for i in range(count):
                 values += lengths[finite[k].given][i]
-        if not all_finite(sources[finite[k].given], values * finite[k].size, finite[k].width):
+        if not finite[k].check(sources[finite[k].given], values * finite[k].size):
             return False
     return True
 
@@ -1398,8 +1395,9 @@ cdef class EntryStore:
                 self.return_column = c
             if must_be_finite and column.role != RETURN:
                 one = &self.finite[self.finite_count]
-                one.given, one.width, one.is_ragged = c - (0 <= self.return_column < c), dtype.itemsize, column.is_ragged
+                one.given, one.is_ragged = c - (0 <= self.return_column < c), column.is_ragged
                 one.size = column.heap.element if column.is_ragged else column.size
+                one.check = check_of(dtype.itemsize, 32 if column.is_ragged else column.size)
                 self.finite_count += 1
             self.data_arrays.append(data)
             self.final_arrays.append(None)

@@ -7,7 +7,7 @@ begins anywhere. One such start proves nothing; a row of them in places where no
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 MOST_FIRSTS: Final = 4096
 """First observations that are remembered."""
@@ -15,8 +15,8 @@ PROOF: Final = 3
 """Suspicious starts in a row that are no chance any more."""
 PROOF_AT_ONCE: Final = 2
 """The same where the episode is over after its first step, as it is where an environment repeats its end."""
-
-Start = Literal["fresh", "doubtful", "forgotten"]
+WORTH_A_WORD: Final = 2
+"""Starts in a row where an episode has just ended, suspicious or not, of which somebody is told."""
 
 
 class _Ended(NamedTuple):
@@ -35,6 +35,7 @@ class Starts:
         """Whether somebody was told of a doubtful start."""
         self._ended: dict[int, _Ended] = {}  # by environment, until its next episode begins
         self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
+        self._doubts: dict[int, int] = {}  # by environment: the same, suspicious or not
         self._firsts: set[int] = set()
 
     @property
@@ -54,29 +55,32 @@ class Starts:
         """Somebody says that this environment was reset: its next start is not looked at."""
         self._ended.pop(environment, None)
         self._rows.pop(environment, None)
+        self._doubts.pop(environment, None)
 
-    def judge(self, environment: int, first: int, ends: bool) -> Start:
-        """What a start is like; changes nothing.
+    def is_forgotten(self, environment: int, first: int, ends: bool) -> bool:
+        """Whether a start is the last of so many suspicious ones that the environment was surely not reset.
 
         Args:
             first: Digest of the observation in which the episode begins.
             ends: Whether the step that begins it also ends it.
         """
         if not self._is_repeated(environment, first):
-            return "fresh"
-        row = self._row(environment, first)
-        return "forgotten" if row >= (PROOF_AT_ONCE if ends else PROOF) else "doubtful"
+            return False
+        return self._row(environment, first) >= (PROOF_AT_ONCE if ends else PROOF)
 
-    def began(self, environment: int, first: int) -> Start:
-        """An episode has begun here, and its first step is stored. Returns what the start was like."""
+    def began(self, environment: int, first: int) -> int:
+        """An episode has begun here, and its first step is stored. Returns how many in a row began where
+        an episode had just ended.
+        """
         if not self._is_repeated(environment, first):
             self.reset(environment)
             if len(self._firsts) < MOST_FIRSTS:
                 self._firsts.add(first)
-            return "fresh"
+            return 0
         self._rows[environment] = self._row(environment, first)
         del self._ended[environment]
-        return "doubtful"
+        doubts = self._doubts[environment] = self._doubts.get(environment, 0) + 1
+        return doubts
 
     def _is_repeated(self, environment: int, first: int) -> bool:
         before = self._ended.get(environment)

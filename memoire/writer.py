@@ -38,7 +38,7 @@ from .errors import (
     TwoThreads,
 )
 from .schema import Column, Schema, exact, finite, form
-from .starts import Starts
+from .starts import WORTH_A_WORD, Starts
 from .suggestions import checked_names, meant, one_of
 
 _log = logging.getLogger(__name__)
@@ -457,7 +457,7 @@ class Writer:
         begins = {i: _digest(self._state(obs, None if self._single else i)) for i in beginning}
         over = {end.environment for end in ends}
         for i, first in begins.items():
-            if starts.judge(i, first, i in over) == "forgotten":
+            if starts.is_forgotten(i, first, i in over):
                 raise EpisodeOver(i, starts.last_length(i))
         return begins
 
@@ -466,10 +466,10 @@ class Writer:
         starts = self._starts
         assert starts is not None
         for i, first in begins.items():
-            if starts.began(i, first) == "doubtful" and not starts.is_warned:
+            if starts.began(i, first) >= WORTH_A_WORD and not starts.is_warned:
                 starts.is_warned = True
                 _log.warning(
-                    "an episode of environment %d begins in the observation in which the one before ended. If "
+                    "episodes of environment %d begin in the observations in which the ones before ended. If "
                     "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
                     "there, all is well. This is said once for each writer.",
                     i,

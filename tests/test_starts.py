@@ -211,7 +211,7 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
         for _ in range(100):
             final, first = random.integers(16, size=2).tolist()
             starts.ended(0, final, 8)
-            if starts.judge(0, first, bool(random.random() < 0.05)) == "forgotten":
+            if starts.is_forgotten(0, first, bool(random.random() < 0.05)):
                 refused += 1
                 break
             starts.began(0, first)
@@ -220,24 +220,24 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
 
 def test_a_start_is_judged_by_what_was_seen() -> None:
     starts = Starts()
-    assert starts.judge(0, 1, True) == "fresh" and starts.began(0, 1) == "fresh" and starts.awaited == ()
+    assert not starts.is_forgotten(0, 1, True) and starts.began(0, 1) == 0 and starts.awaited == ()
     starts.ended(0, 2, 9)
     assert (starts.awaited, starts.last_length(0)) == ((0,), 9)
-    assert starts.judge(0, 3, True) == "fresh"
-    assert starts.judge(0, 2, True) == starts.began(0, 2) == "doubtful"
+    assert not starts.is_forgotten(0, 3, True) and not starts.is_forgotten(0, 2, True)
+    assert starts.began(0, 2) == 1
     starts.ended(0, 4, 1)  # in the row, however short the episode was
-    assert (starts.judge(0, 4, True), starts.judge(0, 4, False)) == ("forgotten", "doubtful")
-    starts.began(0, 4)
+    assert starts.is_forgotten(0, 4, True) and not starts.is_forgotten(0, 4, False)
+    assert starts.began(0, 4) == 2
     starts.ended(0, 5, 1)
-    assert (starts.judge(0, 5, False), starts.judge(0, 1, False)) == ("forgotten", "fresh")
+    assert starts.is_forgotten(0, 5, False) and not starts.is_forgotten(0, 1, False)
     starts.reset(0)
-    assert starts.awaited == () and starts.judge(0, 5, True) == "fresh"
+    assert starts.awaited == () and not starts.is_forgotten(0, 5, True)
     starts.ended(0, 1, 9)  # where an episode was seen to begin
-    assert starts.began(0, 1) == "doubtful"
+    assert starts.began(0, 1) == 1
     starts.ended(0, 6, 1)  # of a bandit
-    assert starts.began(0, 6) == "doubtful"
+    assert starts.began(0, 6) == 2
     starts.ended(0, 7, 1)
-    assert starts.judge(0, 7, True) == "doubtful"
+    assert not starts.is_forgotten(0, 7, True)
 
 
 # What is not finite
