@@ -110,6 +110,7 @@ def test_a_reader_forgets_its_balance_with_the_run_and_the_band_that_it_is_of(cl
         client.update(60.0)
         assert len(reader.get_batch(5, 60.0)) > 0
         until(lambda: (standing := limiter.standing()) is not None and standing.is_told)
+        until(lambda: reader.stats().prefetched == 1)  # and no draw is on its way
         return limiter.stats()
 
     before = go_on(35)
