@@ -108,6 +108,7 @@ class Aggregator:
         self._cluster = Cluster(settings, history.ledger)
         self._known: dict[str, _Known] = {}
         self._asked: dict[str, Future[Answer]] = {}
+        self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
         self._ended = threading.Event()
         self._turned = time.monotonic()
@@ -234,9 +235,12 @@ class Aggregator:
         wait_for(self._asked.values(), timeout=patience)
         for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
             del self._asked[url]
+            self._asking.pop(url, None)
             self._learn(url, answer.result())
         now = self._clock()
         with self._lock:
+            for url in self._asked.keys() & self._asking.keys():
+                self._cluster.waits_for(url, time.monotonic() - self._asking[url])
             overview, figures = self._cluster.look(now)
             if overview.run:
                 self.history.add(overview.run, now, figures)
@@ -328,7 +332,7 @@ class Aggregator:
             self.trouble = str(error)
 
     def _ask(self, url: str, plan: _Plan) -> Answer:
-        began = time.monotonic()
+        began = self._asking[url] = time.monotonic()
         answer = Answer(url, self._clock())
         node = Questions(url, self.settings.node_token, TIMEOUT, TIME_OF_ALL_PAGES, self._ended.is_set)
         try:

@@ -54,6 +54,7 @@ from .security import Given, Keys
 from .shipping import OpenEpisodes, Shipment
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
+from .suggestions import checked_names, one_of
 from .version import SOFTWARE
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, Writers, layout
@@ -76,7 +77,7 @@ LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
-PASSING = ("busy", "closed")
+PASSING = ("busy", "closed", "denied")
 """Codes of refusals that end by themselves: what was asked is asked again."""
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
@@ -210,6 +211,7 @@ class _Boundary:
     """Whether the former run has all of it, or is not known any more."""
 
 
+@checked_names()
 def connect(
     url: str,
     *,
@@ -275,8 +277,10 @@ class Client(Node):
     """
 
     CALLED = "this client"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 0
 
+    @checked_names()
     def __init__(
         self,
         request: str,
@@ -1712,8 +1716,8 @@ class Client(Node):
 
 
 def _check_when_full(when_full: object) -> None:
-    if when_full not in ("skip", "block"):
-        raise ParameterError("when_full", when_full, "'skip' or 'block'")
+    if when_full not in (choices := ("skip", "block")):
+        raise ParameterError("when_full", when_full, one_of(when_full, choices))
 
 
 def _check_credit(credit: object) -> None:

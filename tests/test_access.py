@@ -1,19 +1,24 @@
 """Who gets in over TCP: with the right key, in the right role, for his own client ids, for as long as he may."""
 
+import errno
+import re
 import socket
+import time
 
 import numpy as np
 import pytest
 import zmq
 
 from classic_help import tcp, templates
-from memoire import ReplayMemoryServer, descriptors, security, sockets, wire
+from memoire import ReplayMemoryServer, authenticator, descriptors, security, sockets, wire
 from memoire.client import Client, connect
+from memoire.cluster import doctor
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
 from memoire.proxy import Proxy
 from memoire.reader import Reader
 from memoire.security import Keys
 from memoire.server import Server
+from memoire.showing import Shown
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
@@ -23,8 +28,10 @@ def quick_looks(monkeypatch):
     monkeypatch.setattr(security, "REREAD", 0.05)
     monkeypatch.setattr("memoire.showing.REREAD", 0.05)
     monkeypatch.setattr("memoire.showing.PAUSE", 0.05)
+    monkeypatch.setattr("memoire.showing.LONGEST_PAUSE", 0.5)
     monkeypatch.setattr("memoire.authenticator.LOOK", 0.05)
     monkeypatch.setattr("memoire.channel.DENIED_FOR_GOOD", 0.5)
+    monkeypatch.setattr("memoire.authenticator.SECOND_KEY", 120.0)
 
 
 @pytest.fixture
@@ -46,8 +53,8 @@ def server(keys, context):
 
 
 def refused(node):
-    """Who was refused there. A process that knows several keys of others may try the wrong one first."""
-    return {reason: count for reason, count in node._gate.refused.items() if reason != "server_key"}
+    """Who was refused there."""
+    return dict(node._gate.refused)
 
 
 def push(client):
@@ -150,7 +157,8 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, mon
             until(lambda: server.total_caches == 2)
 
 
-def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context):
+def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, monkeypatch):
+    monkeypatch.setattr("memoire.authenticator.SECOND_KEY", 0.05)
     with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
         connect(server.endpoint, keys=another_key(keys), context=context, timeout=100.0)
     assert server._gate.refused["unknown"] >= 1
@@ -160,7 +168,7 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context):
     security.write_cluster(keys.parent / "elsewhere")
     with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
-    assert server._gate.refused["server_key"] >= 2
+    until(lambda: server._gate.refused["server_key"] >= 2)
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, context=context) as careless,
         pytest.raises(AuthError, match="it asks for no key, so nobody knows who it is"),
@@ -168,6 +176,92 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context):
         connect(careless.endpoint, keys=keys, context=context, timeout=100.0)
     with pytest.raises(AuthError, match="does not know the key"):
         Reader([server.endpoint], keys=another_key(keys, "learner"), context=context, timeout=100.0)
+
+
+@pytest.fixture
+def fronts(monkeypatch):
+    """What counts at the listening addresses of nodes that are made from now on."""
+    found = []
+
+    class Kept(authenticator._Front):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            found.append(self)
+
+    monkeypatch.setattr(authenticator, "_Front", Kept)
+    return found
+
+
+def test_processes_of_a_cluster_and_probes_of_a_port_are_no_refused_peers(fronts, server, keys, context):
+    options = {"context": context, "limits": QUICK}
+    first, second = Keys(keys, "actor").servers
+    assert [first.role, second.role] == ["proxy", "server"]  # so whoever dials a server tries the wrong key first
+    with (
+        Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, **options) as proxy,
+        connect(server.endpoint, keys=keys, **options) as actor,
+        Reader([server.endpoint], keys=keys, **options) as learner,
+    ):
+        push(actor)
+        learner.get_batch(16, 100.0)
+        for node in (server, proxy):
+            assert doctor.examine(node.endpoint, keys=keys, timeout=100.0, say=lambda line: None) == doctor.WELL
+            socket.create_connection(("127.0.0.1", int(node.endpoint.rpartition(":")[2]))).close()
+            until(lambda: node.stats().security.hung_up >= 4)  # noqa: B023
+        until(lambda: not any(front._strays for front in fronts))
+        assert refused(server) == refused(proxy) == {}
+
+
+def hang_up(shown, value=errno.ECONNRESET):
+    return shown.failed(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, value, time.monotonic())
+
+
+def test_the_key_that_was_found_before_is_tried_first_and_again_where_its_process_ends(keys, context):
+    known = Keys(keys, "actor")
+    proxies, servers = (key.public for key in known.servers)
+    one, two = (Shown(known, context.socket(zmq.DEALER), "tcp://node:5560") for _ in range(2))
+    one.apply("tcp://10.0.0.1:5560")
+    assert one._expected == proxies and hang_up(one) is None and one.is_due(time.monotonic())
+    one.apply("tcp://10.0.0.1:5560")
+    assert one._expected == servers
+    one.failed(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400, time.monotonic())  # it has this key, and knows us not yet
+    two.apply("tcp://10.0.0.2:5560")
+    assert two._expected == servers
+    two.succeeded()
+    assert hang_up(two) is None and two._dial_at == float("inf")  # ZeroMQ dials again by itself
+    assert hang_up(two) is None and two.is_due(time.monotonic())
+    two.apply("tcp://10.0.0.2:5560")
+    assert two._expected == proxies
+
+
+def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, caplog):
+    options = {"context": context, "limits": QUICK}
+
+    def sent_away(node):
+        with pytest.raises((Refused, MemoireTimeout)) as raised:  # the latter before the first answer
+            connect(node.endpoint, timeout=1.0, **options)
+        return str(raised.value)
+
+    folder = another_key(keys, "proxy")
+    with (
+        Proxy(f"ipc://{tmp_path}/relay", [server.endpoint], keys=folder, **options) as relay,
+        Proxy(f"ipc://{tmp_path}/behind", [relay.endpoint], **options) as behind,
+    ):
+        why = r"denied: not let in at tcp://.*: it does not know the key proxy/other [0-9a-f]{16} .*memoire keys auth"
+        for node in (relay, behind):
+            until(lambda: re.search(why, " ".join(node.readiness())))  # noqa: B023
+            said = []
+            assert doctor.examine(node.endpoint, timeout=100.0, say=said.append) == doctor.REFUSED
+            assert re.search(
+                "FAIL the proxy or relay there is refused itself: not let in at tcp://.*proxy/other", said[-2]
+            )
+            until(lambda: re.search(r"\(denied\): not let in at tcp://.*proxy/other", sent_away(node)))  # noqa: B023
+        assert [each.message for each in caplog.records if each.name == "memoire.channel"][0].startswith(
+            "not let in at"
+        )
+        security.authorize(keys / "server", Keys(folder).own)
+        with connect(behind.endpoint, timeout=100.0, **options) as actor:
+            push(actor)
+        until(lambda: relay.readiness() == behind.readiness() == [])
 
 
 def test_a_process_without_the_right_files_does_not_begin(keys, context):

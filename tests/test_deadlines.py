@@ -171,7 +171,7 @@ NEVER = {
         schema stats storage subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
-    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
+    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table trouble_at update_priorities",
     Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals

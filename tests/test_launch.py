@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import memoire
 from memoire.cluster.launch import Child, Launcher
 from memoire.cluster.tether import ABANDONED, LINE, Tether
 from memoire.errors import ChildDied, MemoireTimeout
@@ -156,6 +157,27 @@ def test_a_signal_ends_the_pump_at_once(number: signal.Signals, launcher: Launch
         pass
     assert launcher.stop_signal == number
     assert not launcher.await_ready([start(launcher, "wait")])
+
+
+def test_a_child_finds_what_its_launcher_found_whatever_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Launcher
+) -> None:
+    """`./memoire` is a package to whoever looks in the working directory first, as `python -m` does."""
+    (tmp_path / "memoire").mkdir()
+    (tmp_path / "memoire" / "__init__.py").write_text("raise SystemExit('this is not the memoire that was asked')")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "only_here.py").write_text("print('found'); import memoire; print(memoire.__file__)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "extra")
+    child = launcher.start("child-0", "only_here")
+    launcher.wait_for([child], 60.0)
+    assert list(child.tail) == ["found", memoire.__file__]
+
+
+def test_a_program_of_the_package_sees_the_arguments_that_it_was_given(launcher: Launcher) -> None:
+    child = launcher.start("child-0", "memoire", "--version")
+    assert launcher.wait_for([child], 60.0)
+    assert list(child.tail) == [f"memoire {memoire.__version__}"]
 
 
 PARENT = textwrap.dedent("""

@@ -131,7 +131,7 @@ def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     for wrong in ([], server.endpoint, ["udp://nowhere:1"], [server.endpoint, "here"]):
-        with pytest.raises(EndpointError, match="at least one server|the transport must be"):
+        with pytest.raises(EndpointError, match="at least one server|the transport"):
             proxy.set_servers(wrong)
     until(lambda: proxy.servers == ("one",))
     proxy.close()

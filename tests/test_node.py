@@ -302,7 +302,7 @@ def test_an_open_server_says_so():
 def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path):
     write_cluster(tmp_path)
     with memoire.Server("tcp://*:0", SCHEMA, keys=tmp_path) as server, NodePages("127.0.0.1:0", server) as pages:
-        assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}}
+        assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}, "hung_up": 0}
         with socket.create_connection(
             ("127.0.0.1", int(server.endpoint.rpartition(":")[2])), timeout=100.0
         ) as stranger:

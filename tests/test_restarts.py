@@ -15,6 +15,8 @@ import memoire
 from history.ports import block
 from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
+from rawpeer import flood
+from tcpkit import place
 
 pytestmark = pytest.mark.processes
 
@@ -113,6 +115,32 @@ def test_a_server_that_is_killed_again_and_again_counts_exactly(tmp_path: Path) 
             assert texts == [f"line {number}" for number in range(talker.lines)]
             check_identity(saved)
             assert saved.total_caches >= told.accepted_caches > 0, "nothing that was confirmed is gone"
+        talker.client.close()
+
+
+def end_from_outside(server: Process, rounds: int = 10) -> int:
+    """Be a raw peer until the process ends; its exit status. A libzmq that is mended outlives all rounds: then kill it."""
+    assert server.process is not None
+    for _ in range(rounds):
+        if server.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            flood(place(server.endpoint), b"DEALER")
+    return server.end(signal.SIGKILL)
+
+
+def test_a_server_that_a_raw_peer_ends_from_outside_goes_on_exactly_when_it_is_started_again(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        until(lambda: talker.client.stats().updates > 3)
+        assert end_from_outside(server) in (-signal.SIGABRT, -signal.SIGKILL)
+        server.start()
+        told = talker.end()
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            texts = [entry.line.text for entry in saved.search(most=10_000)]
+            assert texts == [f"line {number}" for number in range(talker.lines)]
         talker.client.close()
 
 

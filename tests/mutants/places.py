@@ -4,6 +4,7 @@ import ast
 import bisect
 import functools
 import hashlib
+import importlib.util
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUOTAS = {"memoire": 170, "memoire/cluster": 55, "dashboard": 60, "memoire/_core.pyx": 35}
 """How many places are drawn: in each folder, and in the kernels, which need a build."""
+NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
+"""Files whose tests run only where a package is installed; elsewhere no place is drawn in them."""
 KINDS = (
     "comparison",
     "arithmetic",
@@ -89,12 +92,9 @@ def folder_of(file: str) -> str:
 
 
 def python_files() -> list[str]:
-    return sorted(
-        path.relative_to(ROOT).as_posix()
-        for top in ("memoire", "dashboard")
-        for path in (ROOT / top).rglob("*.py")
-        if "memoire/dashboard" not in path.as_posix()
-    )
+    paths = [path for top in ("memoire", "dashboard") for path in (ROOT / top).rglob("*.py")]
+    files = sorted(path.relative_to(ROOT).as_posix() for path in paths if "memoire/dashboard" not in path.as_posix())
+    return [file for file in files if file not in NEEDS or importlib.util.find_spec(NEEDS[file])]
 
 
 class Finder(ast.NodeVisitor):
@@ -178,6 +178,8 @@ class Finder(ast.NodeVisitor):
         self._names.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if all(isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) for child in node.body):
+            return  # of a protocol or an overload: nobody calls it
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._constant("default", default)
         self._names.append(node.name)

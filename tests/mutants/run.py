@@ -18,19 +18,20 @@ import threading
 import time
 import tomllib
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import kernels
-from places import KINDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
-from trial import HERE, LEFT_OUT, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
+from places import KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
+from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
 
 SEED = 20250715
 FOLDER = ROOT / "build" / "mutants"
 FIRST_SECONDS = 6.0
 """What the first tests that are tried take together; most mistakes are found by them."""
-ALL_SECONDS = 100.0
+ALL_SECONDS = 60.0
 """What all tests that are tried take together."""
 SURE_SECONDS = 1.0
 """A test that takes longer may have failed because the machine is busy: it is run again without the mistake."""
@@ -198,39 +199,46 @@ class Examiner:
         self._tree, self._recording = tree, recording
         self._unreliable: set[str] = set()
 
-    def examine(self, place: Place, number: int = 0, tests: list[str] | None = None) -> tuple[Verdict, int]:
-        """The verdict on a mistake, and how many tests were tried at most. Kernels' mistakes have a number."""
-        target = self._tree.folder / place.file
+    def examine(self, place: Place, number: int, tests: list[str] | None, seconds: float) -> tuple[Verdict, int]:
+        """The verdict on a mistake, and how many tests were tried at most, which take `seconds` together.
+
+        Args:
+            number: Of a mistake in the kernels; 0 for others.
+            tests: What to give to pytest; None chooses by what was recorded.
+        """
         source = (ROOT / place.file).read_bytes()
         if not number:
-            target.write_bytes(place.planted(source))
+            self._tree.write(place.file, place.planted(source))
         try:
             if tests is not None:
                 return self._tree.try_tests(tests, 120.0), len(tests)
-            return self._search(place, number)
+            return self._search(place, number, seconds)
         finally:
-            target.write_bytes(source)
+            self._tree.write(place.file, source)
 
     def _candidates(self, place: Place, number: int) -> list[str]:
         known = (
             self._recording.kernels[number] if number else self._recording.functions[f"{place.file}|{place.function}"]
         )
         chosen = known or (set() if number else mentioning(place.file, self._recording))
-        chosen = {test for test in chosen if test in self._recording.seconds}
-        return self._recording.nearest(place.file, chosen)
+        looking = set()
+        if not place.function and not number:  # runs when the module is imported, before any test
+            looking = {test for test in self._recording.seconds if test.startswith(LOOKING)}
+        chosen = {test for test in chosen if test in self._recording.seconds} | looking
+        return self._recording.nearest(place.file, chosen, looking if place.kind == "default" else set())
 
-    def _search(self, place: Place, number: int) -> tuple[Verdict, int]:
+    def _search(self, place: Place, number: int, most: float) -> tuple[Verdict, int]:
         waiting, tried, spent = self._candidates(place, number), 0, 0.0
-        share = FIRST_SECONDS
-        while waiting and spent < ALL_SECONDS:
-            some = self._some(waiting, share)
-            seconds = sum(map(self._recording.seconds.__getitem__, some))
-            verdict = self._tree.try_tests(some, seconds, MEMOIRE_MUTANT=str(number))
+        while waiting and spent < most:
+            some = self._some(waiting, most if spent else min(most, FIRST_SECONDS))
+            each = [self._recording.seconds[test] for test in some]
+            seconds = sum(each)
+            verdict = self._tree.try_tests(some, seconds, max(each), MEMOIRE_MUTANT=str(number))
             if verdict.found and self._is_sure(verdict, place):
                 return verdict, tried + len(some)
             waiting = [test for test in waiting if test not in set(some) or (verdict.found and test != verdict.by)]
             waiting = [test for test in waiting if test not in self._unreliable]
-            tried, spent, share = tried + len(some), spent + seconds, ALL_SECONDS
+            tried, spent = tried + len(some), spent + seconds
         return Verdict(False, ""), tried
 
     def _some(self, waiting: list[str], share: float) -> list[str]:
@@ -245,13 +253,12 @@ class Examiner:
     def _is_sure(self, verdict: Verdict, place: Place) -> bool:
         """Whether the test that failed passes without the mistake, where it is one that depends on the machine."""
         seconds = self._recording.seconds.get(verdict.by)
-        if seconds is None or seconds < SURE_SECONDS:
+        if seconds is None or (seconds < SURE_SECONDS and not verdict.is_late):
             return True
-        target = self._tree.folder / place.file
-        mistaken = target.read_bytes()
-        target.write_bytes((ROOT / place.file).read_bytes())
-        again = self._tree.try_tests([verdict.by], seconds)
-        target.write_bytes(mistaken)
+        mistaken = (self._tree.folder / place.file).read_bytes()
+        self._tree.write(place.file, (ROOT / place.file).read_bytes())
+        again = self._tree.try_tests([verdict.by], seconds, seconds)
+        self._tree.write(place.file, mistaken)
         if again.found:
             self._unreliable.add(verdict.by)
         return not again.found
@@ -274,6 +281,17 @@ class Results:
             part.write_text(json.dumps(self.rows, indent=1))
             os.replace(part, self._path)
 
+    def is_open(self, key: str, limit: float) -> bool:
+        """Whether this mistake was neither found nor looked for that long."""
+        row = self.rows.get(key)
+        return row is None or not (row["found"] or row["limit"] >= limit)
+
+    def forget(self, keys: list[str]) -> None:
+        """What was not found is tried anew."""
+        for key in keys:
+            if key in self.rows and not self.rows[key]["found"]:
+                del self.rows[key]
+
 
 Job = tuple[Place, int, list[str] | None]
 
@@ -290,10 +308,10 @@ def jobs_of(seed: int) -> list[Job]:
         else:
             by_hand.append((place, 0, row.get("tests")))
     python: list[Job] = [(place, 0, None) for place in drawn(seed)]
-    return by_hand + python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)]
+    return python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)] + by_hand
 
 
-def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results) -> None:
+def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results, limit: float) -> None:
     examiner = Examiner(tree, recording)
     while True:
         try:
@@ -301,11 +319,23 @@ def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: R
         except Empty:
             return
         began = time.monotonic()
-        verdict, tried = examiner.examine(place, number, tests)
+        verdict, tried = examiner.examine(place, number, tests, limit)
         seconds = time.monotonic() - began
-        results.put(place.key, {"found": verdict.found, "by": verdict.by, "tried": tried, "seconds": round(seconds, 1)})
+        row = {"found": verdict.found, "by": verdict.by, "tried": tried, "limit": limit, "seconds": round(seconds, 1)}
+        results.put(place.key, row)
         words = f"found by {verdict.by}" if verdict.found else f"NOT FOUND by {tried} tests"
         say(f"{place.file}:{place.line} {place.kind}: {place.old[:60]} -> {place.new[:60]}: {words} ({seconds:.0f} s)")
+
+
+def in_parallel(trees: list[Tree], recording: Recording, jobs: list[Job], results: Results, limit: float) -> None:
+    queue: SimpleQueue[Job] = SimpleQueue()
+    for job in jobs:
+        queue.put(job)
+    threads = [threading.Thread(target=work, args=(tree, recording, queue, results, limit)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def main() -> int:
@@ -323,17 +353,13 @@ def main() -> int:
     results = Results(FOLDER / "results.json")
     jobs = [job for job in jobs_of(given.seed) if given.only in job[0].key]
     proofs = {row["key"]: row["proof"] for row in toml("equivalent.toml", "equivalent")}
-    queue: SimpleQueue[Job] = SimpleQueue()
-    for job in jobs:
-        former = results.rows.get(job[0].key)
-        if job[0].key not in proofs and (former is None or (given.again and not former["found"])):
-            queue.put(job)
-    say(f"{len(jobs)} mistakes, {queue.qsize()} to try")
-    threads = [threading.Thread(target=work, args=(tree, recording, queue, results)) for tree in trees]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    open_jobs = [job for job in jobs if job[0].key not in proofs]
+    if given.again:
+        results.forget([job[0].key for job in open_jobs])
+    for limit in (FIRST_SECONDS, ALL_SECONDS):
+        left = [job for job in open_jobs if results.is_open(job[0].key, limit)]
+        say(f"{len(left)} of {len(jobs)} mistakes to try, by tests that take {limit:g} s together")
+        in_parallel(trees, recording, left, results, limit)
     return report(given.seed, [place for place, _, _ in jobs], results.rows, proofs, given.write)
 
 
@@ -363,7 +389,8 @@ HEAD = """# Planted mistakes
 
 For whoever changes the tests: what `make mutants` printed. It plants one mistake at a time in a copy of the code and looks
 whether a test fails. {count} places were drawn by the seed {seed}; `tests/mutants/by_hand.toml` names {by_hand} more.
-Annotations, messages and log lines for debugging are left alone. A mistake is tried by the tests that enter its function.
+Annotations, messages and log lines for debugging are left alone, and so are files whose tests need a package that is not
+installed ({absent}). A mistake is tried by the tests that enter its function.
 
 **{found} of {tried} were found ({share:.1f} %); {equivalent} change nothing that anybody can see.**
 """
@@ -402,6 +429,7 @@ def pages_text(
         tried=tried,
         share=100 * count["found"] / max(1, tried),
         equivalent=count["equivalent"],
+        absent=", ".join(file for file, package in NEEDS.items() if not find_spec(package)) or "none here",
     )
     lines = table("folder", list(QUOTAS), lambda place: folder_of(place.file), others, states)
     lines += table("kind", list(KINDS), lambda place: place.kind, others, states)

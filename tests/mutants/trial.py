@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from places import ROOT
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = ("tests/test_mutants.py", "tests/test_setup.py", "tests/test_packages.py", "tests/test_benchmarks.py")
 """Test files about this tool, and about builds and archives of the whole checkout."""
+LOOKING = "tests/test_signatures.py"
+"""A test file that looks at functions and does not call them."""
+NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"
 QUICK = " and not processes and not slow"
 
@@ -64,10 +68,14 @@ class Recording:
                     made.kernels[number].add(test)
         return made
 
-    def nearest(self, file: str, tests: set[str]) -> list[str]:
-        """In the order in which they are tried: quick ones first, those of the file's own test file before others."""
+    def nearest(self, file: str, tests: set[str], first: set[str]) -> list[str]:
+        """In the order in which they are tried: quick ones first, and those of the file's own test file before others."""
         own = f"tests/test_{Path(file).stem}"
-        return sorted(tests, key=lambda test: (self.seconds[test] + 0.01) * (0.1 if test.startswith(own) else 1.0))
+
+        def rank(test: str) -> tuple[bool, float]:
+            return test not in first, (self.seconds[test] + 0.01) * (0.1 if test.startswith(own) else 1.0)
+
+        return sorted(tests, key=rank)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Verdict:
     found: bool
     by: str
     """The test that failed, or how its process ended; empty if none did."""
+    is_late: bool = False
+    """Whether it failed because it took too long, which may be the machine's fault."""
 
 
 def group_killed(process: "subprocess.Popen[str]") -> None:
@@ -92,10 +102,19 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._written = 0
+
+    def write(self, file: str, source: bytes) -> None:
+        """Replace a file. Compiled files are known by time and size of their source: each time is another one."""
+        self._written += 1
+        target = self.folder / file
+        target.write_bytes(source)
+        when = time.time() - 1e6 + 2 * self._written
+        os.utime(target, (when, when))
 
     def environment(self, **more: str) -> dict[str, str]:
         paths = [self.folder, HERE, HERE / "child"]
-        kept = {key: value for key, value in os.environ.items() if key not in ("CI", "PYTHONPATH", "MEMOIRE_CHECKED")}
+        kept = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return {**kept, **threads, "PYTHONPATH": ":".join(map(str, paths)), "MEMOIRE_TREE": str(self.folder), **more}
 
@@ -122,12 +141,13 @@ class Tree:
             group_killed(process)
         return return_code, output
 
-    def try_tests(self, tests: list[str], expected: float, **environment: str) -> Verdict:
-        """Run these until one fails. Tests that take ten times as long, and a minute, hang."""
+    def try_tests(self, tests: list[str], expected: float, longest: float = 5.0, **environment: str) -> Verdict:
+        """Run these until one fails. One that takes ten times as long as the longest, and 20 s, hangs."""
         listed = self.folder / "build" / "tests.txt"
         listed.parent.mkdir(exist_ok=True)
         listed.write_text("\n".join(tests), encoding="utf-8")
-        arguments = ["-x", "-rfE", "--tb=line", "--timeout=60", f"@{listed}"]
+        heavy = [] if any("schema" in test.partition("::")[0] for test in tests) else ["-p", "no:schemathesis"]
+        arguments = [*heavy, "-x", "-rfE", "--tb=line", f"--timeout={20 + 10 * longest:.0f}", f"@{listed}"]
         status, output = self.pytest(arguments, 90 + 10 * expected, **environment)
         (self.folder / "build" / "output.txt").write_text(output, encoding="utf-8")
         return verdict_of(status, output)
@@ -137,14 +157,14 @@ def verdict_of(status: int | None, output: str) -> Verdict:
     if status == 0:
         return Verdict(False, "")
     if status is None:
-        return Verdict(True, "a hang")
+        return Verdict(True, "a hang", True)
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", output, re.MULTILINE)
     if failed:
-        return Verdict(True, failed.group(1))
+        return Verdict(True, failed.group(1), "Timeout" in output)
     if status < 0:
         return Verdict(True, f"a crash, {signal.Signals(-status).name}")
     if "Timeout" in output:
-        return Verdict(True, "a hang")
+        return Verdict(True, "a hang", True)
     if status in (2, 3, 4):
         return Verdict(True, "an error while tests are imported")
     raise RuntimeError(f"pytest ended with {status}:\n{output[-3000:]}")

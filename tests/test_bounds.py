@@ -1,0 +1,162 @@
+"""One step on each side of bounds that are kept inside: what is sent at once, kept, waited for, forgotten."""
+
+import dataclasses
+import sqlite3
+
+import pytest
+
+from memoire import descriptors, proxy, snapshot, snapshotfile, sockets, statefile, subscriptions, wire
+from memoire.desk import MOST_UPLOADS
+from memoire.errors import ProtocolError
+from memoire.logbook import LINE_OVERHEAD, Outbox
+from memoire.pool import Pool
+from poolkit import PLAIN, SCHEMA, Clock, name
+from test_desk import Asker, desk, told  # noqa: F401  fixtures
+from test_pool import made
+from test_snapshot import STATES, episodes_of, memory_of
+from test_subscriptions import LIMITS, following
+
+# ------------------------------------------------------------------------------------------------------- on the way
+
+
+def test_a_line_that_waits_counts_with_what_it_costs_beside_its_text():
+    outbox = Outbox(most_lines=10, most_bytes=2 * (5 + LINE_OVERHEAD), line_bytes=100)
+    assert [outbox.add("12345", 1, 0.0) for _ in range(3)] == [1, 2, 0]
+    assert outbox.bytes == 2 * (5 + LINE_OVERHEAD)
+
+
+def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_one():
+    node = following(dataclasses.replace(LIMITS, model_window=4))
+    body, at_once = node.publish(200), []
+    for _ in range(6):
+        node.answer()
+        at_once.append(len(node.asked))
+    node.now += 2 * subscriptions.QUICK
+    for _ in range(5):
+        node.answer()  # those that were asked for before are slow, too
+        at_once.append(len(node.asked))
+    node.answer_all()
+    assert at_once == [2, 3, 4, 4, 4, 4, 3, 2, 1, 1, 2] and node.newest.body == body
+
+
+@pytest.mark.usefixtures("told")
+def test_uploads_are_bounded_in_number_and_the_oldest_gives_way(desk):  # noqa: F811
+    for number in range(MOST_UPLOADS + 1):
+        publish = wire.Publish(topic=f"t{number}", size=500, sha256=bytes(32))
+        assert Asker(desk, bytes([number + 1]) * 16).ask(publish, payload=b"x").body.received == 1
+        assert len(desk._uploads) == min(number + 1, MOST_UPLOADS)
+    assert [topic for _, topic in desk._uploads] == [f"t{number}" for number in range(1, MOST_UPLOADS + 1)]
+
+
+@pytest.mark.usefixtures("told")
+def test_an_upload_that_goes_on_is_not_the_oldest_and_few_bytes_drop_nothing(desk):  # noqa: F811
+    askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(3)]
+    for number, asker in enumerate(askers):
+        asker.ask(wire.Publish(topic=f"t{number}", size=990, sha256=bytes(32)), payload=bytes(10))
+    first = wire.Publish(topic="t0", size=990, sha256=bytes(32), offset=10)
+    assert askers[0].ask(first, payload=bytes(500)).body.received == 510
+    assert len(desk._uploads) == 3
+    assert askers[1].ask(changed(first, topic="t1"), payload=bytes(475)).body.received == 485
+    assert [topic for _, topic in desk._uploads] == ["t2", "t0", "t1"]
+    assert askers[0].ask(changed(first, offset=510), payload=b"x").body.received == 511
+    assert [topic for _, topic in desk._uploads] == ["t1", "t0"]  # more than a model's bytes lay there
+
+
+def changed(body, **changes):
+    """A message with some fields changed."""
+    return type(body)(**{field: getattr(body, field) for field in body.__struct_fields__} | changes)
+
+
+def test_a_lane_has_room_again_for_what_was_sent(monkeypatch):
+    sent, is_open = [], [False]
+    monkeypatch.setattr(sockets, "send", lambda made, frames: is_open[0] and not sent.append(frames))
+    lane = proxy.Lane(100)
+    for number in range(3):
+        lane.put([number], 40)
+    assert (len(lane), lane.bytes, lane.lost, lane.lost_bytes) == (2, 80, 1, 40)
+    assert not lane.send(object()) and not lane.send(None) and lane.bytes == 80
+    is_open[0] = True
+    assert lane.send(object()) and sent == [[1], [2]] and (len(lane), lane.bytes) == (0, 0)
+    lane.put([4], 500)
+    assert (len(lane), lane.bytes, lane.lost) == (1, 500, 1)
+
+
+# ------------------------------------------------------------------------------------------------ readers that leave
+
+
+def test_a_reader_that_was_forgotten_begins_anew_with_what_it_drew_elsewhere():
+    clock = Clock()
+    pool, reader = Pool(SCHEMA, PLAIN, seed=0, client_timeout=10.0, clock=clock), b"r" * 16
+    pool.add(name(0), 1, made(50))
+    pool.reserve(reader, 10, 5000)
+    clock.now += 11.0
+    pool.expire()
+    pool.add(name(0), 2, made(50))
+    pool.reserve(reader, 10, 9000)  # all of it of the time before it came here again
+    pool.add(name(0), 3, made(50))
+    (client,) = pool._held
+    assert client.between == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- descriptors
+
+
+class Watched:
+    closed = False
+
+
+@pytest.mark.parametrize(("beyond", "is_full"), [(0, True), (1, False)])
+def test_addresses_hear_of_newcomers_again_when_twice_the_margin_is_free(monkeypatch, beyond, is_full):
+    """All spare descriptors are open, so that many more are free than are left."""
+    filters, allowed = [], 1024
+    monkeypatch.setattr(descriptors, "limit", lambda: allowed)
+    monkeypatch.setattr(descriptors, "_filter", lambda fd, on: filters.append(on))
+    monkeypatch.setattr(descriptors, "_lowest_free", lambda allowed: allowed)
+    guard = descriptors.Guard()
+    guard.add(5, Watched())
+    assert len(guard._spare) == descriptors.SPARE
+    guard.turn(guard.look_at)
+    assert guard.is_full and filters == [True] and guard.times == 1
+    margin = max(descriptors.SPARE, allowed // 32)
+    for kept in (descriptors.SPARE, descriptors.SPARE - 3):
+        del guard._spare[kept:]
+        monkeypatch.setattr(
+            descriptors, "used", lambda kept=kept: allowed - (2 * margin + descriptors.SPARE - kept + beyond)
+        )
+        guard.is_full = True
+        guard.turn(guard.look_at + descriptors.GIVEN_UP + 1.0)
+        assert guard.is_full is is_full
+
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+
+
+def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
+    (kept,) = episodes_of(memory_of([1])).walk()
+    record = snapshot.pack(kept, 0, STATES)
+    assert snapshot.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (1, 3)
+    weightless = changed(record.body, multiplier=0.0)
+    assert snapshot.unpack(weightless, record.payload, STATES).episode.multiplier == 0.0
+    for multiplier in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ProtocolError):
+            snapshot.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
+    with pytest.raises(ProtocolError):
+        snapshot.unpack(snapshotfile.Episode(owner=b"", number=1, length=0), record.payload, STATES)
+
+
+@pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])
+def test_a_file_that_another_program_holds_is_busy(code, is_busy):
+    error = sqlite3.OperationalError("words")
+    assert not statefile.is_busy(error)
+    error.sqlite_errorcode = code | 2 << 8  # an extended code
+    assert statefile.is_busy(error) is is_busy
+
+
+@pytest.mark.parametrize(("count", "is_taken"), [(0, True), (5, True), (2**53 - 1, True), (2**53, False)])
+def test_a_number_of_lines_is_one_that_can_be(count, is_taken):
+    packed = statefile._COUNT.pack(count)
+    if is_taken:
+        assert statefile.count_of(packed) == count
+    else:
+        with pytest.raises(ValueError, match="lines"):
+            statefile.count_of(packed)
