@@ -421,7 +421,8 @@ class Ledger:
         """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence. A guest that
         reports nothing that counts stays one.
 
-        What it counts per home is not taken from before this account was opened: it is about a former one.
+        What it counts per home is about a former account where its epoch is before this one was opened, and where it is
+        above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
 
         Raises:
             ProtocolError: a scalar or return is not finite, or too many accounts are opened at once; nothing was
@@ -434,7 +435,7 @@ class Ledger:
         account = self._heard(account or self.greet(client, now, table), now)
         old = account.report
         said = update if sequence > account.sequence else old
-        mine = update if update.epoch >= account.since else old
+        mine = update if account.since <= update.epoch <= self.epoch else old
         sums = {name: max(getattr(old, name), getattr(update, name)) for name in _SUMS}
         sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in _HOME_SUMS}
         account.report = msgspec.structs.replace(said, **sums, lines=[], ended=[])

@@ -1,6 +1,7 @@
 """What a server answers, without a socket: each request may come any number of times."""
 
 import hashlib
+import time
 
 import numpy as np
 import pytest
@@ -65,6 +66,51 @@ def arrive(desk, payload, **changed):
     facts = {"client": ME, "fingerprint": SCHEMA.fingerprint, "sequence": 1} | changed
     message = wire.parse(wire.encode(wire.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
     return desk.arrived(message.header, message.body, message.payload)
+
+
+def made(parameters=None):
+    """A desk without a state folder."""
+    settings = {"default": Table(SCHEMA, parameters=parameters or Parameters(cache_size=64))}
+    tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
+    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0)
+
+
+def test_a_server_without_a_folder_that_begins_before_its_former_life_takes_none_of_its_caches(monkeypatch):
+    """Epochs are wall times: the clock may go back, and goes on while a host sleeps, as no other clock does."""
+    lives = []
+    for now in (5_000, 2_000, 9_000):
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: 3_000)
+        me = Asker(made())
+        told = me.ask(wire.Hello()).body
+        assert told.epoch == now
+        for former in lives:
+            me.ask(wire.Update(epoch=former, episodes=1, steps=9, caches=7, cache_bytes=700))
+        me.ask(wire.Update(epoch=told.epoch, episodes=2, steps=20, caches=1, cache_bytes=100))
+        account = me.desk.ledger.find(ME)
+        assert (account.report.steps, account.pushed_caches, account.pushed_bytes) == (20, 1, 100)
+        me.desk.ledger.check_invariants()
+        lives.append(now)
+
+
+BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
+
+
+def test_another_run_begins_its_band_anew():
+    """Learners were 25 samples behind, and one client held all that may be recorded: neither is the next run's."""
+    desk = made(parameters=BAND)
+    me, limiter = Asker(desk), desk.tables.first.limiter
+    told = me.ask(wire.Hello()).body
+    assert told.granted_steps == 30
+    me.ask(wire.Update(epoch=told.epoch, episodes=1, steps=25))
+    assert (limiter.stats().surplus, limiter.stats().draws_wait) == (25.0, "")
+    desk.begin_run("next")
+    assert (limiter.stats().surplus, limiter.stats().inserts_wait, limiter.standing().is_told) == (0.0, "", False)
+    you = Asker(desk, YOU)
+    assert you.ask(wire.Hello()).body.granted_steps == 30, "what a client of the former run was granted is free"
+    again = me.ask(wire.Hello(inserted=0)).body
+    me.ask(wire.Update(epoch=again.epoch, steps=4), run=wire.name_hash("next"))
+    assert limiter.stats().surplus == 4.0
 
 
 def test_hello_says_all_that_a_client_needs(desk):

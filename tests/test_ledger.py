@@ -1,5 +1,6 @@
 """The ledger against a slow model, whatever is lost, doubled or late; and the byte window's identity under faults."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from memoire.account_store import MemoryAccounts
 from memoire.errors import ProtocolError
 from memoire.ledger import Account, Ledger, Window, Windows
 from memoire.throttle import TokenBuckets
-from memoire.wire import Ended, Line, Update
+from memoire.wire import MOST_RETURN, Ended, Line, Update
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 
@@ -271,6 +272,39 @@ def test_an_update_from_before_an_account_was_opened_says_nothing_about_its_cach
     assert ledger.arrived(CLIENTS[0], 100, 1.0, 9, 900, since=10) is None
     assert (ledger.strays, account.received_caches, account.lost_caches) == (1, 0, 0)
     assert ledger.arrived(CLIENTS[0], 100, 1.0, 1, 100, since=20) is account
+
+
+@pytest.mark.parametrize("former", [10, 30])  # the clock went on, or back, while a home without a state folder was away
+def test_an_update_about_a_former_life_of_its_home_says_nothing_about_its_caches(former):
+    ledger = Ledger(epoch=20)
+    said = Update(epoch=former, episodes=3, caches=9, cache_bytes=900)
+    account = ledger.report(CLIENTS[0], 5, said, now=1.0)
+    assert (account.since, account.report.episodes, account.report.caches, account.in_flight) == (20, 3, 0, 0)
+    ledger.report(CLIENTS[0], 6, Update(epoch=20, episodes=4, caches=1, cache_bytes=100), now=1.0)
+    ledger.report(CLIENTS[0], 4, said, now=1.0)  # and once more, late
+    assert (account.report.caches, account.report.cache_bytes) == (1, 100)
+    ledger.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [(what, value) for what in ("return", "scalar") for value in (math.nan, math.inf, -math.inf)]
+    + [("return", sign * 1.01 * MOST_RETURN) for sign in (1.0, -1.0)],
+)
+def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, value):
+    ledger = Ledger(epoch=1)
+    ledger.report(CLIENTS[0], 1, Update(epoch=1, episodes=1, steps=5, ended=[Ended(1, 1.0, 5, 2.0)]), now=1.0)
+    before = ledger.totals()
+    ended = [Ended(2, 1.0, 5, 1.0), Ended(3, 1.0, 5, value if what == "return" else 1.0)]
+    scalars = {"loss": value} if what == "scalar" else {}
+    with pytest.raises(ProtocolError, match="finite") as problem:
+        ledger.report(CLIENTS[0], 2, Update(epoch=1, episodes=3, steps=15, ended=ended, scalars=scalars), now=1.0)
+    assert problem.value.code == "value" and ledger.totals() == before and len(ledger.ended) == 1
+    for sign in (1.0, -1.0):  # the largest that is taken
+        number = 2 + (sign < 0)
+        told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MOST_RETURN)])
+        ledger.report(CLIENTS[0], 2 + number, told, now=1.0)
+    assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
 
 
 def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_is_gone():

@@ -95,9 +95,10 @@ def test_of_duplicates_the_last_counts_and_handles_of_what_was_overwritten_are_d
     buffer.extend("d")
     assert buffer.data == ["d", "b", "c"] and buffer.priority_sum() == 6.25
     old = samples["indexes"] == 0
-    applied, stale = buffer.update_priorities(samples["indexes"], np.full(30, 0.5), samples["handles"])
+    applied, stale = buffer.update_priorities(samples["indexes"], np.where(old, 100.0, 0.5), samples["handles"])
     assert (applied, stale) == ((~old).sum(), old.sum()) and stale > 0
     assert buffer._tree.get([0]) == [5.0]
+    assert buffer.max_priority == 5.0, "what is told of a transition that has left is no priority that was ever given"
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing():

@@ -7,14 +7,14 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memoire.buffer import Buffer
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.memory import Memory
 from memoire.parameters import Parameters
-from memoire.rate import PATIENCE, Limiter, check_batch
+from memoire.rate import PATIENCE, Balance, Limiter, check_batch
 from memoire.sampling import Prioritized
 from memoire.schema import Column, Schema
 from memoire.wire import NO_LIMIT, Band, Standing
@@ -221,6 +221,82 @@ def test_a_reader_of_several_servers_says_how_it_stands_with_all():
     assert (band.standing().surplus, band.standing().is_told) == (-40.0, True) and band.stats().entries == 7
     assert band.why_not_draw(11) and not band.why_not_draw(10)
     assert band.grant(b"a" * 16)[0] == 35 + 45  # half of the room of 90
+
+
+happenings = st.lists(
+    st.tuples(st.sampled_from(["insert", "draw", "hear", "restart"]), st.integers(0, 1), st.integers(1, 40)),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(happenings, st.sampled_from([0.5, 4.0]), st.booleans())
+@example([("insert", 0, 9), ("hear", 0, 1), ("insert", 0, 5), ("restart", 0, 1), ("insert", 0, 3)], 4.0, True)
+@example([("insert", 0, 9), ("hear", 0, 1), ("restart", 0, 1), ("insert", 0, 30), ("hear", 0, 1)], 4.0, False)
+@example([("insert", 0, 9), ("restart", 0, 1), ("insert", 0, 5), ("hear", 0, 1)], 0.5, True)
+def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, clock_goes_on):
+    """What every life of every server told of itself adds up, whatever numbers its epochs have; what a life never told
+    is lost with it. A server that begins anew has a band of its own until it is told of that of all.
+    """
+    names, balance = ["a", "b"], Balance()
+    parameters = Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=1e6)
+    life = dict.fromkeys(names, 100)
+    counts = {name: [0, 0] for name in names}  # inserted and drawn in this life
+    told = dict.fromkeys(names, False)
+    known = dict.fromkeys(names, (0, 0))  # of its life, as the reader has heard
+    expected = 0.0
+
+    def hear(name):
+        nonlocal expected
+        inserted, drawn = counts[name]
+        news = (inserted - known[name][0]) * ratio - (drawn - known[name][1])
+        expected += news
+        known[name] = inserted, drawn
+        surplus = expected if told[name] else inserted * ratio - drawn
+        standing = Standing(surplus, told[name], inserted, drawn, ratio, 1e6)
+        balance.heard(name, life[name], standing, 50, 3)
+        assert balance.why_not_draw(parameters, names, 1, 0) in ("", UNKNOWN)
+        band = balance.band(name, names)
+        told[name] = band is not None
+        assert band is None or (band.surplus, band.inserted, band.drawn) == (pytest.approx(expected), inserted, drawn)
+
+    for name in names:
+        hear(name)
+    for what, which, count in walk:
+        name = names[which]
+        if what == "hear":
+            hear(name)
+        elif what == "restart":
+            life[name] += 1 if clock_goes_on else -1
+            counts[name], known[name], told[name] = [0, 0], (0, 0), False
+        else:
+            counts[name][what == "draw"] += count
+    for name in names:
+        hear(name)
+
+
+UNKNOWN = "waits for all servers to say how many entries were recorded"
+
+
+def test_a_balance_begins_with_what_was_known_of_all():
+    """The reader is new, and one server was told of the band of all by a former one; the others speak for themselves."""
+    parameters = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
+    balance = Balance()
+    balance.heard("a", 1, Standing(30.0, True, 40, 50, 2.0, 100.0), 50, 3)
+    assert balance.why_not_draw(parameters, ["a", "b"], 1, 0) == UNKNOWN and balance.band("a", ["a", "b"]) is None
+    balance.heard("b", 1, Standing(4.0, False, 7, 10, 2.0, 100.0), 20, 1)
+    assert balance.why_not_draw(parameters, ["a", "b"], 134, 0) == ""
+    assert "drawing is -29 samples ahead" in balance.why_not_draw(parameters, ["a", "b"], 130, 5)
+    band = balance.band("a", ["a", "b"])
+    assert band == Band(34.0, 40, 50, 20, 4 / 6, 2.0, 100.0)
+    balance.heard("c", 9, Standing(6.0, False, 3, 0, 2.0, 100.0), 1, 1)  # it comes later
+    assert balance.band("b", ["a", "b", "c"]).surplus == 40.0
+    balance.heard("d", 9, Standing(40.0, True, 3, 0, 2.0, 100.0), 1, 1)  # another reader has told it of all already
+    assert balance.band("b", ["a", "b", "c", "d"]).surplus == 40.0
+    balance.heard("c", 9, None, 1, 1)
+    assert balance.band("c", ["a", "b", "c"]) is None, "nothing is limited there any more"
+    balance.reset()
+    assert balance.band("a", ["a", "b"]) is None
 
 
 def test_a_draw_that_waits_goes_on_when_entries_come():

@@ -96,6 +96,39 @@ def test_a_learner_that_draws_again_and_again_waits_for_entries(cluster):
         reader.get_batch(79)
 
 
+@pytest.mark.parametrize("change", ["run", "band"])
+def test_a_reader_forgets_its_balance_with_the_run_and_the_band_that_it_is_of(cluster, change):
+    """A learner that was 25 samples behind begins the next run, or the next band, at nothing, as its server does."""
+    server = cluster.server(parameters=band(tolerance=40.0, reuse_cache=True), limits=QUICK)
+    client, reader = cluster.client(server, limits=QUICK), cluster.reader([server], limits=QUICK, ahead=1)
+    writer, limiter = client.writer(check=False), server._tables.first.limiter
+
+    def go_on(steps):
+        """Record, draw, and wait until the reader has told the server how it stands with all."""
+        for number in range(steps):
+            step(writer, number)
+        client.update(60.0)
+        assert len(reader.get_batch(5, 60.0)) > 0
+        until(lambda: (standing := limiter.standing()) is not None and standing.is_told)
+        until(lambda: reader.stats().prefetched == 1)  # and no draw is on its way
+        return limiter.stats()
+
+    before = go_on(35)
+    assert before.surplus == before.inserted - before.drawn >= 25.0
+    if change == "run":
+        server.begin_run("next")
+    else:
+        server.configure(samples_per_insert_tolerance=41.0)
+    begun = limiter.stats()
+    assert begun.surplus == 0.0
+    if change == "run":
+        until(lambda: client.run == "next" and reader._run == server._desk.run)
+    else:
+        until(lambda: client.parameters == reader.parameters == server.parameters)
+    after = go_on(10)
+    assert after.surplus == (after.inserted - begun.inserted) - (after.drawn - begun.drawn) > -20.0
+
+
 def test_an_actor_that_does_not_wait_goes_on_acting_and_pushes_nothing(cluster):
     server = cluster.server(parameters=band(tolerance=16.0), limits=QUICK)
     client = cluster.client(server, limits=QUICK)

@@ -249,6 +249,26 @@ def test_priorities_find_their_owners_at_every_server(cluster):
         reader.update_priorities(batch["ids"], np.ones(3))
 
 
+def test_priorities_that_nobody_takes_are_counted_as_lost(cluster):
+    """A client that is gone fetches none, and a server that is gone answers nothing: each sample that was given counts."""
+    server = cluster.server()
+    clients = [cluster.client(server) for _ in range(2)]
+    for client in clients:
+        fill(client)
+    reader = cluster.reader([server], limits=Limits(request_timeout=0.5))
+    batch = reader.get_batch(64, 60.0)
+    theirs = (batch["ids"]["client"] == np.frombuffer(clients[0].client_id, "<u8")).all(axis=1)
+    clients[0].close()
+    until(lambda: server.stats().presence["gone"] == 1)
+    batch.update_priorities(np.ones(64))
+    until(lambda: reader.stats().feedback_lost == theirs.sum() > 0)
+    assert server.stats().feedback_lost == theirs.sum()
+    server.close()
+    batch.update_priorities(np.ones(64))
+    until(lambda: reader.stats().feedback_lost == theirs.sum() + 64)
+    assert reader.stats().feedback_given == 128
+
+
 @pytest.mark.parametrize("size", [0, 10, 1_200_000])
 def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
     servers = [cluster.server(name=name) for name in NAMES]

@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -46,6 +47,17 @@ def test_everything_that_was_acknowledged_is_there_after_a_restart(tmp_path):
     assert before["count"] == 24
     assert [one.lines_through for one in before["accounts"]] == [3] * 8
     assert before["inherited"] == rows(5, 6)
+
+
+def test_epochs_grow_whatever_the_clock_does(tmp_path):
+    """Back after a wrong time was set, standing still, and far on after its host slept."""
+    clocks, epochs = [2000.0, 1000.0, 1000.0, 1999.0, 900_000.0, 0.0], []
+    for now in clocks:
+        with Store(tmp_path / "state", clock=lambda now=now: now) as store:
+            epochs.append(store.epoch)
+    assert all(former < epoch for former, epoch in pairwise(epochs))
+    # No life is before its clock: the epochs of another folder in the place of a lost one go on above its last.
+    assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
 
 
 def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):

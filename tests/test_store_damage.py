@@ -115,7 +115,13 @@ def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
     ("change", "words"),
     [
         ("PRAGMA application_id = 7", "database of another program"),
-        ("PRAGMA user_version = 9", "was written in form 9, this version of memoire reads and writes form 2"),
+        *[
+            (
+                f"PRAGMA user_version = {form}",
+                f"was written in form {form}, this version of memoire reads and writes form 2",
+            )
+            for form in (0, 1, 3, 9)
+        ],
     ],
 )
 def test_a_strangers_database_is_left_alone(folders, tmp_path, change, words):
