@@ -9,7 +9,7 @@ from .errors import InsecureWarning, MemoireError
 from .memory import Memory
 from .mixed import MixedBatch
 from .parameters import Parameters
-from .prioritized import PrioritizedReplayBuffer, Transition
+from .prioritized import PrioritizedReplayBuffer, PriorityExperienceReplayBuffer, Transition
 from .proxy import Proxy
 from .ragged import Ragged
 from .reader import Reader
@@ -38,6 +38,7 @@ __all__ = [
     "Parameters",
     "Prioritized",
     "PrioritizedReplayBuffer",
+    "PriorityExperienceReplayBuffer",
     "Proxy",
     "Ragged",
     "RankBased",

@@ -119,7 +119,10 @@ class PrioritizedReplayBuffer(Guarded):
         return self._tree.total
 
     def priority_min(self) -> float:
-        """Least priority ** alpha above 0; infinity at first."""
+        """Least priority ** alpha above 0; infinity at first.
+
+        The notebook's is 0 while a priority is 0, and its `sample` divides by that.
+        """
         return self._tree.minimum
 
     _sum, _min = priority_sum, priority_min
@@ -213,3 +216,7 @@ class PrioritizedReplayBuffer(Guarded):
 
     def __repr__(self) -> str:
         return f"PrioritizedReplayBuffer({self.size} of {self.capacity}, alpha={self.alpha})"
+
+
+PriorityExperienceReplayBuffer = PrioritizedReplayBuffer
+"""As the notebook calls it."""

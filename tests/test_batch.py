@@ -101,7 +101,9 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
     batch = batch_for(gathered_for(SCHEMA))
     with pytest.raises(KeyError, match="weights"):
         batch["weights"]
-    with pytest.raises(AttributeError, match=r"this batch has no 'weight'\. Did you mean 'importance'\? It has obs\.image, "):
+    with pytest.raises(
+        AttributeError, match=r"this batch has no 'weight'\. Did you mean 'importance'\? It has obs\.image, "
+    ):
         batch.weight
     assert not hasattr(batch, "next_action") and "obs.image" in batch and batch.get("nothing") is None
 

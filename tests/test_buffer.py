@@ -244,7 +244,7 @@ def test_settings_that_cannot_be_are_refused_when_it_is_made() -> None:
         Buffer(CHAIN, 0)
     with pytest.raises(ParameterError, match="multi_step must be"):
         Buffer(CHAIN, 10, multi_step=0)
-    with pytest.raises(ParameterError, match="priority_exponent must be"):
+    with pytest.raises(ParameterError, match="^exponent must be"):
         Buffer(CHAIN, 10, sampler=Prioritized(-1.0))
 
 

@@ -573,6 +573,18 @@ def test_what_is_said_of_a_pod_wins():
     assert settings["dashboard"]["expected-actors"] == 600 and settings["dashboard"]["root-path"] == "/memoire"
 
 
+def test_learners_run_on_nodes_with_a_gpu_and_actors_on_others():
+    objects = render(values=ROOT / "deploy" / "examples" / "gpu-learner.yaml")
+    specs = {labels["app.kubernetes.io/component"]: spec for _, spec, labels in pods(objects)}
+    learner, actor = specs["learner"], specs["actor"]
+    assert learner["nodeSelector"] == {"node.kubernetes.io/accelerator": "a100"}
+    assert actor["nodeSelector"] == specs["proxy"]["nodeSelector"] == {"node.kubernetes.io/pool": "cpu"}
+    gpus = {name: sum("nvidia.com/gpu" in one.get("resources", {}).get("limits", {}) for one in containers(spec))
+            for name, spec in specs.items()}  # fmt: skip
+    assert gpus.pop("learner") == 1 and set(gpus.values()) == {0}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in learner["tolerations"]
+
+
 def test_images_are_named_by_registry_tag_or_digest():
     images = {one["name"]: one["image"] for _, spec, _ in pods(render(values=FULL)) for one in containers(spec)}
     assert images["server"] == images["relay"] == "registry.example.com/rl/memoire:9.9"

@@ -5,16 +5,19 @@ import multiprocessing
 import re
 import threading
 import time
+from collections import Counter
 from datetime import datetime
 
 import numpy as np
 import pytest
+import zmq
 
 import memoire
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
-from memoire import ReplayMemoryClient, ReplayMemoryServer
+from memoire import ReplayMemoryClient, ReplayMemoryServer, cache, wire
 from memoire.classic import FLAGS, PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
+from memoire.limits import Limits
 
 
 def arguments_of(function):
@@ -266,6 +269,19 @@ def test_n_caches_are_kept_and_the_oldest_give_way():
         assert cluster.server.total_caches == 6
 
 
+def test_of_several_clients_the_one_that_holds_most_gives_its_oldest_cache():
+    with Cluster(n_caches=3, cache_size=4) as cluster:
+        few, many = cluster.client(), cluster.client()
+        for k, client in enumerate((few, many, many, many, many)):
+            client.sync_sizes(100)
+            play(client, k)
+            assert client.push_cache() == 0
+            cluster.held(k + 1)
+        batch = cluster.server.get_batch(12)
+        # The oldest of all is that of the client that has no other one: it stays.
+        assert set(batch.prev.info[:, 0].tolist()) == {0, 3, 4}
+
+
 def test_a_batch_is_prev_next_weight_with_the_rest_as_attributes():
     with Cluster(cache_size=64, frame_stack=2, multi_step=3, discount_factor=0.5, importance_exponent=1.0) as cluster:
         client = cluster.client()
@@ -307,6 +323,28 @@ def test_each_pushed_sample_comes_out_once():
             check_content(batch)
         with pytest.raises(NotEnoughSamples):
             cluster.server.get_batch(1)
+
+
+def test_batches_without_replacement_are_exactly_what_the_caches_held(monkeypatch):
+    pushed, check = Counter(), cache.check
+
+    def spy(*arguments, **options):
+        held = check(*arguments, **options)
+        pushed.update(np.frombuffer(held.part(cache.Part.NUMBER), "<i8").tolist())
+        return held
+
+    monkeypatch.setattr(cache, "check", spy)
+    with Cluster(cache_size=37, priority_exponent=0.0) as cluster:
+        client = cluster.client()
+        play(client, 1, length=50)
+        for _ in range(5):
+            assert client.push_cache() == 0
+        cluster.held(5)
+        batches = [cluster.server.get_batch(size) for size in (1, 64, 36, 37, 40, 7)]  # 185 in all
+        with pytest.raises(NotEnoughSamples):
+            cluster.server.get_batch(1)
+    drawn = Counter(number for batch in batches for number in batch.prev.info[:, 1].tolist())
+    assert drawn == pushed and max(pushed.values()) > 1  # an entry may be in a cache twice, and comes out as often
 
 
 def test_a_batch_that_cannot_be_filled_takes_nothing():
@@ -474,6 +512,54 @@ def test_the_log_is_buffered_and_complete_after_close(tmp_path):
     assert [line.rpartition(",")[2] for line in path.read_text().splitlines()] == [f"line {k}" for k in range(2000)]
 
 
+def lines_now(path):
+    return path.read_bytes().count(b"\n")
+
+
+def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monkeypatch):
+    monkeypatch.setattr("memoire.server.LOG_FLUSH", 3600.0)
+    path = tmp_path / "log"
+    with Cluster() as cluster:
+        cluster.server.set_logfile(path, "w")
+        client = cluster.client()
+        for k in range(20):
+            client.write_log(f"line {k}")
+            client.update_counter()  # the server has it
+            assert lines_now(path) == 0
+    assert lines_now(path) == 20
+    monkeypatch.undo()
+    other = tmp_path / "other"
+    with Cluster() as cluster:
+        cluster.server.set_logfile(other, "w")
+        client = cluster.client()
+        for k in range(1, 3):  # each time again
+            client.write_log(f"line {k}")
+            wait_until(lambda k=k: lines_now(other) == k, "the timer")
+
+
+def test_write_log_waits_for_room_once_and_then_drops_lines_at_once(monkeypatch):
+    waits = []
+    assert (Limits().log_lines, Limits().log_timeout) == (10_000, 1.0)  # thousands of lines, at most a second
+    with Cluster() as cluster:
+        client = cluster.client(limits=Limits(log_lines=50, log_timeout=0.05))
+        cluster.server.close()
+        real = client.client._changed.wait
+        monkeypatch.setattr(client.client._changed, "wait", lambda left=None: waits.append(left) or real(left))
+        for k in range(50):
+            client.write_log(f"line {k}")
+        assert waits == [] and client.client.stats().waiting_lines == 50
+        client.write_log("one too many")
+        assert waits and all(0.0 < left <= 0.05 for left in waits)
+        waits.clear()
+        for k in range(100):
+            client.write_log(f"more {k}")
+        assert waits == []  # nothing has left since
+        client.write_log("as long as I say", timeout=0.02)
+        assert waits and all(0.0 < left <= 0.02 for left in waits)
+        stats = client.client.stats()
+        assert (stats.waiting_lines, stats.dropped_lines) == (50, 102)
+
+
 def test_write_log_does_not_wait_for_a_server_that_is_gone():
     with Cluster() as cluster:
         client = cluster.client()
@@ -632,6 +718,20 @@ def test_caches_are_drawn_with_replacement_in_proportion_to_weight():
         assert stats.chisquare(counts[drawn], expected).pvalue > 1e-4
 
 
+def test_only_what_was_drawn_travels_and_bytes_of_both_are_counted():
+    with Cluster(cache_size=32) as cluster:
+        client = cluster.client()
+        for _ in range(5):
+            play(client, 1, length=100)
+        client.update_counter()
+        assert client.push_cache() == 0
+        cluster.held(1)
+        client.update_counter()
+        totals, sent = cluster.server.server.stats().totals, client.client.stats().pushed_bytes
+        assert totals.generated_bytes == 500 * client.rem.entry_size
+        assert 32 * client.rem.entry_size < totals.received_bytes == sent < totals.generated_bytes / 2
+
+
 def test_input_uuid_may_be_an_address_and_two_clients_may_share_it():
     with Cluster() as cluster:
         first, second = cluster.client("10.1.2.3"), cluster.client(0x0A010203)
@@ -719,3 +819,68 @@ def test_importance_makes_the_weighted_mean_that_of_all_entries():
         truth = 40 / 50  # of the entries that can be drawn, the share that belongs to the second actor
         share = np.average(batch.prev.info[:, 0] == 2, weights=batch.importance)
         assert share == pytest.approx(truth, abs=0.05)
+
+
+# ------------------------------------------------------------------------------------------------------ as large as there
+
+SMALL = memoire.Schema({"obs": (np.float32, (4,)), "reward": np.float32})
+
+
+class Actors:
+    """Many clients as a server sees them: each says hello and pushes caches, all over two sockets."""
+
+    def __init__(self, server, count, context):
+        memory = memoire.Memory(SMALL, 200, server.parameters, seed=1)
+        memory.open()
+        memory.extend(0, (np.zeros((100, 4), np.float32), np.ones(100, np.float32)))
+        memory.close(terminated=True)
+        self.payload = bytes(memoryview(cache.build(memory, 32, now=0.0)))
+        self.requests, self.pushes = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
+        for made, at in ((self.requests, server.endpoint), (self.pushes, server.push_endpoint)):
+            made.linger, made.rcvtimeo, made.sndtimeo = 0, 60_000, 60_000
+            made.connect(at)
+        self.welcomes = {}
+        for number in range(1, count + 1):
+            self.requests.send_multipart(
+                [b"", *wire.encode(wire.Hello(), client=number.to_bytes(16, "big"), sequence=1)]
+            )
+        for _ in range(count):
+            said = wire.parse(self.requests.recv_multipart()[1:])
+            assert isinstance(said.body, wire.Welcome), said.body
+            self.welcomes[said.header.client] = said
+        self.pushed = 0
+
+    def push(self):
+        """One cache of each."""
+        self.pushed += 1
+        for client, welcome in self.welcomes.items():
+            body = wire.Cache(
+                since=welcome.body.since, number=self.pushed, pushed_bytes=self.pushed * len(self.payload)
+            )
+            facts = {name: getattr(welcome.header, name) for name in ("run", "home", "table", "fingerprint")}
+            self.pushes.send_multipart(wire.encode(body, client=client, sequence=2, payload=self.payload, **facts))
+
+
+def test_three_hundred_actors_and_ten_learners_share_a_server_whose_memory_stays_flat():
+    actors, learners, limit = 300, 10, 400_000
+    limits = Limits(connection_clients=actors)
+    with (
+        zmq.Context() as context,
+        memoire.Server("tcp://127.0.0.1:0", SMALL, byte_limit=limit, limits=limits) as server,
+    ):
+        crowd = Actors(server, actors, context)
+        for turn in range(1, 5):
+            crowd.push()
+            wait_until(lambda turn=turn: server.total_caches == turn * actors, f"the caches of turn {turn}")
+            stats = server.stats()
+            assert stats.held_bytes <= limit < turn * actors * len(crowd.payload)
+            assert stats.totals.lost_caches == 0 and stats.refused == {}
+        readers = [memoire.Reader([server.endpoint], seed=number) for number in range(learners)]
+        seen = set()
+        for reader in readers * 3:
+            seen.update(reader.get_batch(16, DEADLINE)["ids"]["client"].ravel().tolist())
+        assert len({row.learner for row in server.stats().learners}) == learners and len(seen) > 100
+        for reader in readers:
+            reader.close()
+        crowd.requests.close(0)
+        crowd.pushes.close(0)

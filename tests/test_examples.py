@@ -1,6 +1,7 @@
 """The examples run as they are, end by themselves, and print what they promise."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +69,15 @@ def start(name: str, arguments: list[str], folder: Path) -> subprocess.Popen[str
     )
 
 
+SLOW = re.compile(r"client \w+: server .* (has acknowledged nothing for|is back; what was) .*\n")
+"""What a client says on a machine so busy that its server does not answer for ten seconds."""
+
+
 def keeps(promise: str, process: subprocess.Popen[str]) -> None:
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert promise in out
-    assert not err
+    assert not SLOW.sub("", err)
 
 
 @pytest.mark.parametrize("name", PROMISES)

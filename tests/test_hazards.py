@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
 from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer, wire
 from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
+from test_wire import changed, golden, with_tail
 
 
 def local(max_step, **parameters):
@@ -192,8 +193,10 @@ def test_garbage_on_every_port_ends_nothing():
     hello = wire.encode(wire.Hello(), client=bytes(range(16)), sequence=1)[0]
     garbage = [[b""], [b"x"], [rng.bytes(500)], [hello[:-1]], [hello, b"more"], [hello[:50]], [b"MEMR" + rng.bytes(92)]]
     garbage += [[bytes([*hello[:k], hello[k] ^ 1, *hello[k + 1 :]])] for k in range(0, len(hello), 7)]
+    garbage += [changed("hello", 6, b"\xff\x00"), changed("hello", 6, b"\x04\x00"), with_tail("hello", b"\xc0")]
+    garbage += [golden("welcome"), golden("notice")]  # whole messages that nobody sends there
     with Cluster(cache_size=16) as cluster, zmq.Context() as context:
-        client = cluster.client()
+        client, server = cluster.client(), cluster.server.server
         play(client, 1)
         for frames in garbage:
             for kind, endpoint in ((zmq.DEALER, cluster.req), (zmq.PUSH, cluster.push), (zmq.SUB, cluster.sub)):
@@ -204,6 +207,10 @@ def test_garbage_on_every_port_ends_nothing():
                         stranger.subscribe(frames[0][:200])
                     else:
                         stranger.send_multipart([b"", *frames] if kind == zmq.DEALER else frames)
+        # Each has come in at both kinds of loop, and was turned away.
+        wait_until(lambda: sum(server.stats().refused.values()) >= 2 * len(garbage), "the last refusal")
+        assert {"frames", "short", "checksum", "type", "tail", "unexpected"} <= server.stats().refused.keys()
+        assert server.stats().faults == 0
         client.update_counter()
         assert cluster.server.total_episodes == 1
         assert client.push_cache() == 0
@@ -257,8 +264,11 @@ def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():
         client.rem.close_episode()
         assert time.monotonic() - started < DEADLINE
         assert client.push_cache() == 0
-        cluster.held(1)
+        batch = cluster.server.get_batch(64, timeout=DEADLINE)
         assert client.client.stats().pushed_bytes < 64 * 4 * client.rem.entry_size + 4096
+        assert cluster.server.server.stats().totals.accepted_samples == 64
+        left = (n - batch.prev.action).astype(float)  # the actor traced the rewards of all steps that were left
+        np.testing.assert_allclose(batch.prev.qvest, (1 - 0.99**left) / (1 - 0.99), rtol=1e-4)
 
 
 def _dies(sub, req, push, ready):

@@ -28,13 +28,16 @@ def door(path, clock):
     return gate.Gate(Tokens(path), clock)
 
 
+HERE = gate.Origin("10.0.0.1", "10.0.0.1")
+
+
 def by(number):
     """A browser that keeps this number."""
     return Headers({"cookie": f"other=1; {gate.COOKIE}={number}"})
 
 
 def is_in(door, number):
-    found = {door.has_login(by(number)), door.admits(by(number), "10.0.0.1"), door.still_admits(by(number))}
+    found = {door.has_login(by(number)), door.admits(by(number), HERE), door.still_admits(by(number))}
     assert len(found) == 1
     return found.pop()
 
@@ -82,6 +85,6 @@ def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door):
 
 def test_whoever_came_with_a_token_in_a_header_stays_as_long_as_it_holds(door, path):
     mine = Headers({"authorization": f"Bearer {OLD}"})
-    assert door.admits(mine, "10.0.0.1") and door.still_admits(mine)
+    assert door.admits(mine, HERE) and door.still_admits(mine)
     path.write_text(f"{NEW}\n")
     assert not door.still_admits(mine)

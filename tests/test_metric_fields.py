@@ -71,7 +71,7 @@ FIELDS = {
         "pushed_caches": "totals.pushed_caches", "lost_caches": "totals.lost_caches",
         "dropped_caches": {"skipped": "totals.skipped_caches", "rejected": "totals.rejected_caches",
                            "overwritten": "overwritten_caches"},
-        "log_lines": "log_lines", "dropped_log_lines": "totals.dropped_lines", "request_duration_seconds": "requests",
+        "dropped_replies": "dropped_replies", "log_lines": "log_lines", "dropped_log_lines": "totals.dropped_lines", "request_duration_seconds": "requests",
         "credit_bytes": "credit", "model_version": "models", "model_bytes": "model_bytes",
         "feedback_samples": {"given": "feedback_given", "lost": "feedback_lost", "applied": ("tables.applied",),
                              "stale": ("tables.stale",)},
@@ -84,7 +84,7 @@ FIELDS = {
     "proxy": {
         "faults": "faults", "refused": "refused", "uptime_seconds": "uptime", "proxy_requests": "requests",
         "proxy_replies": "replies", "proxy_caches": "caches", "proxy_cache_bytes": "cache_bytes",
-        "proxy_homeless": "homeless", "proxy_back_up": "not backs.is_away", "proxy_queue_bytes": "backs.queued_bytes",
+        "dropped_replies": "dropped_replies", "proxy_homeless": "homeless", "proxy_back_up": "not backs.is_away", "proxy_queue_bytes": "backs.queued_bytes",
         "proxy_lost_requests": "backs.lost_requests", "proxy_lost_caches": "backs.lost_caches",
         "proxy_lost_bytes": "backs.lost_bytes", "model_version": "models", "model_bytes": "model_bytes",
     },

@@ -655,7 +655,7 @@ def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server)
         pages.close()
         assert hear(connection) == b""
     pages.close()
-    assert "memoire-http" not in {thread.name for thread in threading.enumerate()}
+    until(lambda: "memoire-http" not in {thread.name for thread in threading.enumerate()})
     with NodePages(pages.address, server) as again:
         assert ask(again, "/livez")[0] == 200
 
