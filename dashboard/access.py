@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memoire.exposure import is_loopback
 
-from .gate import Gate, TooManyWrong
+from .gate import Gate, Origin, TooManyWrong
 from .settings import Settings
 
 PROBES = ("/livez", "/readyz")
@@ -94,7 +94,7 @@ class Access:
         if _has_body(scope) and (refused := too_long(headers)):
             return refused
         try:
-            if path in PUBLIC or path.startswith("/static/") or self._gate.admits(headers, address_of(scope)):
+            if path in PUBLIC or path.startswith("/static/") or self._gate.admits(headers, origin_of(scope)):
                 return None
         except TooManyWrong as many:
             return too_many(many)
@@ -117,9 +117,12 @@ def too_long(headers: Headers) -> Response | None:
     return None
 
 
-def address_of(scope: Scope) -> str:
-    """Where a request comes from; uvicorn believes a reverse proxy on this machine, and nobody else."""
-    return str((scope.get("client") or ("",))[0])
+def origin_of(scope: Scope) -> Origin:
+    """Where a request comes from; uvicorn believes a reverse proxy on this machine, and nobody else. It forgets the
+    proxy then: `serve` notes who is at the other end.
+    """
+    address = str((scope.get("client") or ("",))[0])
+    return Origin(address, scope.get("state", {}).get("peer", address))
 
 
 def too_many(many: TooManyWrong) -> Response:

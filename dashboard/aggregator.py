@@ -25,7 +25,7 @@ from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, 
 from .cluster import Answer, Cluster
 from .distributions import merged
 from .history import FLUSH_EVERY, PRUNE_EVERY, Curves, History
-from .nodes import Addresses, NodeError, ask
+from .nodes import Addresses, NodeError, Questions
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ ASKERS = 16
 """Nodes that are asked at a time."""
 TIMEOUT = 5.0
 """Seconds that a node has for one page."""
+TIME_OF_ALL_PAGES = 60.0
+"""Seconds that it has for all pages of one look."""
 ACCOUNTS_EVERY = 2.0
 """Seconds between two readings of a server's ledger; more where a reading takes long."""
 PART_OF_TIME = 0.1
@@ -106,6 +108,7 @@ class Aggregator:
         self._cluster = Cluster(settings, history.ledger)
         self._known: dict[str, _Known] = {}
         self._asked: dict[str, Future[Answer]] = {}
+        self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
         self._ended = threading.Event()
         self._turned = time.monotonic()
@@ -232,9 +235,12 @@ class Aggregator:
         wait_for(self._asked.values(), timeout=patience)
         for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
             del self._asked[url]
+            self._asking.pop(url, None)
             self._learn(url, answer.result())
         now = self._clock()
         with self._lock:
+            for url in self._asked.keys() & self._asking.keys():
+                self._cluster.waits_for(url, time.monotonic() - self._asking[url])
             overview, figures = self._cluster.look(now)
             if overview.run:
                 self.history.add(overview.run, now, figures)
@@ -325,15 +331,14 @@ class Aggregator:
         except MemoireError as error:
             self.trouble = str(error)
 
-    # --------------------------------------------------------------------------------------- on the askers' threads
-
     def _ask(self, url: str, plan: _Plan) -> Answer:
-        began = time.monotonic()
+        began = self._asking[url] = time.monotonic()
         answer = Answer(url, self._clock())
+        node = Questions(url, self.settings.node_token, TIMEOUT, TIME_OF_ALL_PAGES, self._ended.is_set)
         try:
-            answer.status = self._json(url, "/status?clients=no")
+            answer.status = node.json("/status?clients=no")
             if answer.status.get("role") == "server":
-                self._ask_server(url, plan, answer)
+                _ask_server(node, plan, answer)
         except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
             answer.error = (
                 str(error) if isinstance(error, NodeError) else f"{url} answered what nobody understands: {error}"
@@ -344,64 +349,6 @@ class Aggregator:
         answer.took, answer.time = time.monotonic() - began, self._clock()
         return answer
 
-    def _ask_server(self, url: str, plan: _Plan, answer: Answer) -> None:
-        assert answer.status is not None
-        if plan.accounts:
-            began = time.monotonic()
-            for run in dict.fromkeys([str(answer.status["stats"]["run"]), plan.run]):
-                for told in self._accounts(url, run, plan.seen if run == plan.run else 0.0) if run else ():
-                    answer.accounts.append(told | {"took": time.monotonic() - began})
-        answer.episodes = self._episodes(url, plan)
-        if plan.clients:
-            answer.clients = self._clients(url)
-        if plan.settings:
-            answer.settings = self._json(url, "/settings")
-
-    def _accounts(self, url: str, run: str, seen: float) -> list[dict[str, Any]]:
-        """The pages of a server's ledger; none where it has never heard of this run."""
-        pages: list[dict[str, Any]] = []
-        after = ""
-        while not pages or (after and len(pages) < MOST_PAGES):
-            try:
-                body = self._get(url, "/accounts?" + urlencode({"run": run, "seen": repr(seen), "after": after}))
-            except NodeError as error:
-                if error.status == 400:
-                    return []
-                raise
-            pages.append(msgspec.msgpack.decode(body))
-            after = pages[-1]["next"]
-        return pages
-
-    def _episodes(self, url: str, plan: _Plan) -> list[dict[str, Any]]:
-        pages: list[dict[str, Any]] = []
-        after, known = plan.after, plan.episodes_of
-        while len(pages) < MOST_PAGES:
-            page = self._json(url, f"/episodes?most=1000&after={after}")
-            if (page["run"], page["epoch"]) != known and after:  # numbers have begun anew
-                after, known = 0, (page["run"], page["epoch"])
-                continue
-            pages.append(page)
-            after, known = page["next"], (page["run"], page["epoch"])
-            if len(page["rows"]) < 1000:
-                break
-        return pages
-
-    def _clients(self, url: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        after: str | None = ""
-        while after is not None and len(rows) < MOST_PAGES * 1000:
-            page = self._json(url, f"/status?most=1000&after={after}")["clients"]
-            rows += page["rows"]
-            after = page["next"]
-        return rows
-
-    def _json(self, url: str, path: str) -> dict[str, Any]:
-        told: dict[str, Any] = msgspec.json.decode(self._get(url, path))
-        return told
-
-    def _get(self, url: str, path: str) -> bytes:
-        return ask(url, path, token=self.settings.node_token, timeout=TIMEOUT)
-
     def ask_server(self, name: str, path: str) -> Any:
         """A page of a server, now: for what nobody keeps here. Blocks for `TIMEOUT` seconds at most.
 
@@ -411,7 +358,7 @@ class Aggregator:
         url = self.servers().get(name)
         if url is None:
             raise NodeError(f"there is no server {name!r}; there are {', '.join(self.servers()) or 'none yet'}", 404)
-        return self._json(url, path)
+        return Questions(url, self.settings.node_token, TIMEOUT, TIMEOUT, self._ended.is_set).json(path)
 
     def distribution(self, table: str, servers: Iterable[str]) -> Distribution:
         """How what these servers hold in a table is spread: now, or as it was up to `LOOK_AGAIN` seconds ago. Blocks as
@@ -439,3 +386,61 @@ class Aggregator:
 
         futures = {name: self._pool.submit(one, name, path) for name, path in paths.items()}
         return {name: future.result() for name, future in futures.items()}
+
+
+# --------------------------------------------------------------------------------------------- on the askers' threads
+
+
+def _ask_server(node: Questions, plan: _Plan, answer: Answer) -> None:
+    assert answer.status is not None
+    if plan.accounts:
+        began = time.monotonic()
+        for run in dict.fromkeys([str(answer.status["stats"]["run"]), plan.run]):
+            for told in _accounts(node, run, plan.seen if run == plan.run else 0.0) if run else ():
+                answer.accounts.append(told | {"took": time.monotonic() - began})
+    answer.episodes = _episodes(node, plan)
+    if plan.clients:
+        answer.clients = _clients(node)
+    if plan.settings:
+        answer.settings = node.json("/settings")
+
+
+def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
+    """The pages of a server's ledger; none where it has never heard of this run."""
+    pages: list[dict[str, Any]] = []
+    after = ""
+    while not pages or (after and len(pages) < MOST_PAGES):
+        try:
+            body = node.get("/accounts?" + urlencode({"run": run, "seen": repr(seen), "after": after}))
+        except NodeError as error:
+            if error.status == 400:
+                return []
+            raise
+        pages.append(msgspec.msgpack.decode(body))
+        after = pages[-1]["next"]
+    return pages
+
+
+def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
+    pages: list[dict[str, Any]] = []
+    after, known = plan.after, plan.episodes_of
+    while len(pages) < MOST_PAGES:
+        page = node.json(f"/episodes?most=1000&after={after}")
+        if (page["run"], page["epoch"]) != known and after:  # numbers have begun anew
+            after, known = 0, (page["run"], page["epoch"])
+            continue
+        pages.append(page)
+        after, known = page["next"], (page["run"], page["epoch"])
+        if len(page["rows"]) < 1000:
+            break
+    return pages
+
+
+def _clients(node: Questions) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None and len(rows) < MOST_PAGES * 1000:
+        page = node.json(f"/status?most=1000&after={after}")["clients"]
+        rows += page["rows"]
+        after = page["next"]
+    return rows

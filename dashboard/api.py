@@ -29,7 +29,7 @@ from memoire.errors import MemoireError
 from memoire.version import SOFTWARE, VERSION
 
 from . import exports, logs
-from .access import Access, address_of, error, is_by_tls, too_many
+from .access import Access, error, is_by_tls, origin_of, too_many
 from .aggregator import Aggregator
 from .answers import (
     ActorDetail,
@@ -326,7 +326,7 @@ class Api:
         if self._gate.is_open:
             raise HTTPException(http.HTTPStatus.FORBIDDEN, "no token is needed here")
         try:
-            number = self._gate.log_in(token.token, address_of(request.scope))
+            number = self._gate.log_in(token.token, origin_of(request.scope))
         except TooManyWrong as many:
             return too_many(many)
         if number is None:

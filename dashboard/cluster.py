@@ -47,6 +47,7 @@ FULL = 0.98
 """Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
 ACTORS_EVERY = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
+NOT_ASKED = "not asked yet"
 HARMLESS = ("missing",)
 """Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
 MOST_RUNS = 8
@@ -108,9 +109,11 @@ class Sums:
 
     def saw(self, who: str, life: object, name: str, value: float) -> None:
         """`who`, in this life of it, says that it has counted so much. What it had when it was first seen is not
-        new.
+        new. One whose life is None has only one: fewer than it had is what somebody heard of it before.
         """
         known = self._last.get((who, name))
+        if known is not None and life is None and value < known[1]:
+            return
         self._last[who, name] = life, value
         former = value if known is None else known[1] if known[0] == life and known[1] <= value else 0.0
         self.values[name] = self.values.get(name, 0.0) + value - former
@@ -174,7 +177,7 @@ class Cluster:
         self._kept: dict[str, Kept] = {}
         self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # node, client in hex -> as this home says it
         self._homes: dict[int, str] = {}
-        self._sums = Sums()
+        self._sums, self._waits = Sums(), Sums()
         self._ring, self._slow = Ring(LONG_WINDOW), Ring(SLOW_WINDOW, SLOW)
         self._actor_ring: deque[tuple[float, dict[bytes, int]]] = deque()
         self._actor_rows: tuple[tuple[int, int], list[ActorRow]] | None = None
@@ -191,7 +194,13 @@ class Cluster:
             del self.nodes[url]
             self._facts.pop(url, None)
         for url in wanted:
-            self.nodes.setdefault(url, Node(url, now, error="not asked yet"))
+            self.nodes.setdefault(url, Node(url, now, error=NOT_ASKED))
+
+    def waits_for(self, url: str, seconds: float) -> None:
+        """A node that has never answered was asked so long ago; of one that has, what it said last still holds."""
+        node = self.nodes.get(url)
+        if node is not None and not node.status and not node.is_up:
+            node.error = f"{url} has not answered for {seconds:.1f} s"
 
     def apply(self, answer: Answer) -> None:
         """Take what a node said."""
@@ -319,8 +328,11 @@ class Cluster:
             self.episodes.clear()
 
     def _remember(self, now: float, totals: Totals, up: list[Node], learners: list[tuple[LearnerRow, float]]) -> None:
-        for row, _ in learners:  # those far away count what they take themselves
-            self._sums.saw(f"learner {row.learner}", None, "batches", row.batches)
+        lives = {_embedded(node): node.stats.get("epoch") for node in up}
+        for row, _ in learners:  # those far away count what they take themselves, and have another name in each life
+            life = lives.get(row.learner)
+            self._sums.saw(f"learner {row.learner}", life, "batches", row.batches)
+            self._waits.saw("", life, row.learner, row.waited)
         values = dict(self._sums.values)
         values |= {
             "steps": totals.steps,
@@ -331,7 +343,7 @@ class Cluster:
             "skipped": totals.skipped_caches,
             "pushed": totals.pushed_caches,
         }
-        values |= {f"waited {row.learner}": row.waited for row, _ in learners}
+        values |= {f"waited {row.learner}": self._waits.values[row.learner] for row, _ in learners}
         self._ring.add(now, values)
         slow = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
         slow["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
@@ -376,7 +388,7 @@ class Cluster:
         for node in self.servers:
             stats = node.stats
             if node.is_up and stats.get("batches"):
-                name, own = f"server:{node.name}", {key: stats[key] for key in ("batches", "samples", "waited")}
+                name, own = _embedded(node), {key: stats[key] for key in ("batches", "samples", "waited")}
                 found[name] = self._learner(name, node.name, now, own, {}), now
             for each in stats.get("learners") or ():
                 known = found.get(each["learner"])
@@ -644,6 +656,11 @@ _OF_ACTOR = (
 )  # fmt: skip
 _MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
+
+
+def _embedded(node: Node) -> str:
+    """What the learner in a server's process is called."""
+    return f"server:{node.name}"
 
 
 def _node_row(node: Node) -> NodeRow:

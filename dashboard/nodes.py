@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -12,12 +13,15 @@ from typing import Any
 
 import msgspec
 
+from memoire.cluster import timed
 from memoire.cluster.tokens import Tokens
 
 LOOK_UP_EVERY = 5.0
 """Seconds between two look-ups of a name."""
 MOST_NODES = 1024
-MOST_ANSWER_BYTES = 64 << 20
+MOST_ANSWER_BYTES = 16 << 20
+"""Bytes of one page."""
+MOST_BYTES_OF_ALL_PAGES = 128 << 20
 
 
 class NodeError(Exception):
@@ -34,31 +38,76 @@ class NodeError(Exception):
 def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
     """The body of a page; the first of the tokens is given.
 
+    Args:
+        timeout: Seconds for everything: to find and reach the node, and to have the whole answer.
+
     Raises:
-        NodeError: nobody answers, or something else than 200 or 503 (of a node that is not ready).
+        NodeError: nobody answers in time, or something else than 200.
     """
-    parts = urllib.parse.urlsplit(url)
     given = token.first if isinstance(token, Tokens) else token
     headers = {"Accept": accept or "*/*"} | ({} if given is None else {"Authorization": f"Bearer {given}"})
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
     try:
-        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read(MOST_ANSWER_BYTES + 1)
+        status, body = _get(url, path, headers, time.monotonic() + timeout)
+    except TimeoutError:
+        raise NodeError(f"{url} does not answer: {path} did not come as a whole within {timeout:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NodeError(f"{url} does not answer: {_words(error)}") from None
-    finally:
-        connection.close()
     if len(body) > MOST_ANSWER_BYTES:
         raise NodeError(f"{url}{path} answered with more than {MOST_ANSWER_BYTES} bytes")
-    if answer.status != 200:
-        raise NodeError(f"{url}{path} answered {answer.status}: {_reason(body)}", answer.status)
+    if status != 200:
+        raise NodeError(f"{url}{path} answered {status}: {_reason(body)}", status)
     return body
 
 
+class Questions:
+    """Pages of one node, one after the other, within so many seconds in all.
+
+    Args:
+        timeout: Seconds that it has for one page.
+        seconds: And for all of them.
+        is_over: Asked before each page: whether nobody waits for them any more.
+    """
+
+    def __init__(
+        self, url: str, token: Tokens | str | None, timeout: float, seconds: float, is_over: Callable[[], bool]
+    ) -> None:
+        self._url, self._token, self._timeout, self._seconds, self._is_over = url, token, timeout, seconds, is_over
+        self._deadline, self._bytes = time.monotonic() + seconds, 0
+
+    def get(self, path: str) -> bytes:
+        """The body of a page.
+
+        Raises:
+            NodeError: as `ask`; or all pages together took too long, or are too long.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0.0 or self._is_over():
+            why = "the dashboard ends" if left > 0.0 else f"its pages took more than {self._seconds:g} s"
+            raise NodeError(f"{self._url} was not asked for {path}: {why}")
+        body = ask(self._url, path, token=self._token, timeout=min(self._timeout, left))
+        self._bytes += len(body)
+        if self._bytes > MOST_BYTES_OF_ALL_PAGES:
+            raise NodeError(f"{self._url} answered with more than {MOST_BYTES_OF_ALL_PAGES} bytes in all")
+        return body
+
+    def json(self, path: str) -> dict[str, Any]:
+        """The same, read."""
+        told: dict[str, Any] = msgspec.json.decode(self.get(path))
+        return told
+
+
+def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple[int, bytes]:
+    """Status and body of a page, up to a byte more than is taken."""
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
+    with contextlib.closing(connection):
+        connection.sock = timed.connect(connection.host, connection.port, deadline)
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read(MOST_ANSWER_BYTES + 1)
+
+
 def _words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "nothing came in time"
     return str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 

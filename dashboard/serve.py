@@ -42,11 +42,15 @@ LOOK_EVERY = 0.25
 
 
 class _Timely(H11Protocol):
-    """A connection that has to say what it wants soon, each time: silent ones would take all descriptors."""
+    """A connection that has to say what it wants soon, each time: silent ones would take all descriptors.
+
+    Its requests know who is at its other end, also behind a reverse proxy: scope["state"]["peer"].
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody came."""
         super().connection_made(transport)
+        self.app_state = self.app_state | {"peer": self.client[0] if self.client else ""}
         self._look_again(None)
 
     def _look_again(self, served: Any) -> None:

@@ -1,5 +1,6 @@
 """memoire: a distributed prioritized replay memory for reinforcement learning."""
 
+from . import built as built
 from .batch import Batch
 from .buffer import Buffer
 from .classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer

@@ -10,6 +10,11 @@ from typing_extensions import disjoint_base
 CHECKED: bool
 """Whether bounds checks and assertions were compiled in (MEMOIRE_CHECKED=1)."""
 
+def is_finite(numbers: NDArray[Any]) -> bool: ...
+
+class Guarded:
+    def __setattr__(self, name: str, value: Any, /) -> None: ...
+
 @disjoint_base
 class Room:
     def __new__(cls, size: int) -> Self: ...
@@ -58,7 +63,7 @@ class EntryStore:
     def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> int: ...
     def _setup(
         self,
-        columns: list[tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]],
+        columns: list[tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]],
         capacity: int,
         page_rows: int,
         dimensions: int,

@@ -18,6 +18,7 @@ cdef extern from *:
     int MEMOIRE_IS_CHECKED
 
 CHECKED = MEMOIRE_IS_CHECKED == 1
+
 # ------------------------------------------------------------------------------------------------------------ shared
 
 cdef extern from *:
@@ -89,6 +90,8 @@ cdef extern from *:
 # memory of what was dropped is kept for the next array of its size, up to SPARE_BYTES of it, the oldest leaving first.
 
 cimport cython
+from cpython.object cimport PyObject_GenericSetAttr
+from cpython.unicode cimport PyUnicode_ReadChar
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
@@ -230,6 +233,18 @@ def empty(tuple shape not None, dtype):
     return made
 
 
+# In C, because counters are attributes: a client sets several at each step of its environment.
+@cython.auto_pickle(False)
+cdef class Guarded:
+    """What `memoire.guarded.Guarded` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
+    with "_"."""
+
+    def __setattr__(self, name, value):
+        if not name or PyUnicode_ReadChar(name, 0) != 95:
+            self._check_public(name)
+        PyObject_GenericSetAttr(self, name, value)
+
+
 # ---------------------------------------------------------------------------------------------------------- engine
 
 from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
@@ -276,6 +291,75 @@ cdef extern from *:
         return memoire_least8(p);
     }
 
+    /* Whether all of `size` bytes of floats of a width are finite. Zero times a finite number is zero, and times any
+       other NaN, which stays: one instruction for a vector of numbers. */
+    #define MEMOIRE_FEW_FINITE(name, type)                                                \
+        static inline int name(const char *source, int64_t size) {                        \
+            type rest = 0, one;                                                           \
+            int64_t i;                                                                    \
+            for (i = 0; i < size; i += sizeof(type)) {                                    \
+                memcpy(&one, source + i, sizeof(type));                                   \
+                rest *= one;                                                              \
+            }                                                                             \
+            return rest == 0;                                                             \
+        }
+    MEMOIRE_FEW_FINITE(memoire_few_floats, float)
+    MEMOIRE_FEW_FINITE(memoire_few_doubles, double)
+
+    static inline int memoire_few_finite(const char *source, int64_t size, int width) {
+        int64_t i;
+        if (width == 4) return memoire_few_floats(source, size);
+        if (width == 8) return memoire_few_doubles(source, size);
+        for (i = 0; i < size; i += 2) {
+            uint16_t half;
+            memcpy(&half, source + i, 2);
+            if ((half & 0x7c00) == 0x7c00) return 0;
+        }
+        return 1;
+    }
+
+    #if defined(__x86_64__) && defined(__GNUC__)
+    #include <immintrin.h>
+    /* As many whole blocks of 128 bytes as there are; what is left is for `memoire_few_finite`. */
+    __attribute__((target("avx2"))) static int memoire_wide_floats(const char *source, int64_t blocks) {
+        __m256 a = _mm256_setzero_ps(), b = a;
+        for (; blocks; blocks--, source += 128) {
+            a = _mm256_mul_ps(a, _mm256_loadu_ps((const float *)source));
+            b = _mm256_mul_ps(b, _mm256_loadu_ps((const float *)(source + 32)));
+            a = _mm256_mul_ps(a, _mm256_loadu_ps((const float *)(source + 64)));
+            b = _mm256_mul_ps(b, _mm256_loadu_ps((const float *)(source + 96)));
+        }
+        return !_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+    }
+
+    __attribute__((target("avx2"))) static int memoire_wide_doubles(const char *source, int64_t blocks) {
+        __m256d a = _mm256_setzero_pd(), b = a;
+        for (; blocks; blocks--, source += 128) {
+            a = _mm256_mul_pd(a, _mm256_loadu_pd((const double *)source));
+            b = _mm256_mul_pd(b, _mm256_loadu_pd((const double *)(source + 32)));
+            a = _mm256_mul_pd(a, _mm256_loadu_pd((const double *)(source + 64)));
+            b = _mm256_mul_pd(b, _mm256_loadu_pd((const double *)(source + 96)));
+        }
+        return !_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q));
+    }
+
+    static int memoire_is_wide = -1;
+
+    static int memoire_many_finite(const char *source, int64_t size, int width) {
+        int64_t whole = size >> 7;
+        if (memoire_is_wide < 0) memoire_is_wide = __builtin_cpu_supports("avx2") != 0;
+        if (!memoire_is_wide || width == 2) return memoire_few_finite(source, size, width);
+        if (!(width == 4 ? memoire_wide_floats(source, whole) : memoire_wide_doubles(source, whole))) return 0;
+        return !(size & 127) || memoire_few_finite(source + (whole << 7), size & 127, width);
+    }
+    #else
+    #define memoire_many_finite memoire_few_finite
+    #endif
+
+    static inline int memoire_all_finite(const char *source, int64_t size, int width) {
+        return size < 128 ? memoire_few_finite(source, size, width) : memoire_many_finite(source, size, width);
+    }
+
     /* The child whose stretch of running sums holds *mass, which becomes what is left inside it. Where rounding put
        the mass beyond all children, the last positive one: a child of sum 0 is never picked. (By halves, with three
        comparisons, is no faster: measured.) */
@@ -302,8 +386,18 @@ cdef extern from *:
     double sum8 "memoire_sum8"(const double *children) noexcept nogil
     double least8 "memoire_least8"(const double *children) noexcept nogil
     double least_positive8 "memoire_least_positive8"(const double *children) noexcept nogil
+    bint all_finite "memoire_all_finite"(const char *source, int64_t size, int width) noexcept nogil
     int64_t pick "memoire_pick"(const double *children, double *mass) noexcept nogil
     double now_seconds "memoire_now"() noexcept nogil
+
+
+def is_finite(cnp.ndarray numbers not None):
+    """Whether all numbers of an array are finite; quick where they are contiguous floats."""
+    if not cnp.PyArray_ISFLOAT(numbers):
+        return True
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(numbers) and cnp.PyArray_ISNOTSWAPPED(numbers)):
+        return bool(np.isfinite(numbers).all())
+    return all_finite(<const char*>cnp.PyArray_DATA(numbers), cnp.PyArray_NBYTES(numbers), <int>cnp.PyArray_ITEMSIZE(numbers))
 
 
 cdef extern from "Python.h":
@@ -1086,6 +1180,29 @@ cdef struct Column:
     Value* made  # its value for the entry that is being added
 
 
+cdef struct Finite:  # a column whose values must be finite
+    int given  # which of those that an entry is given with
+    int width  # bytes of a float
+    int64_t size  # bytes of a value; of a ragged column, of one of its elements
+    bint is_ragged
+
+
+cdef inline bint are_finite(const Finite* finite, int columns, const char** sources, const int64_t** lengths,
+                            int64_t count) noexcept nogil:
+    """Whether `count` entries at `sources` are finite where they must be."""
+    cdef int64_t i, values
+    cdef int k
+    for k in range(columns):
+        values = count
+        if finite[k].is_ragged:
+            values = 0
+            for i in range(count):
+                values += lengths[finite[k].given][i]
+        if not all_finite(sources[finite[k].given], values * finite[k].size, finite[k].width):
+            return False
+    return True
+
+
 cdef enum:
     PLAIN = 0
     STATE = 1
@@ -1167,6 +1284,8 @@ cdef class EntryStore:
     cdef const int64_t** lengths  # and how many elements they have, in ragged columns
     cdef int64_t* single_lengths  # room for the lengths of one entry
     cdef int64_t ragged_limit  # bytes that values of ragged columns may take; 0: any
+    cdef Finite* finite  # [finite_count]
+    cdef int finite_count
     cdef Copy* copies  # the batch being gathered, for whoever holds the lock
     cdef double* numbers  # room for a plain number of each column
     cdef float* bootstraps  # [episode slots, dimensions]
@@ -1220,6 +1339,7 @@ cdef class EntryStore:
         free(self.sources)
         free(self.lengths)
         free(self.single_lengths)
+        free(self.finite)
         free(self.copies)
         free(self.numbers)
         free(self.gamma)
@@ -1227,11 +1347,12 @@ cdef class EntryStore:
         free(self.work)
 
     def _setup(self, list columns, int64_t capacity, int64_t page_rows, int64_t dimensions, bint live, list seeds):
-        """Once, before anything else. columns: (data uint8 [capacity, bytes], dtype, shape, role), of a ragged column with zeros for 8
-        bytes each and a shape that begins with None; seeds: four 64-bit numbers."""
+        """Once, before anything else. columns: (data uint8 [capacity, bytes], dtype, shape, role, must be finite), of a ragged column
+        with zeros for 8 bytes each and a shape that begins with None; seeds: four 64-bit numbers."""
         cdef int c
         cdef int64_t page, i
         cdef Column* column
+        cdef Finite* one
         if self.columns != NULL:
             raise RuntimeError("this memory is set up already")
         self.capacity_, self.page_rows, self.dimensions, self.is_live = capacity, page_rows, dimensions, live
@@ -1243,6 +1364,7 @@ cdef class EntryStore:
         self.sources = <const char**>calloc(self.column_count, sizeof(char*))
         self.lengths = <const int64_t**>calloc(self.column_count, sizeof(int64_t*))
         self.single_lengths = <int64_t*>calloc(self.column_count, sizeof(int64_t))
+        self.finite = <Finite*>calloc(self.column_count, sizeof(Finite))
         self.copies = <Copy*>calloc(2 * self.column_count, sizeof(Copy))
         self.numbers = <double*>calloc(self.column_count, sizeof(double))
         self.gamma = <double*>calloc(dimensions + 1, sizeof(double))
@@ -1250,11 +1372,11 @@ cdef class EntryStore:
         self.work = <double*>calloc(4 * dimensions + 1, sizeof(double))
         if not (self.columns and self.sources and self.copies and self.numbers and self.gamma and self.coeff and self.work):
             raise MemoryError()
-        if not (self.lengths and self.single_lengths):
+        if not (self.lengths and self.single_lengths and self.finite):
             raise MemoryError()
         self.data_arrays = []
         self.final_arrays = []
-        for c, (data, dtype, shape, role) in enumerate(columns):
+        for c, (data, dtype, shape, role, must_be_finite) in enumerate(columns):
             column = &self.columns[c]
             column.data = <char*>cnp.PyArray_DATA(data)
             column.size = data.shape[1]
@@ -1274,6 +1396,11 @@ cdef class EntryStore:
                 self.value_column = c
             elif column.role == RETURN:
                 self.return_column = c
+            if must_be_finite and column.role != RETURN:
+                one = &self.finite[self.finite_count]
+                one.given, one.width, one.is_ragged = c - (0 <= self.return_column < c), dtype.itemsize, column.is_ragged
+                one.size = column.heap.element if column.is_ragged else column.size
+                self.finite_count += 1
             self.data_arrays.append(data)
             self.final_arrays.append(None)
         self.entry_columns = self.column_count - (self.return_column >= 0)
@@ -2179,7 +2306,7 @@ cdef class EntryStore:
             model_version: Of the model that acted.
 
         Raises:
-            EntryError: a value does not fit its column, or a reward or value is not finite; nothing was added.
+            EntryError: a value does not fit its column, or a reward, value or state is not finite; nothing was added.
             EpisodeClosedError: no episode is open in this lane.
             EpisodeTooLong: there is no room beside the open episodes; they stay as they were.
 
@@ -2211,21 +2338,13 @@ cdef class EntryStore:
             if c != self.return_column:
                 if not self._find_source(c, given, values[given]):
                     return NOT_EXACT
-                if (c == self.reward_column or c == self.value_column) and not self._is_finite(self.sources[given], 1):
-                    return NOT_FINITE
                 given += 1
+        if not are_finite(self.finite, self.finite_count, self.sources, self.lengths, 1):
+            return NOT_FINITE
         if not self._fit_values(1):
             return TOO_MANY_BYTES
         row = self._place(<int32_t>lane, init_w, model_version, self._now())
         return self.meta[row].number if row >= 0 else row
-
-    cdef bint _is_finite(self, const char* floats, int64_t count) noexcept nogil:
-        """Whether `count` rewards or values are all finite."""
-        cdef int64_t i
-        for i in range(count * self.dimensions):
-            if not isfinite((<const float*>floats)[i]):
-                return False
-        return True
 
     cdef bint _find_source(self, int c, int given, object value):
         """Point `sources[given]` at a value of exactly the column's dtype and shape. False where it is none."""
@@ -2286,7 +2405,7 @@ cdef class EntryStore:
         what is wrong."""
         cdef int64_t i, row
         cdef double now
-        if not self._are_finite(count):
+        if not are_finite(self.finite, self.finite_count, self.sources, self.lengths, count):
             return NOT_FINITE
         if not self._fit_values(count):
             return TOO_MANY_BYTES
@@ -2361,16 +2480,6 @@ cdef class EntryStore:
                     raise AssertionError("columns must be exact arrays here")
                 self.sources[given] = <const char*>cnp.PyArray_DATA(array)
                 given += 1
-
-    cdef bint _are_finite(self, int64_t count) noexcept nogil:
-        """Whether `count` entries at `sources` have finite rewards and values."""
-        cdef int c, given = 0
-        for c in range(self.column_count):
-            if c != self.return_column:
-                if (c == self.reward_column or c == self.value_column) and not self._is_finite(self.sources[given], count):
-                    return False
-                given += 1
-        return True
 
     cdef void _next_sources(self) noexcept nogil:
         cdef int c, given = 0
@@ -3207,7 +3316,7 @@ cdef class UsualSteps:
         cdef const char* flags
         cdef int64_t i
         if self.is_single:
-            return ended is False or not ended
+            return ended is False or ((type(ended) is int or cnp.PyArray_CheckScalar(ended)) and not ended)
         if type(ended) is not cnp.ndarray or not cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>ended):
             return False
         if cnp.PyArray_TYPE(<cnp.ndarray>ended) != cnp.NPY_BOOL or cnp.PyArray_SIZE(<cnp.ndarray>ended) != self.count:

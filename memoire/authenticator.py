@@ -17,7 +17,7 @@ import os
 import socket as _socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -41,15 +41,17 @@ VOUCH: Final = frozenset({"proxy", "server"})
 REASONS: Final = {
     "unknown": "a key that is not authorized here",
     "revoked": "a key that is not authorized here any more",
-    "server_key": "dialled with another key than this process' own",
+    "server_key": "dialled with another key than this process' own, and with no other one afterwards",
     "plain": "no keys at all",
     "protocol": "no ZeroMQ, or one that is too old for keys",
-    "silent": "hung up or said nothing before it had shown a key",
+    "silent": "said nothing for so long that its time to show a key was over",
     "role": "a message that its role may not send",
     "owner": "in the name of a client that belongs to another key",
     "passport": "in the name of somebody else, without a proxy's key",
 }
 """Why a peer was refused, by the word that counts it."""
+SECOND_KEY: Final = 5.0
+"""Seconds in which a process that knows several keys of those it dials may try the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Security:
     """Addresses that other machines can reach, where everybody is let in."""
     refused: dict[str, int]
     """Connections and messages that were refused for who they came from, by `REASONS`."""
+    hung_up: int = 0
+    """Connections that ended before they had shown a key: probes of the port, processes that ended. Nobody refused
+    them."""
 
 
 class Gate:
@@ -77,6 +82,8 @@ class Gate:
         self.keys = keys
         self.refused: Counter[str] = Counter()
         """Connections and messages that were refused, by one of `REASONS`."""
+        self.hung_up = 0
+        """Connections that ended by themselves before they had shown a key."""
         self._lock = threading.Lock()  # of what is counted and said, which any thread does
         self._said: dict[str, float] = {}
         self._open: list[str] = []  # addresses at which nobody is asked
@@ -194,9 +201,15 @@ class Gate:
             more = f": {detail}" if detail else ""
             _log.warning("refused (%s, %d so far): %s%s", reason, self.refused[reason], REASONS[reason], more)
 
+    def count_hang_up(self) -> None:
+        """Count a connection that ended before it had shown a key."""
+        with self._lock:
+            self.hung_up += 1
+
     def security(self) -> Security:
         """How it stands now."""
-        return Security(self.keys is not None, tuple(exposure.reachable(reversed(self._open))), dict(self.refused))
+        places = tuple(exposure.reachable(reversed(self._open)))
+        return Security(self.keys is not None, places, dict(self.refused), self.hung_up)
 
     def trouble(self) -> list[str]:
         """Why nobody new may get in, a sentence each."""
@@ -263,11 +276,6 @@ class Gate:
             authenticator.leave(self.domain)
 
 
-_FAILED: Final[dict[int, str]] = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "protocol",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "",  # counted where it was decided
-}
 _WANTED: Final = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -291,6 +299,7 @@ class _Front:
         # ZeroMQ tells of no reason where a peer is too old for keys, or none at all: of what was accepted, the rest.
         self._accepted = self._settled = self._silently = 0
         self._shaking: dict[int, float] = {}  # connections by descriptor, and since when they are there
+        self._strays: deque[float] = deque()  # when somebody dialled with another key, and may try his next one
 
     def turn(self, now: float) -> None:
         self.look_at = now + LOOK
@@ -305,6 +314,9 @@ class _Front:
         if unexplained > 0:
             self._silently += unexplained
             self._gate.refuse("protocol", count=unexplained)
+        while self._strays and now - self._strays[0] > SECOND_KEY:
+            self._strays.popleft()
+            self._gate.refuse("server_key")
 
     def heard(self) -> None:
         assert self.monitor is not None
@@ -321,10 +333,22 @@ class _Front:
             descriptors.shared_guard().add(value, self._made)
         else:
             self._settled += 1
-            reason = _FAILED.get(event, "")
-            if reason == "protocol":
-                reason = {sockets.OTHER_MECHANISM: "plain", sockets.WRONG_KEY: "server_key"}.get(value, reason)
-            self._gate.refuse(reason)
+            self._greeted(event, value)
+
+    def _greeted(self, event: int, value: int) -> None:
+        """A handshake is over. Who is not authorized was counted where that was decided."""
+        if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+            # ZeroMQ does not say who it is: one of those who dialled with another key, as far as anybody can tell.
+            if self._strays:
+                self._strays.popleft()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
+            self._gate.count_hang_up()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._gate.refuse("silent")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.WRONG_KEY:
+            self._strays.append(time.monotonic())
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._gate.refuse("plain" if value == sockets.OTHER_MECHANISM else "protocol")
 
     def _rebind(self) -> None:
         """Listen with a new key. ZeroMQ ends the connections that came by the old one: they come again."""

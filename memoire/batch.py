@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .errors import ParameterError, WrongType
 from .schema import Schema
+from .suggestions import no_field
 
 ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
 """How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
@@ -63,13 +64,13 @@ class Gathered:
 
 
 def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
-    """A learner's TD errors as float32 [B], as many as `ids`.
+    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
 
     Raises:
         ParameterError: they are not as many, or not finite.
     """
     try:
-        errors = np.ascontiguousarray(td_errors, np.float32)
+        errors = np.array(td_errors, np.float32, order="C")
     except (TypeError, ValueError, OverflowError):
         raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
     if ids.dtype != ID:
@@ -238,7 +239,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> Any:
         try:
             return self._arrays[name]
-        except KeyError:
+        except (KeyError, TypeError):  # the latter: it is no name at all
             return self._nested(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -246,8 +247,8 @@ class Batch(Mapping[str, NDArray[Any]]):
             raise AttributeError(name)
         try:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"this batch has no {name!r}, but {', '.join(self)}") from None
+        except KeyError as error:
+            raise AttributeError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -260,14 +261,15 @@ class Batch(Mapping[str, NDArray[Any]]):
         rows = (f"{name}: {_form(array)}" for name, array in self.items())
         return f"Batch({', '.join(rows)})"
 
-    def _nested(self, name: str) -> Any:
-        """A nested column or its next side, as dicts and tuples. KeyError where there is none."""
-        for prefix in ("", "next_"):
+    def _nested(self, name: Any) -> Any:
+        """A nested column or its next side, as dicts and tuples. NoSuchField where there is none."""
+        for prefix in ("", "next_") if isinstance(name, str) else ():
             root = name.removeprefix(prefix)
             if name.startswith(prefix) and root in self._schema.roots:
                 leaves = self._schema.leaves(root)
-                return self._schema.nest(root, {leaf: self._arrays[prefix + leaf] for leaf in leaves})
-        raise KeyError(name)
+                if all(prefix + leaf in self._arrays for leaf in leaves):
+                    return self._schema.nest(root, {leaf: self._arrays[prefix + leaf] for leaf in leaves})
+        raise no_field("this batch", name, self._arrays)
 
 
 def _side(

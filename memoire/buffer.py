@@ -8,19 +8,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _core, dataset, groups
 from .batch import Batch
-from .checks import whole
+from .checks import renamed, whole
 from .errors import NotEnoughSamples
+from .guarded import Guarded
 from .memory import Memory
-from .parameters import Parameters, Start
+from .parameters import NAMES, Parameters, Start
 from .rate import Limiter, RateStats, check_batch, check_size
 from .sampling import Annealing, Sampler, fields_of
 from .schema import Schema
+from .suggestions import checked_names
 from .writer import Observer, Writer, Writers, layout
 
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 
 
-class Buffer:
+class Buffer(Guarded):
     """A replay buffer. All methods may be called from several threads.
 
         buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
@@ -50,6 +52,7 @@ class Buffer:
         ParameterError: a parameter is outside its range, or does not fit the schema.
     """
 
+    @checked_names(NAMES)
     def __init__(
         self,
         schema: Schema,
@@ -65,13 +68,15 @@ class Buffer:
         **parameters: Any,
     ) -> None:
         parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
-        chosen = Parameters().replace(**_fields(sampler, discount, parameters))
-        check_size(chosen, capacity)
+        with renamed(discount_factor="discount"):
+            chosen = Parameters().replace(**_fields(sampler, discount, parameters))
         self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
+        check_size(chosen, capacity)
         self._annealing = Annealing()  # changes while the memory is held
         self._limiter = Limiter(chosen, lambda: self._memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
         self._writers = Writers(self._memory)
+        self._guard()
 
     @property
     def schema(self) -> Schema:
@@ -106,6 +111,7 @@ class Buffer:
         """True also when it is empty."""
         return True
 
+    @checked_names()
     def writer(
         self,
         envs: Any = None,
@@ -220,6 +226,7 @@ class Buffer:
         """
         return self._memory.update_priorities(ids, td_errors)
 
+    @checked_names(NAMES)
     def configure(self, *, sampler: Sampler | None = None, discount: Any = None, **parameters: Any) -> None:
         """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
 
@@ -230,7 +237,8 @@ class Buffer:
             ParameterError: nothing was changed.
         """
         with self._memory.held():
-            chosen = self.parameters.replace(**_fields(sampler, discount, parameters))
+            with renamed(discount_factor="discount"):
+                chosen = self.parameters.replace(**_fields(sampler, discount, parameters))
             check_size(chosen, self.capacity)
             self._memory.configure(chosen)
         self._limiter.configure(chosen)

@@ -6,6 +6,7 @@ Belongs to the worker that owns its socket; every method is called inside of it.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from .errors import AuthError, MemoireError, MemoireTimeout, ProtocolError, Refu
 from .limits import Limits
 from .security import Keys
 from .sockets import Context, Doors
+
+_log = logging.getLogger(__name__)
 
 MOST_PER_TURN = 64
 RENEW_AFTER = 5.0
@@ -215,6 +218,8 @@ class Channel:
 
     def _look_after_link(self, now: float) -> None:
         link = self._link
+        if link.denied is not None and self._denied_since == float("inf"):
+            _log.warning("%s", link.denied)
         self._denied_since = min(self._denied_since, now) if link.denied is not None else float("inf")
         if link.connections != self._seen:
             self.connections += link.connections - self._seen

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from .errors import ParameterError, WrongType
+from .errors import ParameterError, UnknownName, WrongType
 
 FOR_EVER = 1e9
 """Seconds: longer than anything runs, and not more than a lock can wait."""
@@ -31,6 +32,17 @@ def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeo
     if math.isnan(given):
         raise ParameterError(name, timeout, "a number of seconds or None")
     return min(max(given, 0.0), FOR_EVER)
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Have what is wrong with a parameter said by the name that the caller knows it by."""
+    try:
+        yield
+    except ParameterError as error:
+        if isinstance(error, UnknownName) or error.name not in names:
+            raise
+        raise ParameterError(names[error.name], error.value, error.expected) from None
 
 
 def whole(name: str, value: Any, low: int, high: int = 2**62) -> int:

@@ -26,6 +26,7 @@ from .batch import Gathered
 from .checks import whole
 from .client import Client
 from .errors import Closed, ForkedError, MemoireError, ParameterError, SchemaError
+from .guarded import Guarded
 from .memory import Memory
 from .parameters import Parameters, Start, reward_size
 from .sampling import Annealing, importance
@@ -95,7 +96,7 @@ class ReplayBatch(tuple[Fields, Fields, NDArray[np.float32]]):
         return self[2]
 
 
-class ReplayMemory:
+class ReplayMemory(Guarded):
     """A local memory of episodes, from which samples are drawn in proportion to their weight.
 
     Args:
@@ -113,7 +114,10 @@ class ReplayMemory:
         ParameterError: max_step or input_uuid is out of range.
     """
 
-    __slots__ = ("__weakref__", "_annealing", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
+    __slots__ = ("_annealing", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
+
+    _PARAMETERS = "Write rem.NAME = ... where the page has such a parameter."
+    _is_guarded = True  # all that is public is a property
 
     def __init__(
         self,
@@ -563,7 +567,7 @@ class ClientMemory(ReplayMemory):
         self._client.on_episode(lane, length, earned)
 
 
-class ReplayMemoryServer:
+class ReplayMemoryServer(Guarded):
     """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
 
     Args:
@@ -618,6 +622,7 @@ class ReplayMemoryServer:
             **options,
         )
         self._rem = ServerMemory(self._server, schema, int(max_step))
+        self._guard()
 
     @property
     def rem(self) -> ReplayMemory:
@@ -734,7 +739,7 @@ class ReplayMemoryServer:
         self.close()
 
 
-class ReplayMemoryClient:
+class ReplayMemoryClient(Guarded):
     """The actor's side: a local memory, from which caches are drawn and pushed to the server.
 
     Args:
@@ -788,6 +793,7 @@ class ReplayMemoryClient:
         self._lock = threading.Lock()  # of _subscriptions
         self.push_failure = ""
         """Why the last `push_cache` returned -1; "" after one that returned 0."""
+        self._guard()
 
     @property
     def rem(self) -> ReplayMemory:

@@ -660,7 +660,8 @@ def _add_insecure(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--insecure",
         action="store_true",
-        help="listen beyond this machine without keys and tokens: everybody who reaches it may push, draw and read",
+        help="listen beyond this machine without keys and tokens: "
+        "whoever reaches it may push, draw, read, and end the process",
     )
 
 

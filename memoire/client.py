@@ -54,6 +54,7 @@ from .security import Given, Keys
 from .shipping import OpenEpisodes, Shipment
 from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
+from .suggestions import checked_names, one_of
 from .version import SOFTWARE
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
 from .writer import Writer, Writers, layout
@@ -76,7 +77,7 @@ LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
-PASSING = ("busy", "closed")
+PASSING = ("busy", "closed", "denied")
 """Codes of refusals that end by themselves: what was asked is asked again."""
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
@@ -210,6 +211,7 @@ class _Boundary:
     """Whether the former run has all of it, or is not known any more."""
 
 
+@checked_names()
 def connect(
     url: str,
     *,
@@ -275,8 +277,10 @@ class Client(Node):
     """
 
     CALLED = "this client"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 0
 
+    @checked_names()
     def __init__(
         self,
         request: str,
@@ -317,6 +321,8 @@ class Client(Node):
         self._pid = os.getpid()
         self._rng = random.Random(secrets.randbits(64))
         self._closing = False  # close() was called: calls raise Closed
+        self._is_parting = False  # but episodes that are open in writers still leave
+        self._closed_by = float("inf")  # until then
         self._close_lock = threading.Lock()
         # One lock for everything below; notified at each answer, at close and when something fails.
         self._changed = threading.Condition()
@@ -520,14 +526,14 @@ class Client(Node):
         Args:
             capacity: Entries that the new memory has room for.
         """
-        before = self._told
+        before, patience = self._told, self._seconds(timeout)
+        deadline = time.monotonic() + patience
         self._worker.post(self._hello)
-        self._await(lambda: self._told is not before, self._seconds(timeout), "welcome", self._advice)
+        self._await(lambda: self._told is not before, patience, "welcome", self._advice)
         with self._memory_lock:
             memory = self._make_memory(capacity or self._capacity)
             self._memory, self._capacity = memory, capacity or self._capacity
-            if self._writers is not None:
-                self._writers.retire()
+        self._end_writers("the writer", deadline)
 
     # ---------------------------------------------------------------------------------------------- experience
 
@@ -548,10 +554,16 @@ class Client(Node):
         with self._memory_lock:
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = Writers(self.memory)
-            return self._writers.make(*layout(envs, num_envs, autoreset), _Observer(self), **options)
+            made = self._writers.make(*layout(envs, num_envs, autoreset), _Observer(self), **options)
+        self._check_open()  # `close` ends the writers that were there when it was called
+        return made
 
     def on_entries(self, count: int) -> None:
         """Count entries that were recorded."""
+        self._check_open()
+        self._count(count)
+
+    def _count(self, count: int) -> None:
         with self._changed:
             self._steps += count
             self._generated_bytes += count * self.schema.entry_bytes
@@ -565,7 +577,7 @@ class Client(Node):
         """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""
         deadline, inserted = time.monotonic() + patience, 0
         with self._changed:
-            self.on_entries(count)
+            self._count(count)
             self._passed += count
             self._unsettled += count
             while self.storage == "caches":
@@ -605,7 +617,7 @@ class Client(Node):
         try:
             self._worker.wake()
             self._changed.wait(left)
-            self._check_open()
+            self._check_shipping()
         finally:
             self._held_back -= 1
             self._held_back_for += time.monotonic() - began
@@ -636,6 +648,10 @@ class Client(Node):
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
+        self._check_open()
+        self._count_episode(length, returned)
+
+    def _count_episode(self, length: int, returned: Any) -> None:
         total = float(np.sum(returned))
         with self._changed:
             self._episodes += 1
@@ -739,8 +755,8 @@ class Client(Node):
         shipment = memory.whole(mapping("columns", columns), init_w, model_version, ending)
         if not self._push_shipment(shipment, self._seconds(timeout)):
             return False
-        self.on_entries(shipment.entries)
-        self.on_episode(0, shipment.entries, shipment.returned)
+        self._count(shipment.entries)
+        self._count_episode(shipment.entries, shipment.returned)
         return True
 
     def _check_storage(self, wanted: str, call: str, instead: str) -> None:
@@ -763,10 +779,11 @@ class Client(Node):
 
     def _ship(self, shipment: Shipment) -> None:
         """Push an episode that was closed, or count it as skipped."""
-        self._push_shipment(shipment, self._block_timeout if self._when_full == "block" else 0.0)
+        patience = self._block_timeout if self._when_full == "block" else 0.0
+        self._push_shipment(shipment, max(0.0, min(patience, self._closed_by - time.monotonic())))
 
     def _push_shipment(self, shipment: Shipment, patience: float) -> bool:
-        self._check_open()
+        self._check_shipping()
         size = shipment.payload.nbytes
         if size > self._most_bytes:
             expected = f"at most {self._most_bytes} (limits.message_bytes) in an episode; close it earlier, or cut it"
@@ -826,7 +843,7 @@ class Client(Node):
                         return False
                     self._worker.wake()
                     self._changed.wait(left)
-                    self._check_open()
+                    self._check_shipping()
                 return True
             finally:
                 self._pressed -= 1
@@ -1093,11 +1110,15 @@ class Client(Node):
         """Tell the server what it does not know yet, then end, within `timeout` seconds; calls that wait raise
         `Closed`.
 
+        Episodes that are open in writers are stored as `Writer.reset` stores them, and further steps raise `Closed`.
         May be called again. Returns whether everything was delivered.
         """
         allowed = seconds(timeout, self._limits.close_timeout)
         deadline = time.monotonic() + allowed
         with self._changed:
+            if not self._closing:
+                self._is_parting = self._failed is None and self._welcome is not None and self.storage == "episodes"
+                self._closed_by = deadline
             self._closing = True
             self._changed.notify_all()
             readers = list(self._readers)
@@ -1105,12 +1126,22 @@ class Client(Node):
         for reader in readers:  # whoever waits for their batches would wait on
             reader.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
+            if is_mine:
+                self._end_writers("this client", deadline)
+                with self._changed:
+                    self._is_parting = False
+                    self._changed.notify_all()
             delivered = is_mine and self._farewell(deadline)
             if is_mine and not self._worker.stop(max(ENDING, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("client %s: its thread did not end in time", self.client_id.hex()[:8])
             if is_mine and not delivered:
                 self._leave_untold()
             return delivered
+
+    def _end_writers(self, closed: str, deadline: float) -> None:
+        """Store what is open in writers, and have them refuse further steps, because `closed` is closed."""
+        for problem in () if self._writers is None else self._writers.end(closed, deadline):
+            _log.warning("client %s does not store %s", self.client_id.hex()[:8], problem)
 
     def _farewell(self, deadline: float) -> bool:
         """Wait until the server has everything, or the deadline."""
@@ -1214,6 +1245,11 @@ class Client(Node):
             raise Closed("this client")
         if self._failed is not None:
             raise self._failed
+
+    def _check_shipping(self) -> None:
+        """`_check_open`, but what writers hold when the client is closed leaves before it ends."""
+        if not self._is_parting:
+            self._check_open()
 
     def _seconds(self, timeout: float | None) -> float:
         return seconds(timeout, self._limits.request_timeout)
@@ -1680,8 +1716,8 @@ class Client(Node):
 
 
 def _check_when_full(when_full: object) -> None:
-    if when_full not in ("skip", "block"):
-        raise ParameterError("when_full", when_full, "'skip' or 'block'")
+    if when_full not in (choices := ("skip", "block")):
+        raise ParameterError("when_full", when_full, one_of(when_full, choices))
 
 
 def _check_credit(credit: object) -> None:
@@ -1714,7 +1750,7 @@ class _Observer:
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """An episode was closed."""
-        self._client.on_episode(lane, length, returned)
+        self._client._count_episode(length, returned)
 
 
 class ModelHandle:

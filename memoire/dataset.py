@@ -30,7 +30,7 @@ from .limits import MiB
 from .memory import Memory
 from .parameters import Parameters
 from .ragged import Ragged
-from .schema import Column, Schema
+from .schema import Column, Schema, is_finite
 
 FORM: Final = 1
 _STRETCH: Final = 4 * MiB
@@ -572,8 +572,11 @@ class _Opened:
         if not sound or terminated not in (-1, 0, 1):
             raise self._wrong("has a weight, priority, time or end that cannot be")
         schema, is_open = self.about.schema, bool(facts["is_open"])
-        for name in (schema.reward, schema.value, schema.qvest):
-            if name is not None and not np.isfinite(rows[name]).all():
+        for name in (*schema.finite, schema.qvest):
+            given = [rows[name]] if name is not None else []
+            if name in schema.states and final is not None:
+                given.append(final[name])
+            if not all(map(is_finite, given)):
                 raise self._wrong(f"has a {name} that is not finite")
         return Episode(
             columns={name: rows[name] for name in schema.names},

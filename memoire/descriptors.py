@@ -3,7 +3,12 @@
 A client costs a server or proxy three of them. Without any left, a connection that waits to be accepted stays waiting,
 and ZeroMQ asks for it again and again: half a core is gone, and nobody is served better. So before it comes to that,
 the addresses stop hearing of new connections (a packet filter that lets nothing through; clients see an address that
-does not answer, and try again), until some are free again. The connections that exist do not notice.
+does not answer, and try again), until some are free again. The connections that exist do not notice. Those that wait
+at that moment still come in.
+
+A flood is faster than any look. So some descriptors are out of reach until then: the soft limit is lower by `reserve`,
+and is raised when the addresses are closed. As no more connections can wait than are reserved, some are left for pages,
+probes and files.
 """
 
 from __future__ import annotations
@@ -24,11 +29,14 @@ FOR_EACH_CLIENT = 3
 """Connections of one client: requests, caches, notices."""
 FOR_ITSELF = 64
 """Descriptors of a process that serves nobody."""
-SPARE = 8
 LOOK = 0.5
 """Seconds between two looks at how many are left."""
-GIVEN_UP = 6.0
-"""Seconds after which whoever waits to be accepted has given up: `HANDSHAKE_IVL`, and a little."""
+RESERVED, LEAST_RESERVED, MOST_RESERVED = 32, 16, 4096
+"""One in so many is out of reach of who connects, but so many at least and at most."""
+LISTENERS = 3
+"""Addresses of one node."""
+MOST_WAITING = 1024
+"""Connections that wait to be accepted at one address, at most."""
 SAY_AGAIN = 60.0
 ENOUGH = 1 << 20
 """Nobody is given more: some programs look at each one that they may have."""
@@ -44,15 +52,25 @@ class _Listening(Protocol):
 
 
 def limit() -> int:
-    """How many this process may have open."""
+    """How many this process may have open, with those that are out of reach now."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return ENOUGH if soft == resource.RLIM_INFINITY else soft
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft + _guard.reserved
+
+
+def reserve() -> int:
+    """How many of them are out of reach of who connects."""
+    return min(MOST_RESERVED, max(LEAST_RESERVED, limit() // RESERVED))
+
+
+def backlog() -> int:
+    """Connections that may wait at one address: at all of them fewer than are reserved."""
+    return min(MOST_WAITING, reserve() // (LISTENERS + 1))
 
 
 def used() -> int:
-    """How many it has open now. Cost: a look at each of them."""
+    """How many it has open now. Cost: a look at each of them, with Linux before 6.2."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1
+        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
     except OSError:
         return limit()  # none is left to look with
 
@@ -63,7 +81,7 @@ def raise_limit() -> int:
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if limit() < wanted:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted - _guard.reserved, hard))
         except (OSError, ValueError) as error:
             _log.warning("the limit of %d file descriptors could not be raised to %d: %s", limit(), wanted, error)
     return limit()
@@ -100,17 +118,18 @@ class Guard:
         """How often that began."""
         self._lock = threading.Lock()
         self._listening: dict[int, _Listening] = {}  # by descriptor
-        self._spare: list[int] = []
-        self._full_since = 0.0
+        self.reserved = 0
+        """By how many the soft limit is lower than it was."""
         self._said_at = float("-inf")
 
     def add(self, fd: int, made: _Listening) -> None:
         """Guard the listening socket of this descriptor, for as long as `made` is open."""
         with self._lock:
             self._listening[fd] = made
-            self._save()
             if self.is_full:
                 _filter(fd, True)
+            else:
+                self._reserve()
             self.look_at = min(self.look_at, time.monotonic())
 
     def forget(self, made: _Listening) -> None:
@@ -118,6 +137,7 @@ class Guard:
         with self._lock:
             for fd in [fd for fd, listening in self._listening.items() if listening is made]:
                 del self._listening[fd]
+            self._reserve()
 
     def turn(self, now: float) -> None:
         """Look, should it be time."""
@@ -127,6 +147,8 @@ class Guard:
             self._listening = {fd: made for fd, made in self._listening.items() if not made.closed}
             self.look_at = now + LOOK if self._listening else float("inf")
             self._look(now)
+            if not self._listening:
+                self._reserve()
         finally:
             self._lock.release()
 
@@ -138,54 +160,47 @@ class Guard:
 
     def forget_all(self) -> None:
         """Begin anew, in a forked child, whose parent goes on listening."""
+        self._listening.clear()
+        self._reserve()
         self.__init__()  # type: ignore[misc]
 
     def _look(self, now: float) -> None:
-        allowed = limit()
-        margin = max(SPARE, allowed // 32)
-        if not self.is_full:
-            # Descriptors are given out from below: all under the lowest free one are open, and counting is not needed.
-            if self._listening and _lowest_free(allowed) >= allowed - margin:
-                self._begin(now)
-        elif now - self._full_since > GIVEN_UP:
-            left = allowed - used()
-            if left > 2 * margin + SPARE - len(self._spare) or not self._listening:
+        left, reserved = limit() - used(), reserve()
+        if self.is_full:
+            if left > 3 * reserved or not self._listening:
                 self._end()
-            elif not left and self._spare:
-                # Through this one all that wait pass, one after the other: they have hung up, so each gives it back.
-                os.close(self._spare.pop())
+        elif self._listening and left <= reserved + LEAST_RESERVED // 2:
+            self._begin(now)
 
     def _end(self) -> None:
         self.is_full = False
+        self._reserve()
         for fd in self._listening:
             _filter(fd, False)
-        self._save()
         _log.warning("file descriptors are free again: new connections are accepted")
 
     def _begin(self, now: float) -> None:
-        self.is_full, self._full_since = True, now
+        self.is_full = True
         self.times += 1
         for fd in self._listening:
             _filter(fd, True)
+        self._reserve()
         if now - self._said_at > SAY_AGAIN:
             self._said_at = now
             _log.error("%s. %s", self.trouble(), _advice(2 * limit()))
 
-    def _save(self) -> None:
+    def _reserve(self) -> None:
+        """Have some out of reach while connections are accepted, and none otherwise."""
+        count = reserve() if self._listening and not self.is_full else 0
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if count == self.reserved or soft == resource.RLIM_INFINITY:
+            return
         try:
-            while len(self._spare) < SPARE:
-                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:
-            pass
-
-
-def _lowest_free(allowed: int) -> int:
-    try:
-        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return allowed
-    os.close(fd)
-    return fd
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + self.reserved - count, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("%d file descriptors could not be kept for pages and files: %s", count, error)
+        else:
+            self.reserved = count
 
 
 def _filter(fd: int, on: bool) -> None:

@@ -49,7 +49,7 @@ from .memory import MOST_ROWS, Memory
 from .parameters import Parameters, reward_size
 from .pool import MOST_BATCH, MOST_DRAWN, Pooled, PoolStats
 from .sampling import Annealing
-from .schema import Schema
+from .schema import Schema, is_finite
 
 _DEFAULTS: Final = Limits()
 T = TypeVar("T")
@@ -215,9 +215,10 @@ class EpisodePool:
         if entries > capacity:
             raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")
         rows = cache.read_episode(held, layout)
-        for name in (self.schema.reward, self.schema.value):
-            if name is not None and not np.isfinite(rows.columns[name]).all():
-                raise ProtocolError("value", f"column {name!r} is not finite")
+        for name in self.schema.finite:
+            for values in (rows.columns[name], None if rows.final is None else rows.final.get(name)):
+                if values is not None and not is_finite(values):
+                    raise ProtocolError("value", f"column {name!r} is not finite")
         episode = dataset.Episode(
             columns=rows.columns,
             init_w=rows.init_w,

@@ -15,6 +15,21 @@ class InsecureWarning(UserWarning):
     """Something listens for everybody: other machines can reach it, and nothing asks who they are."""
 
 
+class NotBuilt(MemoireError, ImportError):
+    """What Python found is memoire's source code, without the part of it that has to be compiled."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return (
+            f"memoire in {self.folder} is not built: its compiled part (_core) is missing. Build it where you have "
+            f"cloned it (`make setup`, or `pip install .`); or, if memoire is installed elsewhere, start Python from "
+            f"another folder: Python found this one first."
+        )
+
+
 class SchemaError(MemoireError, ValueError):
     """A column, role, dtype or shape that a schema cannot have."""
 
@@ -30,6 +45,33 @@ class ParameterError(MemoireError, ValueError):
         return f"{self.name} must be {self.expected}, got {self.value!r}. Nothing was changed."
 
 
+class UnknownName(ParameterError, TypeError):
+    """An argument or setting was given by a name that there is none of."""
+
+    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
+        Exception.__init__(self, what, name, meant, known)
+        self.what, self.name, self.meant, self.known = what, name, meant, known
+
+    def __str__(self) -> str:
+        if self.meant:
+            advice = f"Did you mean {' or '.join(map(repr, self.meant))}?"
+        else:
+            advice = f"It takes {', '.join(self.known) or 'none'}."
+        return f"{self.what} takes no {self.name!r}. {advice} Nothing was changed."
+
+
+class NoSuchField(MemoireError, KeyError):
+    """A batch, schema or the like was asked for something by a name that it does not have."""
+
+    def __init__(self, what: str, name: str, meant: tuple[str, ...], known: tuple[str, ...]) -> None:
+        super().__init__(what, name, meant, known)
+        self.what, self.name, self.meant, self.known = what, name, meant, known
+
+    def __str__(self) -> str:
+        guess = f"Did you mean {' or '.join(map(repr, self.meant))}? " if self.meant else ""
+        return f"{self.what} has no {self.name}. {guess}It has {', '.join(self.known) or 'nothing'}."
+
+
 class WrongType(MemoireError, TypeError):
     """A value is of a type that cannot be taken."""
 
@@ -41,17 +83,43 @@ class WrongType(MemoireError, TypeError):
         return f"{self.name} must be {self.expected}, got {self.received}. {self.advice}"
 
 
+class NotSettable(MemoireError, AttributeError):
+    """An attribute was set that nobody would read: what was meant is changed in another way."""
+
+    def __init__(self, kind: str, attribute: str, instead: str) -> None:
+        super().__init__(kind, attribute, instead)
+        self.kind, self.attribute, self.instead = kind, attribute, instead
+
+    def __str__(self) -> str:
+        return f"{self.attribute} of a {self.kind} cannot be set as an attribute. Nothing was changed. {self.instead}"
+
+
 class EntryError(MemoireError, ValueError):
     """A value of an entry does not match its column."""
 
-    def __init__(self, column: str, expected: str, received: str) -> None:
-        super().__init__(column, expected, received)
-        self.column, self.expected, self.received = column, expected, received
+    def __init__(
+        self, column: str, expected: str, received: str, advice: str = "Convert the value, or declare the column so."
+    ) -> None:
+        super().__init__(column, expected, received, advice)
+        self.column, self.expected, self.received, self.advice = column, expected, received, advice
 
     def __str__(self) -> str:
+        mistake = f"column {self.column!r} stores {self.expected}, but got {self.received}"
+        return f"{mistake}. The entry was not added. {self.advice}"
+
+
+class NotFinite(EntryError):
+    """A reward, value or observation of an entry is NaN or infinite."""
+
+    def __init__(self, column: str, expected: str, received: str, is_state: bool) -> None:
+        Exception.__init__(self, column, expected, received, is_state)
+        self.column, self.expected, self.received, self.is_state = column, expected, received, is_state
+
+    def __str__(self) -> str:
+        allow = " If it means something, declare the column so: Column(..., nan='allow')." if self.is_state else ""
         return (
-            f"column {self.column!r} stores {self.expected}, but got {self.received}. "
-            f"The entry was not added; convert the value, or declare the column so."
+            f"column {self.column!r} stores {self.expected}, but got {self.received}. The entry was not added: one "
+            f"number that is not finite makes all weights of a network NaN. Look for where it comes from.{allow}"
         )
 
 
@@ -279,17 +347,42 @@ class EndpointError(MemoireError, ValueError):
         endpoint: str,
         action: str,
         reason: str,
-        instead: str = "a free ZeroMQ address such as 'tcp://127.0.0.1:5560'",
+        instead: str = "",
     ) -> None:
         super().__init__(endpoint, action, reason, instead)
         self.endpoint, self.action, self.reason, self.instead = endpoint, action, reason, instead
 
     def __str__(self) -> str:
-        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give {self.instead}."
+        usual = "a free address" if self.action == "bind" else "the address of a memoire server or proxy"
+        instead = self.instead or f"{usual}, such as 'tcp://127.0.0.1:5560'"
+        return f"cannot {self.action} {self.endpoint!r}: {self.reason}. Give {instead}."
 
 
 class EpisodeTorn(EpisodeError):
     """An environment went on from another observation than the one that its last step ended in."""
+
+    def __init__(self, environment: int, length: int, refused: str = "") -> None:
+        super().__init__(environment, length, refused)
+        self.environment, self.length, self.refused = environment, length, refused
+
+    def __str__(self) -> str:
+        if self.refused:
+            return (
+                f"the step before, step {self.length + 1} of the episode of environment {self.environment}, was "
+                f"refused, so that this one does not go on where the last stored one ended. Nothing was added. That "
+                f"step was refused because: {self.refused} Mend that. Then call env.reset() and writer.reset(), which "
+                f"stores the steps before it as a truncated episode; or give the refused step again."
+            )
+        return (
+            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
+            f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
+            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
+            f"check=False."
+        )
+
+
+class EpisodeOver(EpisodeError):
+    """An environment was stepped on after its episode had ended: `env.reset()` was forgotten."""
 
     def __init__(self, environment: int, length: int) -> None:
         super().__init__(environment, length)
@@ -297,10 +390,11 @@ class EpisodeTorn(EpisodeError):
 
     def __str__(self) -> str:
         return (
-            f"environment {self.environment} is {self.length} steps into an episode, but obs is not the next_obs that "
-            f"the step before returned. Nothing was added. If it was reset, call writer.reset() after env.reset(); if "
-            f"you change observations on the way, give step() obs and next_obs both changed, or make the writer with "
-            f"check=False."
+            f"environment {self.environment} is stepped on after its episode has ended, not for the first time: obs is "
+            f"the next_obs that ended it after step {self.length}, and no episode began there before. Nothing was "
+            f"added. Call env.reset() after each end (terminated or truncated), and step on from what it returns. If "
+            f"the environment resets itself, give the writer its autoreset mode; if episodes do begin where the last "
+            f"one ended, call writer.reset() between them."
         )
 
 
@@ -341,10 +435,14 @@ class ChildDied(MemoireError, RuntimeError):
         super().__init__(name, status, last_words)
         self.name, self.status, self.last_words = name, status, last_words
 
+    @property
+    def how(self) -> str:
+        """What became of it: its exit status, or the signal."""
+        return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
+
     def __str__(self) -> str:
-        how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
         words = "\n    ".join(self.last_words) or "(it printed nothing)"
-        return f"{self.name} {how}, and with it the cluster on this machine. Its last words:\n    {words}"
+        return f"{self.name} {self.how}, and with it the cluster on this machine. Its last words:\n    {words}"
 
 
 class KeyFileError(MemoireError, ValueError):

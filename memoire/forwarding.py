@@ -1,7 +1,7 @@
 """A plain proxy between one address and the workers behind another: whole messages, handed on without a copy.
 
-It keeps one message at most for each direction. While the other side has no room it stops reading, so that ZeroMQ's own
-high-water marks hold the senders back.
+It keeps one message at most on its way to the workers. While they have no room it stops reading, so that ZeroMQ's own
+high-water marks hold the senders back. Replies wait in `lanes`: one client without room keeps no other from its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import zmq
 
 from . import sockets
+from .lanes import Lanes
 from .sockets import Doors, Socket, Way
 
 MOST_FRAMES = 16
@@ -29,14 +30,14 @@ Change = Callable[[list[zmq.Frame]], Sequence[Any]]
 class _Direction:
     """Messages from one socket to another."""
 
-    def __init__(self, source: Socket, sink: Socket, change: Change) -> None:
-        self.source, self.sink, self.change = source, sink, change
+    def __init__(self, source: Socket, sink: Socket, change: Change, lanes: Lanes | None = None) -> None:
+        self.source, self.sink, self.change, self._lanes = source, sink, change, lanes
         self.kept: Sequence[Any] | None = None
 
     def move(self) -> None:
         """Hand on what is there; keep what does not fit."""
         if self.kept is not None:
-            if not sockets.send(self.sink, self.kept):
+            if not self._send(self.kept):
                 return
             self.kept = None
         for _ in range(MESSAGES_PER_TURN):
@@ -45,9 +46,15 @@ class _Direction:
                 return
             # One frame more than any message of ours: not handed on, since its end was thrown away.
             sent = self.change(frames) if len(frames) <= MOST_FRAMES else []
-            if sent and not sockets.send(self.sink, sent):
+            if sent and not self._send(sent):
                 self.kept = sent
                 return
+
+    def _send(self, frames: Sequence[Any]) -> bool:
+        if self._lanes is None:
+            return sockets.send(self.sink, frames)
+        self._lanes.send(self.sink, frames, time.monotonic())
+        return True
 
 
 def forward(
@@ -55,7 +62,7 @@ def forward(
     back: Socket,
     pass_on: Change,
     *,
-    both_ways: bool,
+    replies: Lanes | None,
     until: threading.Event,
     ways: Mapping[Socket, Way | None],
 ) -> None:
@@ -64,10 +71,13 @@ def forward(
 
     Args:
         pass_on: What becomes of a message on its way from front to back.
+        replies: Where messages from back to front wait for room; None where there are none.
         ways: What the sockets' addresses need to be looked after.
     """
     doors = Doors()
-    directions = [_Direction(front, back, pass_on)] + ([_Direction(back, front, list)] if both_ways else [])
+    directions = [_Direction(front, back, pass_on)]
+    if replies is not None:
+        directions.append(_Direction(back, front, list, replies))
     try:
         for made in (front, back):
             doors.add(made, way=ways.get(made))
@@ -76,8 +86,11 @@ def forward(
                 reading = any(way.source is made and way.kept is None for way in directions)
                 writing = any(way.sink is made and way.kept is not None for way in directions)
                 doors.watch(made, reading=reading, writing=writing)
-            doors.wait(time.monotonic() + LOOK_UP)
+            now = time.monotonic()
+            doors.wait(min(now + LOOK_UP, float("inf") if replies is None else replies.next_time()))
             for way in directions:
                 way.move()
+            if replies is not None:
+                replies.turn(time.monotonic())
     finally:
         doors.close()

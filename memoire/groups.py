@@ -203,7 +203,9 @@ def _draw(
             reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled)"
             raise EmptyMemory(0, reason)
         chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
-        left = weights.sum() - np.cumsum(weights[chosen]) + weights[chosen]
+        # Added up from the last one on: a total that heavy ones are taken off again would say nothing of light ones.
+        never = np.delete(weights, chosen).sum()
+        left = never + np.cumsum(weights[chosen][::-1])[::-1]
         there = len(able) - np.arange(count)
         return chosen, weights[chosen] * (weights.sum() / left) * (there / len(able))
     if parameters.prioritization == "greedy":

@@ -18,6 +18,7 @@ from .errors import Closed, NotEnoughSamples, ParameterError
 from .figures import Freshness, Looks
 from .glance import Distribution, Specimen
 from .groups import EpisodeBatch
+from .guarded import Guarded
 from .parameters import Parameters
 from .pool import MOST_BATCH
 from .rate import RateStats
@@ -77,7 +78,7 @@ class TableStats:
     """Of the samples of a recent batch that was drawn in this process; None before the first one."""
 
 
-class TableHandle:
+class TableHandle(Guarded):
     """One table of a `Server`: `server.table("demo")`. All methods may be called from any thread.
 
     Args:
@@ -100,6 +101,7 @@ class TableHandle:
         self._batches = 0
         self._waited = 0.0
         self._looks = Looks()
+        self._guard()
 
     @property
     def name(self) -> str:

@@ -4,12 +4,16 @@ from dataclasses import dataclass, fields
 
 from .checks import FOR_EVER, whole
 from .errors import ParameterError
+from .frozen import says_instead
+from .suggestions import checked_fields
 
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
 
+@checked_fields
+@says_instead("Make others: Limits(NAME=...).")
 @dataclass(frozen=True)
 class Limits:
     """What a node or client allows itself and its peers; every field can be set when one is made.

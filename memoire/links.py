@@ -18,7 +18,7 @@ import time
 
 import zmq
 
-from . import names, sockets
+from . import addresses, names, sockets
 from .errors import AuthError, EndpointError
 from .names import Found, Names
 from .security import Keys
@@ -82,9 +82,6 @@ class Link:
         self._tried: set[str] = set()  # those that failed since the name was looked up
         self._rounds = 0  # times that all of them did
         self._is_asking = False
-        if self._host and not 0 < int(self._port) < 65536:
-            made.close(0)
-            raise EndpointError(endpoint, "connect to", "the port must be a number from 1 to 65535")
 
     @property
     def is_named(self) -> bool:
@@ -133,7 +130,8 @@ class Link:
         if self.denied is not None:
             return str(self.denied)
         if self._refusal and self.address:
-            return f"Something accepts connections at {self.address}, but {self._refusal}. Is it memoire's address?"
+            advice = f"Try `memoire doctor {self.endpoint}`."
+            return f"Something accepts connections at {self.address}, but {self._refusal} {advice}"
         return sockets.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
 
     # What the doors call
@@ -186,13 +184,15 @@ class Link:
                 self._shown.succeeded()
         elif event in _REFUSED:
             self._refused(event, value)
-            silent = value == errno.EAGAIN and event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            self._refusal = "says nothing: it hangs, or is another service" if silent else "does not speak ZeroMQ"
+            self._refusal = _refusal(event, value)
             self._failed()
         elif event == zmq.EVENT_CLOSED:
             self._refusal = ""
             self._failed()
-        elif event == zmq.EVENT_DISCONNECTED and self.is_connected:
+        elif self.has_given_up:
+            # A peer of a kind that does not fit may be first to notice. What was said of a handshake says more.
+            self._refusal = self._refusal or f"hangs up at once. {_OTHER_PORT}"
+        elif event == zmq.EVENT_DISCONNECTED:
             self.is_connected, self.lost_at = False, self.stirred_at
             if self._host:
                 self._look()
@@ -280,6 +280,18 @@ class Link:
             self._attach(made, self.address)
 
 
+_OTHER_PORT = "Is it the port for caches or notices? Requests go to the port below, or two below."
+
+
+def _refusal(event: int, value: int) -> str:
+    """What a peer does that cannot be greeted, as the monitor says it, and what it may be."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
+        return "says nothing: it hangs, or is another service."
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_KIND:
+        return f"takes no requests. {_OTHER_PORT}"
+    return "does not speak ZeroMQ. Is it memoire's address?"
+
+
 class _Follower:
     """A socket beside a link's own, which may be denied by itself."""
 
@@ -355,6 +367,11 @@ def dial(
         EndpointError: this is no address; the socket is closed.
         KeyFileError: the keys folder has no server.pub.
     """
+    try:
+        addresses.check(endpoint, "connect to")
+    except EndpointError:
+        made.close(0)
+        raise
     link = Link(doors, made, endpoint, known or names.shared_names(), keys)
     try:
         link.open(watch)

@@ -30,9 +30,10 @@ from .errors import (
     UsedUp,
     WrongType,
 )
+from .guarded import Guarded
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
-from .schema import Column, Schema, exact
+from .schema import Column, Schema, exact, finite, form
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -106,7 +107,7 @@ class Sequences(NamedTuple):
     codes: Int64s
     """[n, T] rows of the entries."""
     weights: Float64s
-    """[n] what sampling was proportional to."""
+    """[n] what sampling was proportional to, as in `Windows`."""
     discount: NDArray[np.float32]
     """[n, T, *R] gamma of each entry; 0 at a terminal one and behind the end."""
     steps: NDArray[np.int32]
@@ -143,7 +144,7 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
-class Memory(_core.EntryStore):
+class Memory(_core.EntryStore, Guarded):
     """Room for exactly `capacity` entries; whole episodes leave, oldest first, when their rows are needed.
 
     One open episode for each lane; entries can be drawn once their episode is closed, or with `live` as soon as their
@@ -177,7 +178,7 @@ class Memory(_core.EntryStore):
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
-            raise WrongType("schema", "a memoire.Schema", type(schema).__name__)
+            raise WrongType("schema", "a memoire.Schema", type(schema).__name__, _MAKE_ONE)
         if not isinstance(parameters, Parameters):
             raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
         if seed is not None:
@@ -203,6 +204,7 @@ class Memory(_core.EntryStore):
         self._apply(parameters)
         self.limit_ragged(ragged_limit)
         _memories.add(self)
+        self._guard()
 
     # What there is
 
@@ -543,11 +545,11 @@ class Memory(_core.EntryStore):
             ],
         )
 
-    def sample(self, count: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+    def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
         """Draw and gather as one moment: nothing leaves in between.
 
         Args:
-            count: How many, at least 1.
+            batch_size: How many, at least 1.
             out: Arrays of the caller to gather into, by the names they have in a `Batch`; others are made new. Those
                 that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
 
@@ -555,14 +557,14 @@ class Memory(_core.EntryStore):
             EmptyMemory: no entry has a weight above 0.
             ParameterError: an array of `out` does not fit.
         """
-        _check_whole("count", count, 1, MOST_ROWS)
+        _check_whole("batch_size", batch_size, 1, MOST_ROWS)
         with self.held():
-            made = self._allocate(count)
+            made = self._allocate(batch_size)
             if out is not None:
                 place(self.schema, made, out)
-            weights = np.empty(count, np.float64)
+            weights = np.empty(batch_size, np.float64)
             sums = self._sums(self._parameters.normalize == "global")
-            numbers = self._drawn(count, None, weights)
+            numbers = self._drawn(batch_size, None, weights)
             filled = self._filled(numbers, made)
             if self._parameters.max_times_sampled:
                 filled.weight[:] = weights  # some weigh nothing any more
@@ -691,10 +693,10 @@ class Memory(_core.EntryStore):
         Raises:
             ParameterError: a TD error is not finite, or the lengths differ. Nothing was changed.
         """
-        wanted = _numbers(numbers)
+        wanted = _numbers(numbers, "ids")
         errors = np.ascontiguousarray(td_errors, np.float64)
         if wanted.shape != errors.shape:
-            raise ParameterError("td_errors", f"shape {errors.shape}", f"as long as the numbers, {wanted.shape}")
+            raise ParameterError("td_errors", f"shape {errors.shape}", f"as many as the ids, shape {wanted.shape}")
         applied, stale = self._update_priorities(wanted, errors, self._parameters.priority_epsilon)
         if applied < 0:
             raise ParameterError(f"td_errors[{stale}]", float(errors[stale]), "finite")
@@ -722,16 +724,17 @@ class Memory(_core.EntryStore):
 
     def draw_sequences(self, count: int) -> Sequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
+        _check_whole("count", count, 1, MOST_ROWS)
         with self.held():
-            numbers = self.draw(count)
+            weights, sums = np.empty(count, np.float64), self.sums()
+            numbers = self._drawn(count, None, weights)
             steps = np.empty(count, np.int32)
             discount = np.empty((count, self._parameters.sequence_length, *self._reward_shape), np.float32)
             frames, codes, burn_in = self._cut(numbers, steps, discount)
             ages, versions = np.empty(count, np.float32), np.empty(count, np.int64)
-            weights = np.empty(count, np.float64)
-            self._facts(codes[:, 0].copy(), ages, versions, weights)
+            self._facts(codes[:, 0].copy(), ages, versions, None)
             told = (weights, discount, steps, burn_in, ages, versions)
-            return Sequences(numbers, frames, codes, *told, *self.sums())
+            return Sequences(numbers, frames, codes, *told, *sums)
 
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
@@ -851,12 +854,7 @@ class Memory(_core.EntryStore):
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
-            if name not in (self.schema.reward, self.schema.value):
-                continue
-            numbers = np.asarray(value)
-            if not np.isfinite(numbers).all():
-                bad = numbers[~np.isfinite(numbers)].flat[0]
-                raise EntryError(name, f"finite {self.schema[name]}", f"{bad}")
+            finite(name, self.schema[name], value)
         raise AssertionError(f"an exact entry was refused: {status}")
 
     def _exact_columns(self, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -881,7 +879,11 @@ class Memory(_core.EntryStore):
             given = (given,)
         if len(given) != len(states):
             raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
-        return [exact(name, schema[name], value, ()) for name, value in zip(states, given, strict=True)]
+        columns = [(name, schema[name]) for name in states]
+        return [
+            finite(name, column, exact(name, column, value, ()))
+            for (name, column), value in zip(columns, given, strict=True)
+        ]
 
     def _bootstrap(self, given: ArrayLike | None) -> NDArray[np.float32]:
         value = np.zeros((), np.float32) if given is None else np.asarray(given)
@@ -967,13 +969,13 @@ def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
         start = int(links[start])
 
 
-def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str]:
+def _storage(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:
     """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
     size = _POINTER_BYTES if column.is_ragged else column.nbytes
     room = np.zeros(capacity * size + 64, np.uint8)
     skip = -room.ctypes.data % 64
     data = room[skip : skip + capacity * size].reshape(capacity, size)
-    return data, column.dtype, column.shape, column.role
+    return data, column.dtype, column.shape, column.role, column.is_finite
 
 
 def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -996,11 +998,14 @@ def _count_of(values: Any) -> int:
         return 0
 
 
-def _numbers(numbers: ArrayLike) -> Int64s:
-    """Entry numbers as a contiguous int64 vector."""
+_MAKE_ONE = "Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."
+
+
+def _numbers(numbers: ArrayLike, called: str = "numbers") -> Int64s:
+    """Entry numbers as a contiguous int64 vector; errors call them so."""
     array = np.asarray(numbers)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
-        raise ParameterError("numbers", f"{array.dtype}{list(array.shape)}", "whole numbers of one dimension")
+        raise ParameterError(called, form(array), "whole numbers of one dimension, as a batch's ids are")
     return np.ascontiguousarray(array, np.int64)
 
 

@@ -22,6 +22,7 @@ from .batch import Batch, Gathered
 from .checks import mapping, text, whole
 from .errors import MemoireTimeout, NotEnoughSamples, ParameterError
 from .schema import Schema
+from .suggestions import no_field
 
 MOST_BATCH = (1 << 31) - 1
 
@@ -79,7 +80,10 @@ class MixedBatch(Mapping[str, Batch]):
         return {name: self._parts[name].update_priorities(given) for name, given in errors.items()}
 
     def __getitem__(self, name: str) -> Batch:
-        return self._parts[name]
+        try:
+            return self._parts[name]
+        except (KeyError, TypeError):  # the latter: it is no name at all
+            raise no_field("this batch of several tables", name, self._parts) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)

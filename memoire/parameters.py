@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from .errors import ParameterError
+from .frozen import says_instead
+from .suggestions import checked_fields, one_of, refuse_unknown
 
 Start = Literal["skip", "repeat", "zero"]
 Normalize = Literal["batch", "global"]
@@ -45,6 +47,8 @@ class HasColumns(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
+@checked_fields
+@says_instead("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
 @dataclass(frozen=True)
 class Parameters:
     """How entries are weighed, and how samples are cut out of episodes.
@@ -208,9 +212,9 @@ class Parameters:
         return self.importance_exponent + (self.importance_final - self.importance_exponent) * done
 
     def replace(self, **changes: Any) -> Parameters:
-        """These parameters with some fields changed, checked anew. Unknown names raise ParameterError."""
-        for name in changes.keys() - _NAMES:
-            raise ParameterError(name, changes[name], f"one of the parameters {', '.join(sorted(_NAMES))}")
+        """These parameters with some fields changed, checked anew. Unknown names raise UnknownName."""
+        if not changes.keys() <= NAMES:
+            refuse_unknown("Parameters", changes, NAMES)
         return dataclasses.replace(self, **changes)
 
     def check_for(self, schema: HasColumns) -> None:
@@ -236,7 +240,7 @@ class Parameters:
 
     def to_wire(self) -> dict[str, Any]:
         """A dictionary of plain numbers, strings, lists and None that msgpack and JSON carry; `from_wire` reads it."""
-        fields = ((name, getattr(self, name)) for name in _NAMES)
+        fields = ((name, getattr(self, name)) for name in NAMES)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
     @classmethod
@@ -246,10 +250,11 @@ class Parameters:
         Raises:
             ParameterError: a field is outside its range.
         """
-        return cls(**{name: value for name, value in fields.items() if name in _NAMES})
+        return cls(**{name: value for name, value in fields.items() if name in NAMES})
 
 
-_NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
+NAMES = frozenset(field.name for field in dataclasses.fields(Parameters))
+"""What the fields are called."""
 
 
 def reward_size(schema: HasColumns) -> int:
@@ -302,7 +307,7 @@ def _truth(name: str, value: object) -> bool:
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise ParameterError(name, value, "one of " + ", ".join(map(repr, allowed)))
+        raise ParameterError(name, value, one_of(value, allowed))
     return value
 
 

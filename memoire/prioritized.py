@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._core import PriorityTree
 from .errors import EmptyMemory, ParameterError
+from .guarded import Guarded
 from .schema import Column, Schema
 
 
@@ -60,7 +61,7 @@ class Samples(TypedDict):
     """[B] what was added."""
 
 
-class PrioritizedReplayBuffer:
+class PrioritizedReplayBuffer(Guarded):
     """A ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
 
     Thread-safe. Attributes: `data` (the slots), `next_idx` (the one written next), `size` (how many are filled),
@@ -90,6 +91,7 @@ class PrioritizedReplayBuffer:
         self._tree = PriorityTree(capacity)
         self._rng = np.random.default_rng(random.SystemRandom().getrandbits(64) if seed is None else seed)
         self._lock = threading.Lock()
+        self._guard()
 
     def __len__(self) -> int:
         return self.size

@@ -28,13 +28,14 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from . import descriptors, exposure, links, sockets, wire
+from . import addresses, descriptors, exposure, links, sockets, wire
 from .authenticator import Gate, Security
 from .calls import Answer
 from .channel import Channel
 from .checks import seconds
 from .desk import chunk_of
-from .errors import Closed, EndpointError, MemoireError, ProtocolError
+from .errors import Closed, EndpointError, MemoireError, ProtocolError, Refused
+from .lanes import Lane, Lanes
 from .limits import Limits, MiB
 from .models import Model, ModelStore
 from .notices import Notices, notice_of
@@ -42,6 +43,7 @@ from .security import OPEN, Given, Keys, Peer
 from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
+from .suggestions import checked_names
 from .throttle import ConnectionClients
 from .worker import ENDING, Node, Worker, close_at_exit
 
@@ -96,6 +98,8 @@ class ProxyStats:
     cache_bytes: int
     homeless: int
     """Messages for a server that is not known here."""
+    dropped_replies: int
+    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
     refused: dict[str, int]
     """Messages that were refused, by code."""
     models: dict[str, int]
@@ -107,37 +111,6 @@ class ProxyStats:
     security: Security
     """Who may come, and who was sent away."""
     faults: int
-
-
-class Lane:
-    """Messages on their way to one socket, bounded in bytes; the oldest are lost beyond. Belongs to one thread."""
-
-    def __init__(self, byte_limit: int) -> None:
-        self._messages: deque[tuple[int, Sequence[Any]]] = deque()
-        self._byte_limit = byte_limit
-        self.bytes = self.lost = self.lost_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, frames: Sequence[Any], size: int) -> None:
-        """Add a message. One that is larger than the whole lane may be in it alone."""
-        self._messages.append((size, frames))
-        self.bytes += size
-        while self.bytes > self._byte_limit and len(self._messages) > 1:
-            gone, _ = self._messages.popleft()
-            self.bytes -= gone
-            self.lost += 1
-            self.lost_bytes += gone
-
-    def send(self, made: Socket | None) -> bool:
-        """Send what there is room for; returns whether everything went."""
-        while self._messages:
-            if made is None or not sockets.send(made, self._messages[0][1]):
-                return False
-            size, _ = self._messages.popleft()
-            self.bytes -= size
-        return True
 
 
 class _Source(NamedTuple):
@@ -201,6 +174,7 @@ class _Back:
         self.push: Socket | None = None
         self.sub: Socket | None = None
         self._renewals = 0  # of the channel, that the other sockets have followed
+        self._denied_there = ""  # why the proxy that is there is not let in itself
         self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
         self.run = 0  # hash of the run that is counted there
         self._is_hearing = False
@@ -223,6 +197,11 @@ class _Back:
     @property
     def is_away(self) -> bool:
         return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_AFTER
+
+    @property
+    def denied(self) -> str:
+        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+        return str(self.channel.denied_for_good or self._denied_there)
 
     def turn(self, ready: dict[object, int]) -> None:
         self.channel.turn(ready)
@@ -273,6 +252,7 @@ class _Back:
 
     def _welcomed(self, answer: Answer) -> None:
         self._looking = False
+        self._denied_there = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
         if isinstance(answer, MemoireError):
             if not isinstance(answer, Closed):
                 _log.warning("proxy %s: %s", self._proxy.name, answer)
@@ -381,8 +361,10 @@ class Proxy(Node):
     """
 
     CALLED = "this proxy"
+    _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
 
+    @checked_names()
     def __init__(
         self,
         front: str,
@@ -411,6 +393,7 @@ class Proxy(Node):
         # From here on everything belongs to the thread; stats() reads it as it is.
         self._refused: Counter[str] = Counter()
         self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
+        self._lanes = Lanes()
         self._homes: dict[int, _Back] = {}
         self._removed: set[int] = set()  # homes behind addresses that were taken off the list
         self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
@@ -508,6 +491,7 @@ class Proxy(Node):
             caches=self._caches,
             cache_bytes=self._cache_bytes,
             homeless=self._homeless,
+            dropped_replies=self._lanes.dropped,
             refused=dict(self._refused),
             models=self._models.versions(),
             model_bytes=self._models.bytes,
@@ -529,10 +513,11 @@ class Proxy(Node):
         if self._closing.is_set():
             return ["closing: this proxy is about to end"]
         backs = list(self._backs)
+        whys = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
         if not any(back.names for back in backs):
-            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet"]
+            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *whys]
         if all(back.is_away for back in backs):
-            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers"]
+            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *whys]
         trouble = descriptors.shared_guard().trouble()
         return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
@@ -606,6 +591,7 @@ class Proxy(Node):
         return min(
             pending,
             held,
+            self._lanes.next_time(),
             self._notices.next_time(),
             *self._retiring.values(),
             *(back.next_time() for back in (*self._backs, *self._retiring)),
@@ -629,6 +615,11 @@ class Proxy(Node):
             self._release([key for key, held in self._held.items() if now >= held.until])
         while self._pending and self._is_ready:
             self._request(self._pending.popleft())
+        self._lanes.turn(time.monotonic())
+
+    def _send_reply(self, frames: Sequence[Any]) -> None:
+        """Send a reply to a client, or to the proxy in front."""
+        self._lanes.send(self._router, frames, time.monotonic())
 
     def _take_requests(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -667,6 +658,9 @@ class Proxy(Node):
         back = self._homes.get(header.home)
         if back is None and header.type is wire.Type.HELLO:
             if not self._is_ready:
+                if why := self._denied:
+                    raise ProtocolError("denied", why)
+                self._homeless += len(self._pending) == PENDING  # the oldest goes; its client asks again
                 self._pending.append(asked)
                 return
             back = self._assign(header.client)
@@ -678,6 +672,12 @@ class Proxy(Node):
         self._requests += 1
         frames: list[Any] = [*self._gate.passport(asked.peer), *asked.frames]
         back.requests.put(frames, sum(len(frame) for frame in frames))
+
+    @property
+    def _denied(self) -> str:
+        """Why no server lets this proxy in, a sentence each; "" while one may."""
+        whys = [back.denied for back in self._backs]
+        return " ".join(dict.fromkeys(whys)) if all(whys) else ""
 
     @property
     def _is_ready(self) -> bool:
@@ -715,7 +715,7 @@ class Proxy(Node):
         header = wire.peek(asked.request)
         if header is not None:
             body = wire.Refused(code=error.code, text=error.detail[:1000])
-            sockets.send(self._router, [*asked.envelope, *wire.reply(header, body)])
+            self._send_reply([*asked.envelope, *wire.reply(header, body)])
 
     def _answer_fetch(self, asking: _Request) -> bool:
         """Hand out a model that is kept here, or soon; False where the server has to be asked."""
@@ -731,7 +731,7 @@ class Proxy(Node):
         told = (0, 0) if source is None else (source.home, source.epoch)
         reply = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
         self._requests += 1
-        sockets.send(self._router, [*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
+        self._send_reply([*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
         return True
 
     def _hold(self, asking: _Request, header: wire.Header, asked: wire.Fetch) -> bool:
@@ -778,7 +778,7 @@ class Proxy(Node):
         header = wire.peek(frames[empty + 1 :])
         kind = 0 if header is None else int.from_bytes(frames[empty + 1].buffer[6:8], "little")
         if kind != wire.Type.WELCOME and not (kind == wire.Type.UPDATED and back in self._retiring):
-            sockets.send(self._router, frames)
+            self._send_reply(frames)
             return
         try:
             message = wire.parse(frames[empty + 1 :], self._limits)
@@ -789,7 +789,7 @@ class Proxy(Node):
             said = wire.reply(
                 message.header, msgspec.structs.replace(message.body, leaving=True), payload=message.payload
             )
-            sockets.send(self._router, [*frames[: empty + 1], *said])
+            self._send_reply([*frames[: empty + 1], *said])
             return
         # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
         self._homes.setdefault(message.header.home, back)
@@ -808,7 +808,7 @@ class Proxy(Node):
             models={**told.models, **models},
             limits=limits,
         )
-        sockets.send(self._router, [*frames[: empty + 1], *wire.reply(message.header, told)])
+        self._send_reply([*frames[: empty + 1], *wire.reply(message.header, told)])
 
     def _unmet(self) -> list[str]:
         """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""
@@ -877,10 +877,10 @@ class Proxy(Node):
 def _checked(servers: Sequence[str]) -> list[str]:
     """The addresses of a list, each once."""
     if isinstance(servers, str) or not servers:
-        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server")
+        given = repr([servers] if isinstance(servers, str) else ["tcp://server-0:5560"])
+        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server", given)
     for endpoint in servers:
-        if not str(endpoint).startswith(("tcp://", "ipc://", "inproc://")):
-            raise EndpointError(str(endpoint), "connect to", "the transport must be tcp://, ipc:// or inproc://")
+        addresses.check(endpoint, "connect to")
     return list(dict.fromkeys(servers))
 
 

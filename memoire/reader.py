@@ -16,6 +16,7 @@ is asked once.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -64,6 +65,7 @@ from .sampling import Annealing
 from .schema import Schema
 from .security import Given, Keys
 from .sockets import Context
+from .suggestions import checked_names
 from .version import SOFTWARE
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
 
@@ -231,6 +233,7 @@ class Reader(Node):
     CALLED = "this reader"
     CLOSED_AT_EXIT = 0
 
+    @checked_names()
     def __init__(
         self,
         urls: Sequence[str],
@@ -487,7 +490,7 @@ class Reader(Node):
         again: the reader keeps it for that. One that says nothing for three seconds is away, where another one answers.
 
         Raises:
-            MemoireTimeout: a server that was there did not take it in time, or none is there; it goes on being sent.
+            MemoireTimeout: a server that was there did not take it in time, or none came; it goes on being sent.
             Refused: a server has that version already: somebody else publishes this topic.
         """
         self._check_open()
@@ -515,8 +518,11 @@ class Reader(Node):
             """Whether all that answer have it: a host that is gone says no goodbye."""
             if not asked:
                 return False
+            model, there = asked[0]
+            if not there:  # nobody was: the first server that comes
+                return any(one.taken.get(topic, 0) >= model.version for one in list(self._remotes.values()))
             missing = lacking()
-            if len(missing) < len(asked[0][1]) and time.monotonic() >= began + LEFT_OUT_AFTER:
+            if len(missing) < len(there) and time.monotonic() >= began + LEFT_OUT_AFTER:
                 missing = [one for one in missing if not one.is_silent(topic)]
             return not missing
 
@@ -527,18 +533,17 @@ class Reader(Node):
         if not is_taken:
             raise self._not_published(topic, missing, patience)
         model, there = asked[0]
-        for remote in there:
+        for remote in there or list(self._remotes.values()):
             if topic in remote.wrong:
                 raise remote.wrong[topic]
-        if not there:
-            raise self._not_published(topic, [], 0.0)
         return model.version
 
     def _not_published(self, topic: str, lacking: list[_Remote], patience: float) -> MemoireTimeout:
         names = ", ".join(repr(remote.name) for remote in lacking)
-        what = f"model of topic {topic!r} at server {names}" if lacking else "server"
+        what = f"model of topic {topic!r} at server {names}" if lacking else f"answer to a model of topic {topic!r}"
         advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
-        return MemoireTimeout(what, ", ".join(self.urls), patience, advice)
+        trouble = "" if lacking else f"{self._links[0].channel.trouble(probe=False)} "
+        return MemoireTimeout(what, ", ".join(self.urls), patience, trouble + advice)
 
     def _leave_silent(self, lacking: list[_Remote], topic: str) -> None:
         """The next model does not wait for those that said nothing at all about this one."""
@@ -839,6 +844,15 @@ class Reader(Node):
     def servers_at(self, url: str) -> tuple[str, ...]:
         """Names of the servers behind one of this reader's addresses, as it said last; none before it has answered."""
         return next((link.names for link in self._links if link.channel.endpoint == url), ())
+
+    def trouble_at(self, url: str) -> str:
+        """Why one of this reader's addresses may not answer and what to do, in a sentence or two; "" once it has.
+
+        Tries to connect, which takes 0.2 s at most.
+        """
+        return next(
+            (link.channel.trouble() for link in self._links if link.channel.endpoint == url and not link.names), ""
+        )
 
     def _seconds(self, timeout: float | None) -> float:
         return seconds(timeout, self._limits.request_timeout)
@@ -1327,9 +1341,9 @@ def _publish_body(model: Model, offset: int) -> wire.Publish:
 
 
 def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as they travel: tuples and arrays become lists."""
+    """Parameters as they travel: tuples and arrays become lists, and lists are copies."""
     return {
-        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else value
+        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else copy.deepcopy(value)
         for name, value in changes.items()
     }
 

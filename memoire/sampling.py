@@ -12,8 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .checks import renamed
 from .errors import ParameterError, WrongType
+from .frozen import says_instead
 from .parameters import NORMALIZATIONS, Normalize, Parameters
+from .suggestions import checked_fields
 
 
 class Sampler(Protocol):
@@ -36,6 +39,8 @@ def fields_of(sampler: Sampler | None) -> dict[str, Any]:
     return fields() if callable(fields) else fields
 
 
+@checked_fields
+@says_instead("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
     """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
@@ -46,6 +51,8 @@ class Linear:
     """Batches until it is there. At least 0."""
 
 
+@checked_fields
+@says_instead("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
     """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
@@ -59,6 +66,8 @@ class Uniform:
         return chances | _correction(0.0, "batch")
 
 
+@checked_fields
+@says_instead("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
     """Entries are drawn in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
@@ -76,7 +85,8 @@ class Prioritized:
     """One sample from each of as many segments of equal probability as a draw has samples."""
 
     def __post_init__(self) -> None:
-        Parameters().replace(**self.fields())
+        with renamed(**_FIELD_NAMES):
+            Parameters().replace(**self.fields())
 
     def fields(self) -> dict[str, Any]:
         """Fields of `Parameters`, for its `replace`."""
@@ -84,6 +94,8 @@ class Prioritized:
         return chances | _correction(self.beta, self.normalize)
 
 
+@checked_fields
+@says_instead("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
     """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
@@ -105,7 +117,8 @@ class RankBased:
     """One sample from each of as many segments of equal probability as a draw has samples."""
 
     def __post_init__(self) -> None:
-        Parameters().replace(**self.fields())
+        with renamed(**_FIELD_NAMES):
+            Parameters().replace(**self.fields())
 
     def fields(self) -> dict[str, Any]:
         """Fields of `Parameters`, for its `replace`."""
@@ -113,6 +126,8 @@ class RankBased:
         return chances | _correction(self.beta, self.normalize)
 
 
+@checked_fields
+@says_instead("Make another one: Greedy(NAME=...).")
 @dataclass(frozen=True)
 class Greedy:
     """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance
@@ -145,6 +160,15 @@ class Annealing:
             self._course, self.batches = course, 0
         self.batches += 1
         return parameters.beta(self.batches - 1)
+
+
+_FIELD_NAMES = {
+    "priority_exponent": "exponent",
+    "importance_exponent": "beta",
+    "importance_final": "beta.end",
+    "importance_batches": "beta.batches",
+}
+"""What samplers call these fields of `Parameters`."""
 
 
 def _fields(prioritization: str, exponent: float, stratified: bool) -> dict[str, Any]:

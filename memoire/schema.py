@@ -8,7 +8,7 @@ a schema when their fingerprints are equal. A nested observation becomes one col
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any, Self
@@ -16,10 +16,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _core
 from .checks import is_name
-from .errors import EntryError, SchemaError
+from .errors import EntryError, NotFinite, SchemaError
+from .frozen import says_instead
 from .limits import MiB
 from .ragged import Ragged
+from .suggestions import checked_names, hint, no_field
 
 ROLES = ("state", "reward", "value", "return", "plain")
 _ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
@@ -32,6 +35,7 @@ _MOST_DEPTH = 64
 _MOST_AXIS = _ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
 
 
+@says_instead("Make another one: Column(..., NAME=...).")
 @dataclass(frozen=True)
 class Column:
     """One value of an entry.
@@ -45,13 +49,21 @@ class Column:
         role: "state" (stacked, stored once, the next one comes with a sample), "reward", "value" (the critic's
             estimate, in the shape of the reward), "return" (computed by the memory when an episode closes, never
             given), or "plain".
+        nan: "refuse" or "allow". Values of states must be finite, as rewards must, unless their column says "allow":
+            where NaN or infinity mean something to who learns from them. Plain columns are not looked at.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[Any, ...] = ()
     role: str = "plain"
+    nan: str = "refuse"
+    is_finite: bool = field(init=False, repr=False, compare=False)
+    """Whether values that are not finite are refused."""
 
-    def __init__(self, dtype: Any, shape: int | Sequence[int | None] = (), role: str = "plain") -> None:
+    @checked_names()
+    def __init__(
+        self, dtype: Any, shape: int | Sequence[int | None] = (), role: str = "plain", nan: str = "refuse"
+    ) -> None:
         try:
             plain = np.dtype(dtype)
         except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:
@@ -61,10 +73,12 @@ class Column:
             plain, inner = plain.subdtype
             shape += inner
         if role not in ROLES:
-            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}.")
+            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}{hint(role, ROLES)}.")
         object.__setattr__(self, "dtype", plain if plain.names else np.dtype(plain.newbyteorder("<").str))
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "role", role)
+        object.__setattr__(self, "nan", _nan(nan, role))
+        object.__setattr__(self, "is_finite", role != "plain" and nan == "refuse" and plain.kind == "f")
 
     @property
     def is_ragged(self) -> bool:
@@ -116,6 +130,8 @@ class Schema(Mapping[str, Column]):
     """The columns of these roles ("return" for `qvest`), or None."""
     ragged: tuple[str, ...]
     """The columns whose first axis is free."""
+    finite: tuple[str, ...]
+    """The columns that an entry is given with and whose values must be finite."""
     entry_bytes: int
     """Bytes of one entry: the sum over all columns, with one element of each ragged one."""
     fingerprint: int
@@ -139,6 +155,7 @@ class Schema(Mapping[str, Column]):
         *,
         reward_shape: Sequence[int] = (),
         keep_float64: bool = False,
+        nan: str = "refuse",
     ) -> Self:
         """The schema of an environment: columns obs (obs.* for Dict and Tuple spaces), action, reward, and extras.
 
@@ -150,13 +167,18 @@ class Schema(Mapping[str, Column]):
             keep_float64: Observations and actions that the spaces give as float64 are stored as float32 unless this
                 is set: twice the bytes buy nothing that a network of float32 can see. Extras are stored as they are
                 declared.
+            nan: "allow" where NaN or infinity in observations mean something; see `Column`.
         """
         columns: dict[str, Any] = {}
         for name, space_name, role in (("obs", "observation_space", "state"), ("action", "action_space", "plain")):
             space = getattr(env, f"single_{space_name}", None) or getattr(env, space_name, None)
             if space is None:
-                raise SchemaError(f"{type(env).__name__} has no {space_name}. Give a Gymnasium environment.")
+                example = f": gymnasium.make({env!r})" if isinstance(env, str) else ""
+                shown = f"text ({env[:80]!r})" if isinstance(env, str) else type(env).__name__
+                raise SchemaError(f"{shown} has no {space_name}. Give a Gymnasium environment{example}.")
             columns[name] = _columns_of_space(name, space, role, keep_float64)
+        if _nan(nan, "state") == "allow":
+            columns["obs"] = _allowing(columns["obs"])
         columns["reward"] = Column(np.float32, reward_shape, "reward")
         for name, template in (extra or {}).items():
             if name in columns:
@@ -171,23 +193,28 @@ class Schema(Mapping[str, Column]):
         """The schema that `to_json` wrote; everything is checked again, and only `SchemaError` comes out."""
         try:
             data = json.loads(text) if isinstance(text, str | bytes) else text
-            rows = [(str(name), str(dtype), tuple(shape), str(role)) for name, dtype, shape, role in data["columns"]]
+            rows = [
+                (str(name), str(dtype), tuple(shape), str(role), tuple(map(str, nan)))
+                for name, dtype, shape, role, *nan in data["columns"]
+            ]
             tuples = {str(path) for path in data.get("tuples", ())}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SchemaError(f"this is not the JSON form of a schema: {error!r}.") from error
         leaves: dict[str, Column] = {}
-        for name, dtype, shape, role in rows:
+        for name, dtype, shape, role, nan in rows:
             for part in name.split("."):
                 _check_name(part, name)
             if name in leaves:
                 raise SchemaError(f"column {name!r} is there twice.")
-            leaves[name] = _column(name, partial(Column, dtype, shape, role))
+            leaves[name] = _column(name, partial(_read_column, dtype, shape, role, nan))
         schema = cls.__new__(cls)
         schema._settle(leaves, tuples)
         return schema
 
     def to_json(self) -> str:
-        """Canonical JSON, equal for equal schemas: {"columns": [[name, dtype, shape, role], ...], "tuples": [...]}."""
+        """Canonical JSON, equal for equal schemas: {"columns": [[name, dtype, shape, role], ...], "tuples": [...]}.
+        A column that allows NaN has "allow" behind its role.
+        """
         return self._json
 
     def leaves(self, root: str) -> tuple[str, ...]:
@@ -212,7 +239,10 @@ class Schema(Mapping[str, Column]):
         return _build(self._trees[root], columns)
 
     def __getitem__(self, name: str) -> Column:
-        return self._columns[name]
+        try:
+            return self._columns[name]
+        except (KeyError, TypeError):  # the latter: it is no name at all
+            raise no_field("this schema", name, self._columns) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -231,7 +261,7 @@ class Schema(Mapping[str, Column]):
 
     def __repr__(self) -> str:
         rows = (
-            f"{name}: {column}" + ("" if column.role == "plain" else f" ({column.role})")
+            f"{name}: {column}" + ("" if column.role == "plain" else f" ({', '.join(_said(column))})")
             for name, column in self.items()
         )
         return f"Schema({', '.join(rows)})"
@@ -256,6 +286,7 @@ class Schema(Mapping[str, Column]):
         self.entry_names = tuple(name for name in leaves if name != qvest)
         self.states = tuple(name for name, column in leaves.items() if column.role == "state")
         self.ragged = tuple(name for name, column in leaves.items() if column.is_ragged)
+        self.finite = tuple(name for name, column in leaves.items() if column.is_finite and name != qvest)
         self.roots = tuple(self._trees)
         self.reward, self.value, self.qvest = reward, value, qvest
         self.entry_bytes = sum(column.nbytes for column in leaves.values())
@@ -265,7 +296,7 @@ class Schema(Mapping[str, Column]):
                 f"an entry has {self.entry_bytes} bytes, more than {_ENTRY_BYTES}. The largest column is {largest!r}, "
                 f"{leaves[largest]}: store it smaller, or elsewhere."
             )
-        rows = [[name, column.dtype.str, list(column.shape), column.role] for name, column in leaves.items()]
+        rows = [[name, column.dtype.str, list(column.shape), *_said(column)] for name, column in leaves.items()]
         self._json = json.dumps({"columns": rows, "tuples": sorted(tuples)}, sort_keys=True, separators=(",", ":"))
         self.fingerprint = int.from_bytes(hashlib.blake2b(self._json.encode(), digest_size=8).digest(), "little")
 
@@ -299,10 +330,36 @@ def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], told: tuple[
     array = _array(name, _text(dtype, told), value)
     made = _cast(array, dtype) if array.shape == shape else None
     if made is None:
-        received = repr(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
-        beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
-        raise EntryError(name, _text(dtype, told), received + " with values beyond it" * beyond)
+        is_beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+        expected = _text(dtype, told)
+        received = form(value) if isinstance(value, str | int | float | None) else _text(array.dtype, array.shape)
+        raise EntryError(name, *_beyond(expected, received, array, dtype) if is_beyond else (expected, received))
     return made
+
+
+def form(value: Any) -> str:
+    """What a value is, in an error: dtype and shape of an array; anything else as it is, or its type."""
+    if isinstance(value, int | float | str | None):
+        return repr(value)[:80]
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__}" if array.dtype == object else _text(array.dtype, array.shape)
+
+
+def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[str, str]:
+    """What a dtype holds, and the first value of an array that it does not hold, with its place."""
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    wrong = (
+        np.isfinite(array) & (abs(array) > limits.max)
+        if dtype.kind == "f"
+        else (array < limits.min) | (array > limits.max)
+    )
+    place = [int(axis) for axis in np.argwhere(wrong)[0]] if wrong.any() else []
+    found = f"{received} with {array[tuple(place)]} at {place}" if array.ndim else received
+    low, high = (f"{limits.min:.9g}", f"{limits.max:.9g}") if dtype.kind == "f" else (limits.min, limits.max)
+    return f"{expected} from {low} to {high}", found
 
 
 def _array(name: str, expected: str, value: Any) -> NDArray[Any]:
@@ -364,6 +421,52 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 def _text(dtype: np.dtype[Any], shape: tuple[Any, ...]) -> str:
     axes = ", ".join("any" if axis is None else str(axis) for axis in shape)
     return f"{dtype}[{axes}]" if shape else f"{dtype}"
+
+
+def _said(column: Column) -> list[str]:
+    """A column's role, and whether it allows NaN: only then, so that other schemas are what they always were."""
+    return [column.role, "allow"] if column.nan == "allow" else [column.role]
+
+
+def _read_column(dtype: str, shape: tuple[Any, ...], role: str, nan: tuple[str, ...]) -> Column:
+    """What `Schema.to_json` says of a column."""
+    if nan not in ((), ("allow",)):
+        raise SchemaError(f"{nan!r} stands behind the role, where only 'allow' may.")
+    return Column(dtype, shape, role, *nan)
+
+
+def _nan(nan: Any, role: str) -> str:
+    if nan not in ("refuse", "allow"):
+        raise SchemaError(f"nan={nan!r} is not possible. Give 'refuse' or 'allow'.")
+    if nan == "allow" and role != "state":
+        raise SchemaError(
+            f"nan='allow' is for states, not for role {role!r}: values of plain columns are never looked at, and "
+            f"priorities and returns cannot be made of what is not finite."
+        )
+    return str(nan)
+
+
+def _allowing(template: Any) -> Any:
+    """Columns of a space, nested as they are, that allow NaN."""
+    if isinstance(template, Mapping):
+        return {name: _allowing(part) for name, part in template.items()}
+    if isinstance(template, tuple):
+        return tuple(_allowing(part) for part in template)
+    return Column(template.dtype, template.shape, template.role, "allow")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether all numbers of an exact value are finite."""
+    return _core.is_finite(value.values if isinstance(value, Ragged) else value)
+
+
+def finite(name: str, column: Column, value: Any) -> Any:
+    """An exact value itself. Raises NotFinite where it is not finite and its column does not allow that."""
+    if column.is_finite and not is_finite(value):
+        numbers = value.values if isinstance(value, Ragged) else value
+        found = numbers[~np.isfinite(numbers)].flat[0]
+        raise NotFinite(name, f"finite {column}", f"{found}", column.role == "state")
+    return value
 
 
 def _shape(shape: Any) -> tuple[Any, ...]:
@@ -435,7 +538,9 @@ def _is_shape_or_int(value: Any) -> bool:
 def _fields(column: Column) -> dict[str, Column]:
     """A structured column taken apart; axes around the structure stay in front."""
     assert column.dtype.fields is not None
-    return {name: Column(field[0], column.shape, column.role) for name, field in column.dtype.fields.items()}
+    return {
+        name: Column(field[0], column.shape, column.role, column.nan) for name, field in column.dtype.fields.items()
+    }
 
 
 def _template(name: str, template: Any, role: str) -> Any:
@@ -449,8 +554,8 @@ def _template(name: str, template: Any, role: str) -> Any:
     if isinstance(template, str | type | np.dtype):
         return _column(name, lambda: Column(template, (), role))
     raise SchemaError(
-        f"column {name!r} was declared as {template!r}, a {type(template).__name__}. Give a Column, a dtype, "
-        f"(dtype, shape), an array, a Gymnasium space, or a dict or tuple of these."
+        f"column {name!r} was declared as {template!r}, a value of type {type(template).__name__}. Give a Column, a "
+        f"dtype, (dtype, shape) such as (np.float32, (4,)), an array, a Gymnasium space, or a dict or tuple of these."
     )
 
 

@@ -282,7 +282,7 @@ class Keys:
         self.servers: tuple[Key, ...] = ()
         """Public keys of what it dials."""
         self.met: dict[str, bytes] = {}
-        """Which key was found at an address that was dialled."""
+        """Which key was found at an address that was dialled, at a host, and (by "") last."""
         self.authorized: Mapping[bytes, Key] = {}
         """Who may come in, by public key."""
         self._lock = threading.Lock()

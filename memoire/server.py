@@ -43,6 +43,7 @@ from .forwarding import forward
 from .groups import EpisodeBatch
 from .handle import ADVICE, TableHandle, TableStats
 from .journal import Group, RunFacts, Ticket
+from .lanes import Lanes
 from .learners import LearnerStats, merged
 from .ledger import Account, Totals
 from .limits import Limits
@@ -59,6 +60,7 @@ from .schema import Schema
 from .security import OPEN, Given, Keys, Peer
 from .snapshot import Restored
 from .sockets import Context, Socket
+from .suggestions import checked_names
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
 from .throttle import ConnectionClients
 from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
@@ -136,6 +138,8 @@ class ServerStats:
     totals: Totals
     refused: dict[str, int]
     """Messages that were refused, by code."""
+    dropped_replies: int
+    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
     tables: dict[str, TableStats]
     """Each table's own figures, by name; those below are sums over them."""
     guests: int
@@ -242,6 +246,7 @@ class Server(Node):
     CALLED = "this server"
     CLOSED_AT_EXIT = 2
 
+    @checked_names()
     def __init__(
         self,
         endpoint: str | None,
@@ -271,6 +276,8 @@ class Server(Node):
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
     ) -> None:
+        if endpoint is not None:
+            sockets.beside(endpoint)  # before anything is made: an address that is none
         if storage == "episodes" and cache_limit:
             raise ParameterError(
                 "cache_limit", cache_limit, "0 where episodes are stored: capacity says how many entries"
@@ -287,8 +294,6 @@ class Server(Node):
             capacity=capacity or cache_limit or None,
             max_step=max_step or None,
         )
-        if endpoint is not None:
-            sockets.beside(endpoint)  # before anything is made: an address that is none
         seed = None if seed is None else whole("seed", seed, -(2**63), 2**64)
         self._limits = limits or Limits()
         if (snapshot_caches or snapshot_every is not None) and state_dir is None:
@@ -344,6 +349,8 @@ class Server(Node):
         self._endpoints = wire.Endpoints()
         self._requests = Worker("memoire-requests", self._turn, self._next_time)
         self._request_sockets: set[Socket] = set()
+        self._lanes = Lanes()  # belongs to the requests' thread
+        self._all_lanes = [self._lanes]  # with those of plain proxies, which belong to their callers' threads
         self._pullers: list[Worker] = []
         self._pub: Socket | None = None
         self._bound: list[str] = []
@@ -511,7 +518,10 @@ class Server(Node):
         """Share the requests of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.request_server(self._context, self._limits.request_bytes)
-        self._forward(frontend, front, sockets.plain_dealer(self._context, self._limits.reply_bytes), back, place=1)
+        lanes = Lanes()
+        self._all_lanes.append(lanes)
+        backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
+        self._forward(frontend, front, backend, back, place=1, replies=lanes)
 
     def run_pull_proxy(self, front: str, back: str) -> None:
         """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
@@ -519,7 +529,9 @@ class Server(Node):
         frontend = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
         self._forward(frontend, front, sockets.data_sender(self._context), back, place=0)
 
-    def _forward(self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int) -> None:
+    def _forward(
+        self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: Lanes | None = None
+    ) -> None:
         """Hand messages on, and replies to requests; `place` is where a message that comes in has its passport."""
         ways = {}
         try:
@@ -534,7 +546,7 @@ class Server(Node):
             self._loops += 1
         try:
             pass_on = functools.partial(self._pass_on, frontend, place)
-            forward(frontend, backend, pass_on, both_ways=place > 0, until=self._closing, ways=ways)
+            forward(frontend, backend, pass_on, replies=replies, until=self._closing, ways=ways)
         finally:
             with self._counting:
                 self._loops -= 1
@@ -555,7 +567,7 @@ class Server(Node):
     def _next_time(self) -> float:
         if self._notices or self._has_news:
             return time.monotonic()
-        return min(self._log_due or float("inf"), self._fold_at, self._again.next_time())
+        return min(self._log_due or float("inf"), self._fold_at, self._again.next_time(), self._lanes.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
         for made in () if self._is_drained.is_set() else self._request_sockets.intersection(ready):
@@ -568,6 +580,7 @@ class Server(Node):
             self._repeat_notices(self._pub, self._pub in ready)
         self._send_notices()
         self._send_news()
+        self._lanes.turn(time.monotonic())
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
             self._desk.fold()
@@ -628,7 +641,8 @@ class Server(Node):
         self._desk.own(message.header.client, peer.principal)
 
     def _reply(self, made: Socket, envelope: list[zmq.Frame], header: wire.Header, reply: Reply) -> None:
-        sockets.send(made, [*envelope, *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)])
+        sent = [*envelope, *wire.reply(header, reply.body, payload=reply.payload, **reply.changed)]
+        self._lanes.send(made, sent, time.monotonic())
 
     def _answer(self, message: wire.Message) -> Reply:
         try:
@@ -1138,6 +1152,7 @@ class Server(Node):
             restored=0 if self._store is None else self._store.restored,
             totals=totals,
             refused=refused,
+            dropped_replies=sum(lanes.dropped for lanes in self._all_lanes),
             tables=tables,
             guests=guests,
             accounts_in_memory=in_memory,

@@ -20,7 +20,7 @@ from .errors import EmptyEpisodeError, EntryError, EpisodeClosedError, Parameter
 from .memory import Memory, init_weights
 from .parameters import Parameters
 from .ragged import Ragged
-from .schema import Schema, exact
+from .schema import Schema, exact, finite
 
 
 class Shipment(NamedTuple):
@@ -119,9 +119,8 @@ class OpenEpisodes(Memory):
         if count == 0:
             raise ParameterError("columns", "no entries", "at least one entry in each column, [T, ...]")
         arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
-        for name in (schema.reward, schema.value):
-            if name is not None and not np.isfinite(arrays[name]).all():
-                raise EntryError(name, f"finite {schema[name]}", "some that are not")
+        for name in schema.finite:
+            finite(name, schema[name], arrays[name])
         versions = _versions(model_version, count)
 
         def fill(name: str, target: cache.Payload) -> None:

@@ -22,6 +22,8 @@ from .sockets import Socket
 
 PAUSE, LONGEST_PAUSE = 0.5, 8.0
 """Seconds before an address is dialled again that did not let this process in: the first time, and at most."""
+ANYWHERE = ""
+"""Where `Keys.met` has the key that was found last: the next address is often another server of the same cluster."""
 
 
 class Shown:
@@ -47,6 +49,7 @@ class Shown:
         self._expected, self._address = b"", ""
         self._wrong: set[bytes] = set()  # keys that the other side does not have
         self._refusals = 0  # since it was let in last
+        self._is_in_doubt = False  # whether the key that was found there before has failed once
         self._dial_at = float("inf")
         self._refresh_at = time.monotonic() + REREAD
 
@@ -69,12 +72,12 @@ class Shown:
 
     def apply(self, address: str) -> None:
         """Have the socket show this process' key at the address, and expect one of those that the other side may have:
-        the one that it had the last time, or else the first.
+        the one that was found there the last time, or else the one that was found anywhere last, or the first.
         """
         self._dial_at = float("inf")
         self._own, self._servers, self._address = self.keys.own, self.keys.servers, address
         known = [key.public for key in self._servers]
-        met = [self.keys.met.get(place) for place in (address, _host(address))]
+        met = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
         order = [public for public in (*met, *known) if public in known and public not in self._wrong]
         self._expected = order[0] if order else known[0]
         assert self._own.secret is not None
@@ -82,8 +85,9 @@ class Shown:
 
     def succeeded(self) -> None:
         """The other side let this process in."""
-        self.keys.met[self._address] = self.keys.met[_host(self._address)] = self._expected
+        self._found()
         self._wrong.clear()
+        self._is_in_doubt = False
         self._refusals = 0
         self._dial_at = float("inf")
 
@@ -91,6 +95,7 @@ class Shown:
         """A handshake failed; why this process is not let in, where that is known by now."""
         own = self._own
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._found()  # it could read what was said to this key
             self._pause(now)
             reason = f"it does not know the key {own.peer.principal} {own.fingerprint} of this process (any more)"
             return AuthError(self._endpoint, reason, "There: `memoire keys authorize FOLDER own.pub`.")
@@ -99,6 +104,9 @@ class Shown:
             advice = "Give the process there keys, or this one none."
             return AuthError(self._endpoint, "it asks for no key, so nobody knows who it is", advice)
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
+            return None
+        if self._expected == self.keys.met.get(self._address) and not self._is_in_doubt:
+            self._is_in_doubt = True  # a process that begins or ends hangs up, too: ZeroMQ dials it again
             return None
         self._wrong.add(self._expected)
         if any(key.public not in self._wrong for key in self.keys.servers):
@@ -111,6 +119,10 @@ class Shown:
         return AuthError(
             self._endpoint, f"it ends the connection: it has none of the keys in server.pub ({shown})", advice
         )
+
+    def _found(self) -> None:
+        """The other side has the key that is expected of it."""
+        self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self._expected)
 
     def _pause(self, now: float) -> None:
         seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._refusals, 30))

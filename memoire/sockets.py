@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
-from . import _core, descriptors, names
+from . import _core, addresses, descriptors, names
 from .errors import EndpointError, ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -66,6 +66,10 @@ first.
 PARTING = 1.0
 """Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 SOCKETS_PER_CONTEXT = 8192
+READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
+"""Bytes that ZeroMQ reads into its buffer at a time, where it can be told: as many as the shortest PING has, so that
+none lies there behind the end of a message that finds a queue full. Longer frames are read at once all the same.
+"""
 
 MOST_IO_THREADS = 64
 
@@ -110,8 +114,12 @@ def library_version() -> str:
 
 
 def request_server(context: Context, message_bytes: int) -> Socket:
-    """ROUTER that takes requests and routes replies by the envelope in front of them."""
-    return _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+    """ROUTER that takes requests and routes replies by the envelope in front of them; it refuses (EAGAIN) one whose
+    connection has no room, where it would drop it in silence otherwise: see `lanes`.
+    """
+    made = _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
+    made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    return made
 
 
 def request_client(context: Context, message_bytes: int) -> Socket:
@@ -171,6 +179,8 @@ WRONG_KEY: int = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 """What a monitor says of a handshake that failed: one of the two uses no keys; a listener was dialled with another
 listener's key.
 """
+OTHER_KIND: int = zmq.PROTOCOL_ERROR_ZMTP_INVALID_METADATA
+"""The same: the peer's socket is of a kind that this one cannot talk to."""
 
 
 def authenticator(context: Context) -> Socket:
@@ -196,6 +206,7 @@ def ask_for_keys(made: Socket, secret: bytes, domain: str) -> None:
     made.setsockopt(zmq.CURVE_SECRETKEY, secret)
     made.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
     made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    _read_little(made, READ_AT_A_TIME_ENCRYPTED)
 
 
 def use_keys(made: Socket, public: bytes, secret: bytes, server: bytes) -> None:
@@ -268,12 +279,21 @@ def _make(
         zmq.TCP_KEEPALIVE_INTVL: 5,
         zmq.TCP_KEEPALIVE_CNT: 3,
         zmq.TCP_MAXRT: VANISHED,
-        zmq.BACKLOG: 1024,
+        zmq.BACKLOG: descriptors.backlog(),
     }
     for option, value in options.items():
         made.setsockopt(option, value)
     made.copy_threshold = COPY_BELOW
+    _read_little(made, READ_AT_A_TIME)
     return made
+
+
+def _read_little(made: Socket, bytes_: int) -> None:
+    """Close the way by which a peer with PINGs ends the process (docs/security.md), where libzmq has an option for it:
+    in builds with drafts.
+    """
+    if zmq.has("draft"):
+        made.setsockopt(zmq.IN_BATCH_SIZE, bytes_)
 
 
 def bind(made: Socket, endpoint: str) -> str:
@@ -383,8 +403,12 @@ _CONNECTABLE = re.compile(r"tcp://(?:.*;)?(?P<host>[^\s\[\]*;:/@]+):\d+")
 
 def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], object]) -> str:
     try:
+        addresses.check(endpoint, action)
         attach(re.sub(r":0$", ":*", endpoint) if action == "bind" else endpoint)
         return _plain(listened_at(made)) if action == "bind" else endpoint
+    except EndpointError:
+        made.close(0)
+        raise
     except (zmq.ZMQError, TypeError, UnicodeError, ValueError) as error:
         made.close(0)
         if isinstance(error, zmq.ZMQError):
@@ -406,18 +430,15 @@ def beside(endpoint: str) -> tuple[str, str]:
 
     "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
     """
-    if not isinstance(endpoint, str):
-        raise EndpointError(repr(endpoint)[:80], "bind", "an address is text")
-    if endpoint.startswith("tcp://"):
-        host, _, port = endpoint.rpartition(":")
-        if port in ("0", "*", "!"):
-            return f"{host}:0", f"{host}:0"
-        if not port.isdigit() or not 0 < int(port) <= 65533:
-            raise EndpointError(endpoint, "bind", "the port must be a number from 1 to 65533, or 0 for a free one")
-        return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
-    if endpoint.startswith(("ipc://", "inproc://")):
+    addresses.check(endpoint, "bind")
+    if not endpoint.startswith("tcp://"):
         return f"{endpoint}.push", f"{endpoint}.pub"
-    raise EndpointError(endpoint, "bind", "the transport must be tcp://, ipc:// or inproc://")
+    host, _, port = endpoint.rpartition(":")
+    if port in ("0", "*", "!"):
+        return f"{host}:0", f"{host}:0"
+    if int(port) > 65533:
+        raise EndpointError(endpoint, "bind", "the port must be 65533 at most: the next two are used, too")
+    return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
 
 
 _ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")

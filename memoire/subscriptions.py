@@ -25,6 +25,7 @@ from .calls import Answer
 from .errors import Closed, MemoireError, MemoireTimeout, ParameterError, ProtocolError
 from .limits import Limits
 from .models import MOST_TOPICS, Assembly, Model, check_text
+from .suggestions import hint
 
 KEPT = 64
 """Models that wait for one subscription; the oldest are skipped beyond."""
@@ -148,6 +149,7 @@ class Topics:
         self._rng = rng or random.Random()
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
+        self._published: tuple[str, ...] = ()  # topics that the server has named last
         self._changed = threading.Condition()  # guards everything here
         self.refused: Counter[str] = Counter()
         """Bodies that were refused, by code."""
@@ -217,7 +219,7 @@ class Topics:
             return newest if newest is not None and newest.version > after else None
 
         what = f"model of topic {name!r}" + (f" newer than version {after}" if after else "")
-        return self._wait_for(found, seconds, check, what, endpoint)
+        return self._wait_for(found, seconds, check, what, endpoint, name)
 
     def receive(
         self, subscription: Subscription, seconds: float | None, check: Callable[[], None], endpoint: str
@@ -227,7 +229,8 @@ class Topics:
         def found() -> Model | None:
             return subscription.models.popleft() if subscription.models else None
 
-        return self._wait_for(found, seconds, check, f"message on topic {subscription.topic!r}", endpoint)
+        topic = subscription.topic
+        return self._wait_for(found, seconds, check, f"message on topic {topic!r}", endpoint, topic)
 
     def _wait_for(
         self,
@@ -236,6 +239,7 @@ class Topics:
         check: Callable[[], None],
         what: str,
         endpoint: str,
+        name: str,
     ) -> Model:
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         with self._changed:
@@ -246,9 +250,16 @@ class Topics:
                     return model
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    advice = "Nobody published there yet, or the server cannot be reached: see client.stats().silent."
-                    raise MemoireTimeout(what, endpoint, seconds or 0.0, advice)
+                    raise MemoireTimeout(what, endpoint, seconds or 0.0, self._advice(name))
                 self._changed.wait(min(left, 3600.0))
+
+    def _advice(self, name: str) -> str:
+        """Why nothing of a topic may have come."""
+        if name in self._published:
+            return "The server has published no newer one, or cannot be reached: see client.stats().silent."
+        guess = hint(name, self._published)
+        there = f"It has models of {', '.join(map(repr, self._published))}{guess}, or" if self._published else "Or"
+        return f"Nobody published this topic there yet. {there} it cannot be reached: see client.stats().silent."
 
     def close(self) -> None:
         """Wake up whoever waits."""
@@ -274,6 +285,7 @@ class Topics:
 
     def announced(self, versions: Mapping[str, int]) -> None:
         """The server says what its newest versions are: a notice may have been missed."""
+        self._published = tuple(versions)
         for name, version in versions.items():
             topic = self._topics.get(name)
             if topic is None:

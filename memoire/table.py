@@ -16,13 +16,15 @@ from typing import Any, Literal
 import numpy as np
 
 from . import cache, checks
-from .checks import mapping, whole
+from .checks import mapping, renamed, whole
 from .errors import ParameterError, ProtocolError, WrongType
+from .frozen import says_instead
 from .parameters import Parameters
 from .pool import AnyPool, Pool
 from .rate import Limiter, check_size
 from .sampling import Sampler, fields_of
 from .schema import Schema
+from .suggestions import checked_names, hint, one_of
 from .wire import DEFAULT_TABLE, table_number
 
 Storage = Literal["caches", "episodes"]
@@ -36,6 +38,7 @@ _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
 
 
+@says_instead("Make another one: Table(..., NAME=...).")
 @dataclass(frozen=True, slots=True, init=False)
 class Table:
     """Settings of one table of a server.
@@ -62,6 +65,7 @@ class Table:
     byte_limit: int | None
     max_step: int
 
+    @checked_names()
     def __init__(
         self,
         schema: Schema | Mapping[str, Any],
@@ -81,7 +85,7 @@ class Table:
         put(self, "parameters", _parameters(parameters, sampler, multi_step, discount, frame_stack))
         self.parameters.check_for(self.schema)
         if storage not in STORAGES:
-            raise ParameterError("storage", storage, "one of " + ", ".join(map(repr, STORAGES)))
+            raise ParameterError("storage", storage, one_of(storage, STORAGES))
         put(self, "storage", storage)
         put(self, "capacity", whole("capacity", capacity, 0))
         put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
@@ -188,7 +192,7 @@ class Tables:
         try:
             return self._tables[name]
         except (KeyError, TypeError):
-            raise ParameterError("table", name, f"one of {self._list()}") from None
+            raise ParameterError("table", name, one_of(name, self._tables)) from None
 
     def named(self, name: str) -> OpenTable:
         """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
@@ -197,7 +201,9 @@ class Tables:
         if name == ROUNDTRIP:
             return self._roundtrip
         if name not in self._tables:
-            raise ProtocolError("table", f"this server has no table {name!r}, but {self._list()}")
+            raise ProtocolError(
+                "table", f"this server has no table {name!r}, but {self._list()}{hint(name, self._tables)}"
+            )
         return self._tables[name]
 
     def numbered(self, number: int) -> OpenTable:
@@ -286,4 +292,5 @@ def _parameters(
         changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
     if frame_stack is not None:
         changes["frame_stack"] = frame_stack
-    return chosen.replace(**changes) if changes else chosen
+    with renamed(discount_factor="discount"):
+        return chosen.replace(**changes) if changes else chosen

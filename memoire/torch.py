@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .batch import Batch
 from .errors import ParameterError
 from .mixed import MixedBatch
+from .suggestions import no_field
 
 
 class Source(Protocol):
@@ -68,7 +69,7 @@ class TorchBatch(Mapping[str, torch.Tensor]):
 
     def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
         if name == "ids":
-            raise KeyError(name)
+            raise no_field("this batch of tensors", name, self._tensors)
         found = {id(array): self._tensors[key] for key, array in self.source.items() if key != "ids"}
         return lambda array: found[id(array)]
 
@@ -77,8 +78,8 @@ class TorchBatch(Mapping[str, torch.Tensor]):
             raise AttributeError(name)
         try:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"this batch has no {name!r}, but {', '.join(self)}") from None
+        except KeyError as error:
+            raise AttributeError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -52,6 +52,7 @@ CODES: Final = {
     "client": "a client id that this node does not know, or that may not be used here",
     "owner": "in the name of a client id that belongs to another key",
     "role": "sent by the key of a role that may not send this",
+    "denied": "sent to a proxy that no server lets in",
     "revoked": "sent by a key that is not authorized any more",
     "passport": "passed on by a proxy that does not say for whom, or says it without being one",
     "parameters": "parameters that do not fit the schema",

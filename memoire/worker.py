@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from .checks import seconds
 from .errors import Closed, ForkedError, MemoireTimeout, NotEnoughSamples
+from .guarded import Guarded
 from .sockets import Doors
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ wall_clock: Callable[[], float] = time.time  # noqa: TID251
 """Seconds since 1970: the default of whatever takes a clock."""
 
 
-class Node(ABC):
+class Node(Guarded, ABC):
     """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
 
     A process forked from its own finds a `Forked` in its place.
@@ -124,8 +125,9 @@ AT_EXIT_ALL = 2.0
 
 def close_at_exit(node: Node) -> None:
     """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
-    it. Call it as soon as the node has a thread: a fork finds it from then on.
+    it. Call it as soon as the node has a thread: a fork finds it from then on. It has all its public attributes then.
     """
+    node._guard()
     _nodes.add(node)
 
 

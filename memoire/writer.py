@@ -8,12 +8,14 @@ knows the rules: https://farama.org/Vector-Autoreset-Mode.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from threading import Lock, RLock
+from time import monotonic
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -23,17 +25,26 @@ from . import _core
 from .errors import (
     Closed,
     EntryError,
+    EpisodeError,
+    EpisodeOver,
     EpisodeTooLong,
     EpisodeTorn,
     FinalObservationMissing,
+    MemoireError,
+    NotFinite,
     ObservationReused,
     ParameterError,
     SchemaError,
     TwoThreads,
 )
-from .schema import Column, Schema, exact
+from .schema import Column, Schema, exact, finite, form
+from .starts import Starts
+from .suggestions import checked_names, meant, one_of
+
+_log = logging.getLogger(__name__)
 
 AUTORESET = ("next_step", "same_step", "disabled")
+ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
 _NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
 
 
@@ -101,7 +112,8 @@ class Writer:
         longest: Entries after which an endless episode is cut: the part so far is stored as truncated, with its true
             next state, and the rest as an episode of its own. None is capacity // (2 * num_envs). Observers are told of
             whole episodes only. Where values of ragged columns have no more room, open episodes are cut earlier.
-        check: Compare each obs with the next_obs of the step before; free where they are the same object.
+        check: Compare each obs with the next_obs of the step before, which is free where they are the same object; and
+            in mode disabled refuse to go on from where an episode ended, as far as that can be known (see `starts`).
 
     Raises:
         ParameterError: no such mode, or a count below 1.
@@ -114,6 +126,16 @@ class Writer:
     """One of `AUTORESET`."""
     lanes: NDArray[np.int64]
     """[num_envs] the memory's lanes that this writer fills."""
+
+    _room: int  # steps until an episode may be too long
+    _longest: int
+
+    # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
+    __slots__ = (
+        "__weakref__", "_began", "_check", "_clock", "_closed", "_columns", "_extras", "_inside", "_last", "_lead",
+        "_longest", "_memory", "_nested", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
+        "_root", "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -146,7 +168,9 @@ class Writer:
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
         self._owned = False  # whether that is an array of its own, which a reset does not write over
-        self._closed = False
+        self._starts = Starts() if check and self.autoreset == "disabled" else None
+        self._refused = (-1, "")  # clock when a step was refused, and why
+        self._closed = ""  # what is closed, once no more steps are taken
         self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
         self._usual = self._usual_steps()
         for lane in self.lanes.tolist():
@@ -188,7 +212,9 @@ class Writer:
 
         Raises:
             EntryError: a value is missing, or does not match its column.
+            NotFinite: a reward, value or observation is NaN or infinite, where its column does not allow that.
             EpisodeTorn: obs is not where the step before ended, in the middle of an episode.
+            EpisodeOver: obs is where the episode ended: the environment was not reset.
             ObservationReused: the step wrote over obs.
             FinalObservationMissing: info lacks the observation in which an episode ended.
             Closed: after `close`.
@@ -198,7 +224,7 @@ class Writer:
             raise TwoThreads("this writer", "step")
         try:
             if self._closed:
-                raise Closed("the writer")
+                raise Closed(self._closed)
             if extras.keys() != self._extras:
                 _explain_extras(self._schema, self._extras, extras)
             if bootstrap_value is not None and self._schema.value is None:
@@ -213,7 +239,17 @@ class Writer:
                         self._observer.on_entries(self.num_envs)
                     return
             given = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated, **extras}
-            self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
+            try:
+                self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
+            except EntryError as error:
+                if advice := self._advice(obs, reward, terminated, truncated, next_obs):
+                    raise EntryError(error.column, error.expected, error.received, advice) from None
+                raise
+        except Exception as error:
+            if not isinstance(error, EpisodeTorn):  # which follows from an earlier one
+                self._refused = (self._clock, str(error))
+            self._room = 0  # whatever comes next is looked at closely
+            raise
         finally:
             self._inside.release()
 
@@ -232,7 +268,7 @@ class Writer:
         """
         with self._alone("reset"):
             if self._closed:
-                raise Closed("the writer")
+                raise Closed(self._closed)
             everyone = np.ones(self.num_envs, np.bool_)
             self._abandon(everyone if mask is None else np.asarray(mask, np.bool_) & everyone, bootstrap_value)
             self._last, self._owned = obs, False
@@ -242,7 +278,26 @@ class Writer:
         with self._alone("close"):
             if not self._closed:
                 self._abandon(np.ones(self.num_envs, np.bool_), None)
-                self._closed, self._last = True, None
+                self._closed, self._last = "the writer", None
+
+    def end(self, closed: str, patience: float) -> int:
+        """`close` from another thread, because `closed` is: a step that is being taken has `patience` seconds.
+
+        Returns:
+            Entries of open episodes that were not stored, because the step took longer.
+        """
+        if self._closed:
+            return 0
+        is_alone = self._inside.acquire(timeout=patience)
+        try:
+            if is_alone:
+                self.close()
+                return 0
+            return int((self._clock - self._opened).sum())
+        finally:
+            self._closed = closed
+            if is_alone:
+                self._inside.release()
 
     @contextmanager
     def _alone(self, call: str) -> Iterator[None]:
@@ -296,6 +351,7 @@ class Writer:
         rewards = self._rewards(reward)
         self._check_order(obs, next_obs)
         ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
+        begins = self._begins(obs, ends)
         if self._room <= 0:
             self._cut(given, self._longest)
         self._room -= 1
@@ -308,6 +364,8 @@ class Writer:
             added = self._add(values, rewards, init_w, model_version)
         self._owned = self._last is not None and not _core.same_place(self._first(self._last), self._first(next_obs))
         self._last = next_obs
+        if begins:
+            self._begin(begins)
         if added and self._observer is not None:
             self._observer.on_entries(added)
         if ends:
@@ -335,8 +393,9 @@ class Writer:
         try:
             return np.asarray(reward, np.float64).reshape(self._returns.shape)
         except (TypeError, ValueError) as error:
-            shape = list(self._returns.shape[self._single :])
-            raise EntryError("reward", f"numbers {shape}", _form(reward)) from error
+            name = self._schema.reward
+            column = "a number" if name is None else str(self._schema[name])
+            raise EntryError(name or "reward", column + _each(self._lead), form(reward)) from error
 
     def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
         """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
@@ -375,7 +434,7 @@ class Writer:
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
     ) -> list[_End]:
         """What ended with this step, found out before anything is stored."""
-        if self._single and not terminated and not truncated:
+        if self._single and terminated is False and truncated is False:
             return []
         terminal, stopped = self._flags("terminated", terminated), self._flags("truncated", truncated)
         if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
@@ -389,10 +448,41 @@ class Writer:
             for i in np.flatnonzero(done).tolist()
         ]
 
+    def _begins(self, obs: Any, ends: list[_End]) -> dict[int, int]:
+        """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
+        starts = self._starts
+        if starts is None or not (starts.awaited or self._clock == 0):
+            return {}
+        beginning = starts.awaited if self._clock else range(self.num_envs)
+        begins = {i: _digest(self._state(obs, None if self._single else i)) for i in beginning}
+        over = {end.environment for end in ends}
+        for i, first in begins.items():
+            if starts.judge(i, first, i in over) == "forgotten":
+                raise EpisodeOver(i, starts.last_length(i))
+        return begins
+
+    def _begin(self, begins: dict[int, int]) -> None:
+        """Episodes have begun, and their first steps are stored."""
+        starts = self._starts
+        assert starts is not None
+        for i, first in begins.items():
+            if starts.began(i, first) == "doubtful" and not starts.is_warned:
+                starts.is_warned = True
+                _log.warning(
+                    "an episode of environment %d begins in the observation in which the one before ended. If "
+                    "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
+                    "there, all is well. This is said once for each writer.",
+                    i,
+                )
+
     def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
-        flags = np.asarray(value, np.bool_)
-        if flags.size != self.num_envs:
-            raise EntryError(name, f"True or False{_each(self._lead)}", _form(value))
+        try:
+            given = np.asarray(value)
+        except (TypeError, ValueError):
+            given = np.empty(0)
+        flags = given.astype(np.bool_)
+        if flags.size != self.num_envs or given.dtype.kind not in "biuf" or (flags != given).any():
+            raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
         return flags.reshape(self.num_envs)
 
     def _bootstrap(self, value: Any) -> Any:
@@ -427,9 +517,10 @@ class Writer:
     def _state(self, obs: Any, environment: int | None) -> _State:
         """The state columns of one observation, in the schema's order; `environment` picks it out of a batch."""
         leaves = zip(self._schema.leaves(self._root), self._flat(self._root, obs), strict=True)
+        picked = ((name, leaf if environment is None else leaf[environment]) for name, leaf in leaves)
         return tuple(
-            _convert(name, column, leaf if environment is None else leaf[environment], column.shape, ())
-            for name, leaf in leaves
+            finite(name, column, _convert(name, column, value, column.shape, ()))
+            for name, value in picked
             if (column := self._schema[name]).role == "state"
         )
 
@@ -445,6 +536,9 @@ class Writer:
             length, return_ = self._clock - int(self._began[i]), np.array(self._returns[i])
             self._began[i] = self._opened[i] = self._clock
             self._returns[i] = 0.0
+            if self._starts is not None:
+                self._starts.ended(i, _digest(final), length)
+                self._room = 0  # the step that begins the next episode is looked at closely
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)
 
@@ -467,8 +561,7 @@ class Writer:
         bootstrap = self._bootstrap(bootstrap_value)
         for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
             lane = int(self.lanes[i])
-            if self._owned:
-                final = self._state(self._last, None if self._single else i)
+            if (final := self._left_in(i)) is not None:
                 self._memory.close(lane, final_state=final, terminated=False, bootstrap_value=bootstrap[i])
             else:
                 self._memory.close(lane)
@@ -477,12 +570,25 @@ class Writer:
         self._returns[mask] = 0.0
         if self._pending is not None:
             self._pending &= ~mask
+        if self._starts is not None:
+            for i in self._starts.awaited:
+                if mask[i]:
+                    self._starts.reset(i)
+
+    def _left_in(self, environment: int) -> _State | None:
+        """Where the last step left an environment; None where that was written over, or is not finite."""
+        if not self._owned:
+            return None
+        try:
+            return self._state(self._last, None if self._single else environment)
+        except NotFinite:
+            return None
 
     def _flat(self, root: str, value: Any) -> list[Any]:
         try:
             return self._schema.flatten(root, value)
         except SchemaError as error:
-            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{_form(value)}: {error}") from error
+            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{form(value)}: {error}") from error
 
     def _first(self, obs: Any) -> Any:
         return self._flat(self._root, obs)[0] if self._root in self._nested else obs
@@ -503,7 +609,32 @@ class Writer:
         torn = going & self._differ(obs, last) if going.any() else going
         if torn.any():
             environment = int(torn.argmax())
-            raise EpisodeTorn(environment, self._clock - int(self._began[environment]))
+            refused = self._refused[1] if self._refused[0] == self._clock else ""
+            raise EpisodeTorn(environment, self._clock - int(self._began[environment]), refused)
+
+    def _advice(self, obs: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any) -> str:
+        """What somebody probably mistook whose step was refused; "" where nobody can tell."""
+        try:
+            shape, after = _shape(self._first(obs)), _shape(self._first(next_obs))
+        except EntryError:
+            return ""
+        column = self._schema[self._schema.leaves(self._root)[0]]
+        whole = self._lead + column.shape
+        if whole != self._lead and whole in map(_shape, (reward, terminated, truncated)) and after != whole:
+            return f"It looks like an observation at another argument's place. {ORDER}"
+        if column.is_ragged or shape is None or shape == whole:
+            return ""
+        if self._single and shape[1:] == column.shape and len(shape) == len(whole) + 1:
+            return (
+                f"This writer records one environment, and obs is of {shape[0]}: make it with writer(envs), or with "
+                f"num_envs={shape[0]} and autoreset=."
+            )
+        if not self._single and shape == column.shape:
+            return (
+                f"This writer records {self.num_envs} environments, and obs is of one: give all of them at once, or "
+                f"make a writer without num_envs."
+            )
+        return ""
 
     def _differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
         """[N] whether two observations differ in what would be stored of them."""
@@ -537,6 +668,7 @@ class Writers:
         self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
         self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
 
+    @checked_names(called="writer()")
     def make(
         self,
         num_envs: int | None,
@@ -554,9 +686,11 @@ class Writers:
         Raises:
             ParameterError: there is no room for so many environments.
         """
+        lanes = num_envs or 1
         with self._lock:
-            lanes = num_envs or 1
             first = self._lane_for(lanes)
+        self._store_left(first, lanes)
+        with self._lock:
             share = max(1, self.memory.capacity // (2 * self._lanes))
             most = share if longest is None else longest
             writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
@@ -568,11 +702,36 @@ class Writers:
                 self._sharing.add(writer)
             return writer
 
-    def retire(self) -> None:
-        """Have every writer refuse further steps: the memory is no longer drawn from."""
+    def end(self, closed: str, deadline: float) -> list[str]:
+        """Store what is open in every writer, as `Writer.close` does. From now on steps raise that `closed` is closed.
+
+        Args:
+            deadline: Until then threads that are inside of a writer may leave it, as time.monotonic() counts.
+
+        Returns:
+            What could not be stored, and why: a sentence each.
+        """
         with self._lock:
-            for writer in list(self._living):
-                writer._closed = True
+            living, free = list(self._living), list(self._free)
+        problems = []
+        for writer in living:
+            try:
+                if entries := writer.end(closed, max(0.0, deadline - monotonic())):
+                    problems.append(f"{entries} entries: a thread is still inside of their writer")
+            except MemoireError as error:
+                problems.append(f"an open episode: {error}")
+        for first, lanes in free:
+            try:
+                self._store_left(first, lanes)
+            except MemoireError as error:
+                problems.append(f"an open episode: {error}")
+        return problems
+
+    def _store_left(self, first: int, lanes: int) -> None:
+        """Close the open episodes of a writer that is gone: nobody knows in which states they ended."""
+        for lane in range(first, first + lanes):
+            with suppress(EpisodeError):  # none is open, or without entries
+                self.memory.close(lane)
 
     def _lane_for(self, lanes: int) -> int:
         """The first of so many consecutive lanes that no living writer has."""
@@ -592,6 +751,14 @@ _State = tuple[NDArray[Any], ...]
 """A state: the state columns of one entry, in the schema's order, in their own dtypes and shapes."""
 
 
+def _digest(state: _State) -> int:
+    """Sixty-four bits that differ where states differ."""
+    digest = 0
+    for array in state:
+        digest = _core.checksum(array.reshape(-1).view(np.uint8), digest)
+    return digest
+
+
 class _End(NamedTuple):
     """The end of one environment's episode."""
 
@@ -606,7 +773,7 @@ def autoreset_mode(mode: Any) -> str:
     text = str(getattr(mode, "value", mode))
     found = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
     if found is None:
-        raise ParameterError("autoreset", mode, f"one of {', '.join(map(repr, AUTORESET))}")
+        raise ParameterError("autoreset", mode, one_of(mode, AUTORESET))
     return found
 
 
@@ -655,9 +822,12 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
 def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[str, Any]) -> NoReturn:
     for name in sorted(expected - extras.keys()):
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
-        raise EntryError(name, columns, f"nothing: give it to step as {name}=...")
+        guess = [each for each in meant(name, extras) if each not in expected]
+        wrong = f", and {guess[0]!r} is no column" if guess else ""
+        raise EntryError(name, columns, f"nothing{wrong}", f"Give it to step() as {name}=...")
     name = min(extras.keys() - expected)
-    raise EntryError(name, f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}", f"{name}=...")
+    columns = f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}"
+    raise EntryError(name, columns, f"{name}=...", f"Leave it out, or declare it: Schema({{..., {name!r}: dtype}}).")
 
 
 def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:
@@ -676,15 +846,13 @@ def _each(lead: tuple[int, ...]) -> str:
     return f" for each of {prod(lead)} environments" if lead else ""
 
 
-def _form(value: Any) -> str:
-    """What a value is, in an error: dtype and shape of an array, value or type of anything else."""
-    if isinstance(value, int | float | str | None):
-        return repr(value)[:80]
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a value; None of what is no array."""
     try:
         array = np.asarray(value)
-    except ValueError:
-        return f"a {type(value).__name__}"
-    return f"{array.dtype}{list(array.shape)}" if array.dtype != object else f"a {type(value).__name__}"
+    except (TypeError, ValueError):
+        return None
+    return array.shape if array.dtype != object else None
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -10,9 +10,9 @@ def three_actors(cluster, server, line):
         record(client, episodes=number, length=20)
         client.scalars({"epsilon": number / 10})
         client.log(f"line of {number} {line}")
-        assert client.push_cache(30.0)
-        client.update(30.0)
+        assert client.push_cache(100.0)
+        client.update(100.0)
     until(lambda: server.total_caches == 3)
     server.scalars({"loss": 0.5})
-    server.get_batch(16, timeout=30.0)
+    server.get_batch(16, timeout=100.0)
     return clients

@@ -1,6 +1,7 @@
 """Render the Helm chart, and walk what came out: what test_chart*.py stand on."""
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -32,7 +33,7 @@ def run(helm, *arguments):
     """What helm says: its exit status, stdout and stderr."""
     if helm is None:
         pytest.skip("helm is not installed")
-    done = subprocess.run([helm, *map(str, arguments)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([helm, *map(str, arguments)], capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -135,3 +136,28 @@ def connects(policies, source, target, port):
         if _matches(each["podSelector"], target)
     )
     return leaves and enters
+
+
+def halves(policies):
+    """What each half of each policy lets through by itself: {component: (ingress, egress)}, texts as "peer TCP/5560"."""
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: tuple(
+            {f"{peer} {port['protocol']}/{port['port']}" for rule in each["spec"].get(half, ())
+             for peer in map(_peer, rule.get(peers) or [{}]) for port in rule["ports"]}
+            for half, peers in (("ingress", "from"), ("egress", "to"))
+        )
+        for each in policies if each["kind"] == "NetworkPolicy"
+    }  # fmt: skip
+
+
+def _peer(said):
+    """A peer in a word: the component of this release, the labels it is chosen by, its network, or anybody."""
+    if not said:
+        return "anybody"
+    if "ipBlock" in said:
+        return said["ipBlock"]["cidr"]
+    (selector,) = said.values()
+    labels = dict(selector["matchLabels"])
+    component = labels.pop("app.kubernetes.io/component", "")
+    own = {"app.kubernetes.io/name": "memoire", "app.kubernetes.io/instance": "memoire"}
+    return component if component and labels == own else json.dumps(selector["matchLabels"])

@@ -28,8 +28,9 @@ class Disk:
         self.epoch = 0
         self.saved = []  # groups
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for what is no part of a database
-        self.may_save = threading.Event()  # cleared: the disk is slow, or full
+        self.may_save = threading.Event()  # cleared: the disk is slow
         self.may_save.set()
+        self.is_full = False  # the store knows it, and says so
         self.error = None  # of the next save, for ever
 
     def save(self, group: Group):
@@ -102,11 +103,11 @@ class MemoryStore:
 
     @property
     def is_healthy(self):
-        return self.disk.may_save.is_set() and self.disk.error is None
+        return not self.disk.is_full and self.disk.error is None
 
     @property
     def trouble(self):
-        return "" if self.disk.may_save.is_set() else "the disk is full"
+        return "the disk is full" if self.disk.is_full else ""
 
     def start(self, collect, done, failed):
         self._collect, self._done, self._failed = collect, done, failed

@@ -22,7 +22,7 @@ FLAGS = (
 )
 NAMES = ("overview", "live", "learning", "memory", "actors", "nodes", "logs", "settings")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-PATIENCE = 40_000
+PATIENCE = 100_000
 """Milliseconds for which a test waits for what a page should show."""
 
 
@@ -76,7 +76,7 @@ def tiles(page):
 
 def ask(url, path, headers=None, method="GET", body=None):
     """(status, headers, body) of one request."""
-    with contextlib.closing(http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=20.0)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=100.0)) as connection:
         connection.request(method, f"/{path}", body=body, headers=headers or {})
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()

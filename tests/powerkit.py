@@ -157,7 +157,7 @@ def record(folder, work, script, *arguments):
     }
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
-        env=environment, timeout=50, capture_output=True, text=True, check=False,
+        env=environment, timeout=100, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return list(events(to.read_bytes()))

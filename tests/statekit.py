@@ -110,7 +110,7 @@ class Keeper:
         assert not self.failures, self.failures
         return ticket
 
-    def close(self, timeout=10.0):
+    def close(self, timeout=100.0):
         return self.store.close(timeout)
 
     def __enter__(self):

@@ -34,7 +34,7 @@ class CutWay:
 
     def close(self, timeout=None):
         self._stopping = True
-        self._thread.join(10.0)
+        self._thread.join(100.0)
         self.reset()
         self.listening.close()
         self._selector.close()

@@ -110,9 +110,9 @@ def test_a_server_draws_ahead_until_the_run_is_over() -> None:
     ):
         filled(client)
         for _ in range(4):
-            assert client.push_cache(timeout=20)
+            assert client.push_cache(timeout=100)
         until(lambda: server.total_caches == 4)
-        batches = server.batches(32, timeout=30, ahead=2)
+        batches = server.batches(32, timeout=100, ahead=2)
         first = next(batches)
         assert first.state.shape == (32, 2)
         until(lambda: server.stats().batches == 3)  # the one that was taken, and two that wait
@@ -127,19 +127,19 @@ def test_mixed_batches_are_drawn_ahead_too() -> None:
         for name in tables:
             with memoire.connect(server.endpoint, table=name, seed=2) as client:
                 filled(client)
-                assert client.push_cache(timeout=20)
+                assert client.push_cache(timeout=100)
         until(lambda: server.total_caches == 2)
-        batch = next(server.batches({"one": 8, "two": 4}, timeout=30, ahead=1))
+        batch = next(server.batches({"one": 8, "two": 4}, timeout=100, ahead=1))
         assert {name: len(part.ids) for name, part in batch.items()} == {"one": 8, "two": 4}
 
 
 def test_a_server_that_closes_ends_what_is_drawn_ahead() -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
-        batches = server.batches(8, timeout=30, ahead=1)
+        batches = server.batches(8, timeout=100, ahead=1)
         ended = threading.Event()
         thread = threading.Thread(target=lambda: (list(batches), ended.set()))
         thread.start()
         until(lambda: any(each.name == "memoire-ahead" for each in threading.enumerate()))
-    assert ended.wait(20)
-    thread.join(20)
+    assert ended.wait(100)
+    thread.join(100)
     assert not thread.is_alive()

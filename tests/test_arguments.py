@@ -53,7 +53,7 @@ def nodes():
     }  # fmt: skip
     for node in (classic, classic_server):
         node.close(0.2)
-    worker.join(20.0)
+    worker.join(100.0)
     cluster.close()
 
 
@@ -106,7 +106,7 @@ def test_afterwards_everything_works_as_before(nodes):
         assert nodes[kind].stats().faults == 0, kind
     client = nodes[Client]
     record(client)
-    client.update(30.0)
+    client.update(100.0)
 
 
 @pytest.mark.parametrize("wrong", ["soon", [], object(), 1j])
@@ -129,7 +129,7 @@ def test_a_wait_without_an_end_ends_with_a_close(nodes):
     thread.join(0.1)
     assert thread.is_alive()
     client.close(0.1)
-    thread.join(20.0)
+    thread.join(100.0)
     assert isinstance(box["error"], Closed)
 
 

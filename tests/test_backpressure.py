@@ -83,7 +83,7 @@ def fill(client, caches=None, seconds=0.0):
 def settle(clients, server):
     """Until nothing is on the way any more; a cache that arrives tells of those before it that did not."""
     for client in clients:
-        assert client.push_cache(20.0)
+        assert client.push_cache(100.0)
     until(lambda: all(client.stats().in_flight_caches == 0 for client in clients), 20.0)
     for client in clients:
         check_books(client.stats())
@@ -115,7 +115,7 @@ def test_the_bytes_that_a_server_has_room_for_are_shared_and_one_cache_may_alway
     clients = [cluster._keep(Client(server.endpoint, **facts)) for _ in range(4)]
     for client in clients:
         record(client, length=60)
-        client.update(30.0)
+        client.update(100.0)
     until(lambda: all(client.stats().credit == SIZE // 2 for client in clients))
     for client in clients:
         assert client.push_cache(0.0)
@@ -205,10 +205,10 @@ def test_books_balance_while_servers_and_proxies_begin_anew(cluster):
     until(lambda: server.total_caches > before + 5)
     stopped.set()
     for thread, box in threads:
-        thread.join(30.0)
+        thread.join(100.0)
         assert "error" not in box, box
     for client in clients:
-        assert client.push_cache(20.0)
+        assert client.push_cache(100.0)
     until(lambda: all(client.stats().in_flight_caches == 0 for client in clients), 20.0)
     books.end()
     for client in clients:

@@ -234,7 +234,7 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
         buffer.configure(multi_step=0, discount=0.1)
     with pytest.raises(ParameterError, match="discount_factor must be 1 number"):
         buffer.configure(discount=(0.1, 0.2))
-    with pytest.raises(ParameterError, match="alpha must be one of the parameters"):
+    with pytest.raises(ParameterError, match="takes no 'alpha'. Did you mean 'priority_exponent'"):
         buffer.configure(alpha=1.0)
     assert buffer.parameters == before
 
@@ -379,7 +379,7 @@ def test_several_threads_write_draw_and_report_at_once() -> None:
     stop = threading.Event()
 
     def write(thread: int) -> None:
-        with buffer.writer(num_envs=2, autoreset="disabled") as writer:
+        with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # it is never reset
             for t in range(1500):
                 code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
                 obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
@@ -409,10 +409,10 @@ def test_several_threads_write_draw_and_report_at_once() -> None:
     for thread in writers + readers:
         thread.start()
     for thread in writers:
-        thread.join(timeout=40)
+        thread.join(timeout=100)
     stop.set()
     for thread in readers:
-        thread.join(timeout=30.0)
+        thread.join(timeout=100.0)
     assert not any(thread.is_alive() for thread in writers + readers)
     assert not problems and ready.is_set()
 

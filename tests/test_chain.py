@@ -137,9 +137,9 @@ def test_learning_from_a_server_finds_the_true_values(envs):
             actor.act(30)
             for _ in range(150):
                 actor.act(32)  # 64 entries at most, and as many samples: the writer pushes a cache for them
-                batch = server.get_batch(48, 20.0)
+                batch = server.get_batch(48, 100.0)
                 batch.update_priorities(learner.learn(batch))
-            client.update(30.0)
-            client.update(30.0)
+            client.update(100.0)
+            client.update(100.0)
             assert client.stats().applied > 1000
         learner.has_learned()

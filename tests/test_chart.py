@@ -19,6 +19,7 @@ from chartkit import (
     ROOT,
     connects,
     containers,
+    halves,
     helms,
     kinds,
     of,
@@ -60,7 +61,6 @@ def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values)
     }
 
 
-@pytest.mark.timeout(240)  # the schemas of all kinds are read
 @pytest.mark.parametrize("kubernetes", VERSIONS)
 def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
@@ -468,6 +468,73 @@ def test_the_page_s_learner_is_a_server_under_the_variables_that_it_is_given(mon
     assert served == ["memoire-learner-0"] and (tmp_path / "state" / "state.db").exists()
 
 
+def asks(path, every, timeout=5, **more):
+    return {"httpGet": {"path": path, "port": 8081}, "periodSeconds": every, "timeoutSeconds": timeout} | more
+
+
+def documented(name):
+    """A probe as docs/operations.md gives it to whoever writes Pods by hand."""
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    return yaml.safe_load(re.search(rf"(?m)^ +{name}: +(.*)", page)[1])
+
+
+def probed(container):
+    """The probes of a container, their port as a number."""
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+    found = {name: json.loads(json.dumps(said)) for name, said in container.items() if name.endswith("Probe")}
+    for said in found.values():
+        said["httpGet"]["port"] = ports[said["httpGet"]["port"]]
+    return found
+
+
+@every_case
+def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
+    objects = render(values=values)
+    kept, sent = documented("livenessProbe"), documented("readinessProbe")
+    assert kept == asks("/livez", 10, failureThreshold=6) and sent == asks("/readyz", 5)
+    started = {
+        "relay": asks("/readyz", 1, failureThreshold=600)
+    }  # the programs of its Pod wait until it has met others
+    for name, spec, _ in pods(objects):
+        for one in containers(spec):
+            shows_pages = any(port["name"] == "probes" for port in one.get("ports", ()))
+            start = started.get(one["name"], asks("/livez", 1, failureThreshold=120))
+            expected = {"startupProbe": start, "livenessProbe": kept, "readinessProbe": sent}
+            sleeps = one.get("command") == ["sleep", "infinity"]
+            assert probed(one) == (expected if shows_pages and not sleeps else {}), (name, one["name"])
+            assert shows_pages or one["name"] in ("actor", "learner", "doctor", "drain"), (name, one["name"])
+
+
+def test_a_program_may_have_other_probes():
+    mine = 'learner.probes={"livenessProbe":{"failureThreshold":60},"readinessProbe":{"exec":{"command":["ready"]}}}'
+    objects = render(values=FULL, sets=(mine, 'actors.probes={"startupProbe":{"exec":{"command":["up"]}}}'))
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    assert learner["livenessProbe"] == documented("livenessProbe") | {
+        "httpGet": {"path": "/livez", "port": "probes"},
+        "failureThreshold": 60,
+    }
+    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # and by nothing else
+    assert learner["readinessProbe"] == asked
+    (actor,) = of(objects, "Deployment", "memoire-actor")["spec"]["template"]["spec"]["containers"]
+    assert actor["startupProbe"] == {"exec": {"command": ["up"]}}
+
+
+def test_a_proxy_that_goes_waits_until_nobody_is_sent_to_it_and_then_has_time_to_end():
+    def held(**how):
+        return {one["name"]: one["lifecycle"] for _, spec, _ in pods(render(**how))
+                for one in containers(spec) if "lifecycle" in one}  # fmt: skip
+
+    for values in CASES:
+        if values != DIAGNOSTIC:
+            assert held(values=values) == {"proxy": {"preStop": {"sleep": {"seconds": 5}}}}, values
+    assert held(values=FULL, kubernetes="1.30.0") == held(values=FULL)
+    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # it knows no such action yet
+    grace = {name.partition("/")[2]: spec.get("terminationGracePeriodSeconds") for name, spec, _ in
+             pods(render(values=FULL))}  # fmt: skip
+    assert grace.pop("memoire-drain") is grace.pop("memoire-roundtrip") is None  # nothing to save
+    assert set(grace.values()) == {30}  # 5 of which a proxy waits, and 10 a node takes to end
+
+
 def test_a_relay_begins_before_the_actor_and_ends_after_it():
     spec = of(render(values=EMBEDDED), "Job")["spec"]["template"]["spec"]
     (relay,), (actor,) = spec["initContainers"], spec["containers"]
@@ -589,6 +656,61 @@ def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
     assert not connects([*objects, OPEN], client, labels[server], 5560)
 
 
+DATA = {"TCP/5560", "TCP/5561", "TCP/5562"}
+CLIENT, SCRAPER = '{"memoire.io/client": "true"}', '{"kubernetes.io/metadata.name": "monitoring"}'
+SEEN = {f"{SCRAPER} TCP/8081", "dashboard TCP/8080"}
+"""What lets a node be looked at."""
+
+
+def to(*peers):
+    """One half of a policy: these peers on the ports of data, and whatever is written with its port."""
+    named = [[peer] if re.search(r" (TCP|UDP)/\d+$", peer) else [f"{peer} {port}" for port in DATA] for peer in peers]
+    return {one for each in named for one in each}
+
+
+DNS, OUTSIDE_IT = ("anybody TCP/53", "anybody UDP/53"), "10.0.0.0/8 TCP/443"
+WATCHED = [f"{name} TCP/8080" for name in ("server", "proxy", "learner", "actor")]
+BOARD = {f"{SCRAPER} TCP/8081", "anybody TCP/8265"}, to(*WATCHED, *DNS)
+POLICIES = {
+    FULL: {
+        "actor": (SEEN, to("proxy", OUTSIDE_IT, *DNS)),
+        "learner": (SEEN, to("proxy", OUTSIDE_IT, *DNS)),
+        "proxy": (SEEN | to(CLIENT), to("server", *DNS)),
+        "server": (SEEN | to("proxy", "server", "drain"), to("server", *DNS)),
+        "drain": (set(), to("server", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+    EMBEDDED: {
+        "actor": (SEEN, to("proxy", *DNS)),
+        "learner": (SEEN | to("proxy", "learner"), to("proxy", *DNS)),
+        "proxy": (SEEN | to(CLIENT), to("learner", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+    OUTSIDE: {
+        "proxy": (SEEN | to(CLIENT), to("server", "anybody", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+}
+"""What may come in, and what may go out, by each policy alone: a connection that one end refuses hides a hole at the other."""
+
+
+@pytest.mark.parametrize("values", POLICIES, ids=["servers", "embedded", "outside"])
+def test_each_half_of_each_policy_lets_through_what_it_should_by_itself(values):
+    objects = render(values=values)
+    found = halves(objects)
+    assert found.keys() == POLICIES[values].keys()
+    for name, (enters, leaves) in POLICIES[values].items():
+        assert (found[name][0] ^ enters, found[name][1] ^ leaves) == (set(), set()), name
+    for each in (each for each in objects if each["kind"] == "NetworkPolicy"):
+        labels = each["metadata"]["labels"]
+        assert each["spec"]["policyTypes"] == ["Ingress", "Egress"], labels  # without rules nothing gets through
+        selected = each["spec"]["podSelector"]["matchLabels"]
+        assert selected == {name: labels[name] for name in selected} and len(selected) == 3, labels
+
+
 def test_servers_that_an_upgrade_takes_away_are_drained_before():
     objects = render(sets=("server.replicas=3", "server.drain.timeoutSeconds=90"), values=FULL)
     job, service, workload = (
@@ -654,7 +776,7 @@ def test_rules_are_those_of_the_sources_and_prometheus_takes_them(tmp_path):
         pytest.skip("promtool is not installed")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
     done = subprocess.run(
-        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, timeout=50
+        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.processes
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), role="state"), "reward": ("float32", ())})
 
 
-def run(*arguments: str, status: int = 0, timeout: float = 40.0) -> str:
+def run(*arguments: str, status: int = 0, timeout: float = 100.0) -> str:
     """Run the command as a process; standard output and error."""
     command = [sys.executable, "-m", "memoire", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -168,7 +168,7 @@ def address(process: "subprocess.Popen[str]") -> str:
 def is_ready(page: str) -> bool:
     """What the /readyz beside this /status says."""
     host, _, _ = page.removeprefix("http://").partition("/")
-    with contextlib.closing(http.client.HTTPConnection(host, timeout=10.0)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=100.0)) as connection:
         connection.request("GET", "/readyz")
         return bool(json.loads(connection.getresponse().read())["ready"])
 
@@ -182,10 +182,10 @@ def test_up_prints_an_address_that_works_until_it_is_told_to_end(number: signal.
         netkit.until(lambda: all(is_ready(page) for page in pages))
         with memoire.connect(endpoint, seed=0) as client:
             assert (client.schema, client.run, client.parameters.cache_size) == (SCHEMA, "r-7", 4)
-            client.update(30.0)
+            client.update(100.0)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         process.send_signal(number)
-        assert process.wait(20.0) == 0
+        assert process.wait(100.0) == 0
 
 
 def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
             assert (online.table, online.parameters.frame_stack) == ("online", 1)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         process.terminate()
-        assert process.wait(20.0) == 0
+        assert process.wait(100.0) == 0
 
 
 def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
@@ -212,12 +212,12 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
             netkit.until(lambda page=page: is_ready(page))  # type: ignore[misc]
         assert endpoint == f"ipc://{tmp_path}/relay"
         with memoire.connect(endpoint) as client:
-            client.update(30.0)
+            client.update(100.0)
             assert (client.storage, client.memory.capacity) == ("episodes", 1000)
         assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
         for process in (relay, proxy, server):
             process.terminate()
-            assert process.wait(30.0) == 0
+            assert process.wait(100.0) == 0
 
 
 def test_up_says_which_process_could_not_start_and_why() -> None:
@@ -319,7 +319,7 @@ def listening(serve: Callable[[socket.socket], object]) -> Iterator[str]:
         finally:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-            thread.join(20.0)
+            thread.join(100.0)
             assert not thread.is_alive()
 
 
@@ -370,7 +370,7 @@ def router(answer: Callable[[wire.Message], list[Any] | None]) -> Iterator[str]:
         yield f"tcp://127.0.0.1:{port}"
     finally:
         ending.set()
-        thread.join(20.0)
+        thread.join(100.0)
         made.close()
         context.term()
 
@@ -445,7 +445,7 @@ def test_the_doctor_runs_in_a_thin_image() -> None:
     )
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
         done = subprocess.run(
-            [sys.executable, "-c", script, server.endpoint], capture_output=True, text=True, timeout=40.0, check=False
+            [sys.executable, "-c", script, server.endpoint], capture_output=True, text=True, timeout=100.0, check=False
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout

@@ -129,19 +129,19 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
     schema = Schema({"picture": SCHEMA["picture"], "reward": SCHEMA["reward"]})
     parameters = Parameters(compression=compression, cache_size=16)
     with memoire.Server("tcp://127.0.0.1:0", schema, parameters=parameters, storage=storage, seed=0) as server:
-        with memoire.connect(server.endpoint, seed=1, timeout=20.0) as client:
+        with memoire.connect(server.endpoint, seed=1, timeout=100.0) as client:
             columns = {"picture": episode()[0], "reward": np.ones(STEPS, np.float32)}
             if storage == "episodes":
-                assert client.push_episode(columns, timeout=20.0)
+                assert client.push_episode(columns, timeout=100.0)
             else:
                 client.memory.open(0)
                 client.memory.extend(0, tuple(columns.values()))
                 client.memory.close(0)
                 for _ in range(4):
-                    assert client.push_cache(timeout=20.0)
+                    assert client.push_cache(timeout=100.0)
             monkeypatch.setattr(reader, "cache", Says(has))
-            with memoire.Reader([server.endpoint], seed=2, timeout=20.0) as learner:
-                batch = learner.get_batch(16, timeout=20.0)
+            with memoire.Reader([server.endpoint], seed=2, timeout=100.0) as learner:
+                batch = learner.get_batch(16, timeout=100.0)
     assert set(ways) == {way}
     seen = batch["picture"]
     np.testing.assert_array_equal(seen, episode()[0][seen.reshape(16, -1).max(axis=1) - 1])

@@ -78,6 +78,6 @@ def test_the_vignette_derives_the_draw_and_cites_the_papers():
 
 def test_a_crash_in_the_core_leaves_a_trace():
     script = "import faulthandler, ctypes, memoire._core; faulthandler.enable(); ctypes.string_at(0)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.returncode != 0
     assert "Segmentation fault" in done.stderr and "most recent call first" in done.stderr

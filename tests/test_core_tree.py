@@ -153,7 +153,7 @@ def test_threads_may_share_a_tree():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     assert not errors
     weights = tree.get(np.arange(10_000))
     assert tree.total == weights.sum() and tree.positive == (weights > 0).sum()

@@ -16,7 +16,7 @@ from memoire.cluster.node import NodePages
 from netkit import SCHEMA, Cluster, record, until
 from pageskit import NAMES, ask, browser, open_page, tiles, watch, window
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 __all__ = ["browser"]
 
 
@@ -28,7 +28,7 @@ def small():
     client = cluster.client(server)
     record(client, episodes=2, length=20)
     client.log("a line")
-    client.update(20.0)
+    client.update(100.0)
     with NodePages("127.0.0.1:0", server) as pages:
         yield pages.url
     cluster.close()
@@ -60,7 +60,7 @@ class Process:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        until(self.is_ready, 40.0)
+        until(self.is_ready, 100.0)
 
     def is_ready(self):
         assert self.process.poll() is None, f"{self.name} ended"
@@ -70,17 +70,16 @@ class Process:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        self.process.wait(20.0)
+        self.process.wait(100.0)
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(browser, tmp_path):
     with contextlib.ExitStack() as stack:
         servers = [Process(number, tmp_path) for number in range(3)]
         stack.callback(lambda: [server.end(signal.SIGKILL) for server in servers])
         clients = [
             stack.enter_context(
-                memoire.connect(f"tcp://{servers[n % 3].endpoint}", seed=n, capacity=1000, timeout=20.0)
+                memoire.connect(f"tcp://{servers[n % 3].endpoint}", seed=n, capacity=1000, timeout=100.0)
             )
             for n in range(6)
         ]
@@ -90,9 +89,9 @@ def test_a_killed_server_is_told_of_and_totals_stay_what_the_clients_counted(bro
         def work(episodes):
             for client in clients:
                 record(client, episodes=episodes, length=20)
-                assert client.push_cache(20.0)
-                client.update(20.0)
-                until(lambda client=client: client.update(20.0) or client.stats().in_flight_caches == 0)
+                assert client.push_cache(100.0)
+                client.update(100.0)
+                until(lambda client=client: client.update(100.0) or client.stats().in_flight_caches == 0)
 
         def counted():
             found = [client.stats() for client in clients]
@@ -134,7 +133,7 @@ class Under(BaseHTTPRequestHandler):
         if self.server.strips:
             path = path.removeprefix("/memoire") or "/"
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        with contextlib.closing(HTTPConnection(self.server.back, timeout=30.0)) as connection:
+        with contextlib.closing(HTTPConnection(self.server.back, timeout=100.0)) as connection:
             connection.request(self.command, path + ("?" + rest if rest else ""), body or None, dict(self.headers))
             answer = connection.getresponse()
             self.send_response(answer.status)

@@ -19,7 +19,7 @@ from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watc
 pages = pytest.importorskip("memoire.dashboard.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 __all__ = ["browser"]
 
 HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -114,7 +114,7 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         page.get_by_text("All lines").click()
         until(lambda: page.locator(".lines li").count() == 3)
         node[1][0].log("one more, live")
-        node[1][0].update(30.0)
+        node[1][0].update(100.0)
         page.get_by_text("one more, live").wait_for()
 
 

@@ -235,10 +235,13 @@ def test_the_description_of_curves_is_what_is_sent():
 
 def test_counters_of_nodes_add_up_over_their_restarts():
     sums = Sums()
-    for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40)):
+    for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40), (3, 400)):
         sums.saw("a", life, "x", value)
     sums.saw("b", 1, "x", 1000)  # what it had when it was first seen is not new
-    assert sums.values["x"] == 50 + 30 + 10
+    assert sums.values["x"] == 50 + 30 + 10 + 400
+    for value in (10, 30, 20, 40):  # 20: an older word of it
+        sums.saw("far", None, "y", value)
+    assert sums.values["y"] == 30
 
 
 def test_rates_are_over_the_window_and_zero_before_there_is_one():

@@ -59,8 +59,8 @@ def scene():
         for number, client in enumerate(clients, 1):
             for episode in range(3 * number):
                 play(client, episode)
-            assert client.push_cache(30.0)
-            client.update(30.0)
+            assert client.push_cache(100.0)
+            client.update(100.0)
         with memoire.connect(server.endpoint, table="episodes", seed=9) as whole:
             columns = {name: [] for name in FRAMES.names}
             for step in range(30):
@@ -71,7 +71,7 @@ def scene():
             whole.push_episode(
                 arrays, final_state=dict(zip(("obs", "camera"), frames(30), strict=True)), terminated=True
             )
-            whole.update(30.0)
+            whole.update(100.0)
             until(lambda: server.stats().tables["episodes"].held_samples == 30)
         board = keep(watch(keep(NodePages("127.0.0.1:0", server)).url))
         until(lambda: board.aggregator.newest and board.aggregator.newest.totals.episodes >= 18)

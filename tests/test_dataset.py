@@ -18,7 +18,7 @@ def walked(seed, steps=60):
     walk = Walk(random.Random(seed).choice)
     for _ in range(steps):
         walk.step()
-    walk.memory.now = walk.model.now
+    walk.memory._walked_until = walk.model.now
     return walk.memory
 
 
@@ -52,7 +52,7 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     for one, other in zip(before, read, strict=True):
         alike(one, other)
     again = Memory(memory.schema, memory.capacity + 300, memory.parameters, live=memory.live, seed=1)
-    again._set_clock(memory.now)
+    again._set_clock(memory._walked_until)
     again.saw_model(memory.newest_model)
     assert dataset.fill(again, path) == count
     again.check_invariants()

@@ -56,12 +56,12 @@ class Alone:
         self.reader = self.cluster.reader([self.way.endpoint])
         self.proxy = self.cluster.proxy([self.way.endpoint])
         record(self.client, length=20)
-        assert self.client.push_cache(10.0)  # and from now on its window is full
+        assert self.client.push_cache(100.0)  # and from now on its window is full
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
         self.shipper = self.cluster._keep(
             Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
         )
-        assert self.shipper.push_episode(EPISODE, timeout=10.0)
+        assert self.shipper.push_episode(EPISODE, timeout=100.0)
         self.classic_server = ReplayMemoryServer(
             *templates(), 100, "inproc://pub", 4, context=self.cluster.context, seed=1, limits=FEW_LINES
         )
@@ -76,10 +76,10 @@ class Alone:
         for _ in range(20):
             rem.add_entry(*(np.ones_like(part) for part in _given()))
         rem.close_episode()
-        assert self.classic.push_cache(timeout=10.0) == 0
+        assert self.classic.push_cache(timeout=100.0) == 0
         for each in (self.client, self.classic):
             each.log("x") if each is self.client else each.write_log("x")
-            each.update(10.0) if each is self.client else each.update_counter(timeout=10.0)
+            each.update(100.0) if each is self.client else each.update_counter(timeout=100.0)
         self.way.drop = self.classic_way.drop = 1.0
         for _ in range(3):
             assert self.client.log("kept")
@@ -171,7 +171,7 @@ NEVER = {
         schema stats storage subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
-    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table update_priorities",
+    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table trouble_at update_priorities",
     Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals

@@ -61,7 +61,7 @@ def test_and_through_a_table_of_a_server(script, data):
     with memoire.Server("tcp://127.0.0.1:0", tables={"online": table, "demo": table}) as server:
         with memoire.connect(server.endpoint, table="demo") as client:
             script.push(client, data)
-            batch = server.table("demo").get_batch(64, timeout=30.0)
+            batch = server.table("demo").get_batch(64, timeout=100.0)
             assert len(batch.reward) == 64
             memory = server._tables["demo"].pool.memory
             until(lambda: memory.num_episodes == 4)

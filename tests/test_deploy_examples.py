@@ -17,7 +17,7 @@ from history.ports import block
 from memoire import cli
 from netkit import until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.processes
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "deploy" / "examples"
 ENOUGH = 90.0
@@ -49,7 +49,7 @@ def started(folder, *command, **environment):
 def status(port):
     """What a node says of itself; without counts as long as it does not answer, or has nothing to show."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=100) as answer:
             return {"stats": {"steps": 0, "samples": 0}} | json.load(answer)
     except OSError:
         return {"stats": {"steps": 0, "samples": 0}}

@@ -4,9 +4,12 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 import zmq
@@ -14,7 +17,8 @@ import zmq
 from history.ports import block
 from memoire import descriptors
 from memoire.limits import Limits
-from netkit import SCHEMA, Cluster, until
+from netkit import DEADLINE, SCHEMA, Cluster, until
+from rawpeer import GREETING, ready
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def cluster():
 def in_child(code, **options):
     """What this code prints, as JSON, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, **options
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, **options
     )
     return json.loads(done.stdout)
 
@@ -58,6 +62,7 @@ def test_a_limit_that_is_too_low_is_explained_with_numbers(monkeypatch):
 @pytest.mark.parametrize(("hard", "raised"), [(5000, 5000), (1 << 30, 1 << 20), (resource.RLIM_INFINITY, 1 << 20)])
 def test_a_limit_is_raised_to_what_makes_sense(monkeypatch, hard, raised):
     limits = [100, hard]
+    monkeypatch.setattr(descriptors.shared_guard(), "reserved", 0)
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda which, to: limits.__setitem__(slice(0, 2), to))
     assert descriptors.raise_limit() == raised and limits == [raised, hard]
@@ -84,7 +89,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from memoire import Server, descriptors
 from memoire.limits import Limits
 from memoire.schema import Schema
-descriptors.LOOK, descriptors.GIVEN_UP = 0.1, 0.8
+descriptors.LOOK = 0.1
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
 with Server(f"tcp://127.0.0.1:{port}", Schema.from_json(sys.argv[2]), limits=Limits(expected_clients=10), **places) as server:
@@ -127,7 +132,7 @@ class Crowded:
         return (self.cpu() - before) / (time.monotonic() - began)
 
     def end(self):
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=100)
         return said
 
 
@@ -164,3 +169,56 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
     late.close()
     said = crowded.end()
     assert "a few of 256 are open" in said and "enough for about 64 clients" in said and "free again" in said
+
+
+PAGES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from memoire.cli import main
+sys.exit(main())
+"""
+
+
+def answer(url):
+    """Status and text of a page; none where it does not answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=DEADLINE / 4) as said:
+            return said.status, said.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+KINDS = (b"DEALER", b"PUSH", b"SUB")
+"""Of sockets, by whose port they connect to."""
+
+
+def greet(strangers):
+    """Those that are connected by now say who they are, and are silent no more."""
+    for made, kind in list(strangers.items()):
+        with contextlib.suppress(OSError):
+            made.send(GREETING + ready(kind))
+            del strangers[made]
+
+
+def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
+    """Twice as many strangers as there is room for come within a moment, greet, and stay."""
+    port = block(3)
+    command = [sys.executable, "-u", "-c", PAGES, "server", "--endpoint", f"tcp://127.0.0.1:{port}"]
+    command += ["--schema", SCHEMA.to_json(), "--http", "127.0.0.1:0"]
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        stack.callback(process.kill)
+        process.stdout.readline()
+        pages = process.stdout.readline().split()[-1].removesuffix("/status")
+        strangers = stack.enter_context(contextlib.ExitStack())
+        silent = {strangers.enter_context(socket.socket()): KINDS[number % 3] for number in range(500)}
+        for number, made in enumerate(silent):
+            made.setblocking(False)
+            made.connect_ex(("127.0.0.1", port + number % 3))
+        until(lambda: greet(silent) or "all but a few of 256 are open" in answer(f"{pages}/readyz")[1])
+        assert [answer(f"{pages}/livez")[0] for _ in range(3)] == [200] * 3
+        strangers.close()
+        until(lambda: answer(f"{pages}/readyz")[0] == 200)

@@ -1,10 +1,12 @@
 """A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
 
+import hashlib
 import threading
 
 import pytest
 import zmq
 
+import statekit
 from fake_store import Disk, MemoryStore
 from memoire import server as server_module
 from memoire import wire
@@ -197,7 +199,7 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     reply = wire.parse(asker.recv_multipart()[1:]).body
     assert (reply.episodes, reply.durable) == (3, True)
     assert durable.saved(me).report.episodes == 3
-    closing.join(30.0)
+    closing.join(100.0)
 
 
 def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, durable):
@@ -207,7 +209,7 @@ def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, d
     durable.disk.error = MemoireError("the disk is gone")
     record(client)
     assert not told(client)
-    for call in (lambda: server.get_batch(1, timeout=30.0), lambda: server.publish("t", b""), server.resume):
+    for call in (lambda: server.get_batch(1, timeout=100.0), lambda: server.publish("t", b""), server.resume):
         with pytest.raises(MemoireError, match="disk is gone"):
             call()
     assert not told(client)
@@ -259,7 +261,7 @@ def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, chan
     sub = news_of(cluster, server)
     client = cluster.client(server)  # by the time it has its model, the subscription is there too
     server.publish("topic", b"x")
-    client.model("topic").wait(30.0)
+    client.model("topic").wait(100.0)
     change(server)
     message = wire.parse_notice(sub.recv_multipart())
     assert message.body == wire.News(epoch=server.stats().epoch)
@@ -323,13 +325,13 @@ def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
     client = cluster.client(server, limits=QUICK)
     model = client.model("policy")
     assert server.publish("policy", b"one") == 1
-    assert model.wait(30.0).value == b"one"
+    assert model.wait(100.0).value == b"one"
     durable.disk.may_save.clear()
     assert [server.publish("policy", bytes([number])) for number in range(2, 6)] == [2, 3, 4, 5]
     durable.kill(server)
     durable.disk.may_save.set()
     server = durable.start(limits=QUICK)
-    client.update(20.0)
+    client.update(100.0)
     assert (model.newest().version, server.model("policy").version) == (1, 1)
     assert server.publish("policy", b"two") == 2
     assert model.wait(10.0, after=1).value == b"two"
@@ -387,3 +389,51 @@ def test_held_caches_come_back_to_the_run_and_parameters_that_they_were_made_for
 def test_snapshots_need_a_folder(cluster):
     with pytest.raises(ParameterError, match="state_dir"):
         cluster.server(snapshot_caches=True)
+
+
+CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "next"}, "the end": {"finish": True}}
+
+
+def promised():
+    """Requests whose replies say that something is on disk, in the order in which they can be asked."""
+    model = b"model"
+    publish = wire.Publish(topic="t", size=len(model), sha256=hashlib.sha256(model).digest(), version=3)
+    yield "UPDATE", wire.Update(episodes=1, steps=20), None
+    yield "WELCOME of a client whose account is not saved", wire.Hello(), None
+    yield "PUBLISHED", publish, model
+    yield "PUBLISHED, to somebody who asks again", publish, model
+    yield (
+        "PUBLISHED of a model that has no bytes",
+        wire.Publish(topic="u", size=0, sha256=hashlib.sha256(b"").digest()),
+        None,
+    )
+    yield "TAKEN of accounts", wire.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None
+    for what, change in CONTROLS.items():
+        yield f"TAKEN of {what}", wire.Control(**change), None
+
+
+def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable):
+    server = durable.start()
+
+    def ask(client, number, body, payload=None):
+        asker = cluster.context.socket(zmq.DEALER)
+        asker.linger, asker.rcvtimeo = 0, 60_000
+        asker.connect(server.endpoint)
+        asker.send_multipart([b"", *wire.encode(body, client=client, sequence=number, payload=payload)])
+        until(lambda: sum(sum(timing.counts) for timing in server.stats().requests.values()) >= number)
+        return asker
+
+    durable.disk.may_save.clear()
+    before, held = len(durable.disk.saved), []
+    for number, (what, body, payload) in enumerate(promised(), 1):
+        client = b"m" * 16 if what.startswith(("UPDATE", "WELCOME")) else bytes([number]) * 16
+        held.append((what, ask(client, number, body, payload)))
+    ask(b"r" * 16, len(held) + 1, wire.Hello(role="reader")).recv_multipart()  # which promises nothing, and is the last
+    for what, asker in held:
+        assert not asker.poll(0), f"{what} left before the disk"
+    assert len(durable.disk.saved) == before
+    durable.disk.may_save.set()
+    for what, asker in held:
+        reply = wire.parse(asker.recv_multipart()[1:]).body
+        assert not isinstance(reply, wire.Refused), f"{what}: {reply}"
+    assert len(durable.disk.saved) > before and set(durable.disk.models["default"]) == {"t", "u"}

@@ -493,17 +493,17 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         made.get(4, timeout=0.01)
     assert made.stats().misses == 2
-    waiting, box = in_thread(lambda: made.get(4, timeout=30.0))
+    waiting, box = in_thread(lambda: made.get(4, timeout=100.0))
     until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
     received(made, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
-    waiting.join(30.0)
+    waiting.join(100.0)
     assert len(box["value"].gathered.ids) == 4
     made.clear()
-    waiting, box = in_thread(lambda: made.get(4, timeout=30.0))
+    waiting, box = in_thread(lambda: made.get(4, timeout=100.0))
     until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
     made.close()
     made.close()
-    waiting.join(30.0)
+    waiting.join(100.0)
     assert isinstance(box["error"], Closed)
     with pytest.raises(Closed):
         made.draw_counts(b"r" * 16, np.zeros(0, wire.CLIENT_COUNTS))
@@ -665,7 +665,7 @@ def test_threads_add_draw_and_change_at_once() -> None:
             errors.append(error)
 
     def draw() -> None:
-        ids = made.get(16, timeout=5.0).gathered.ids
+        ids = made.get(16, timeout=100.0).gathered.ids
         made.apply(ids[0]["client"].tobytes(), ids["number"], np.ones(16, np.float32))
 
     work = [lambda: received(made, shipment), draw, lambda: made.configure(made.parameters), lambda: made.stats()]
@@ -676,6 +676,6 @@ def test_threads_add_draw_and_change_at_once() -> None:
         made.limit(entries * (SCHEMA.entry_bytes + ENTRY_OVERHEAD))
     stop.set()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(100.0)
     assert not errors
     made.memory.check_invariants()

@@ -94,15 +94,15 @@ def test_a_buffer_caches_and_episodes_give_the_same_samples_of_the_same_entries(
     clients = [cluster.client(server, limits=QUICK) for server in (caches, episodes)]
     play([each.writer(num_envs=2, autoreset="disabled") for each in (buffer, *clients)])
     for _ in range(4):
-        assert clients[0].push_cache(30.0)
+        assert clients[0].push_cache(100.0)
     for client in clients:
-        client.update(30.0)
+        client.update(100.0)
     reader = cluster.reader([episodes], limits=QUICK)
     drawn = [
         by_name(buffer.sample(1500)),
-        by_name(caches.get_batch(1000, timeout=30.0)),
-        by_name(until(lambda: episodes.get_batch(1500, timeout=30.0))),
-        by_name(reader.get_batch(1500, 30.0)),
+        by_name(caches.get_batch(1000, timeout=100.0)),
+        by_name(until(lambda: episodes.get_batch(1500, timeout=100.0))),
+        by_name(reader.get_batch(1500, 100.0)),
     ]
     until(lambda: episodes.stats().tables["default"].held_samples == 180)
     truth = drawn[0]
@@ -116,7 +116,7 @@ def test_a_buffer_caches_and_episodes_give_the_same_samples_of_the_same_entries(
 
 
 def settled(client):
-    client.update(30.0)
+    client.update(100.0)
     return client.stats().in_flight_caches == 0
 
 
@@ -207,7 +207,7 @@ def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
     thread, box = in_thread(record, client, 1, 5)
     until(lambda: client._pressed)
     way.drop = 0.0
-    thread.join(15.0)
+    thread.join(100.0)
     assert "error" not in box
     until(lambda: settled(client))
     assert client.stats().accepted_caches == 3
@@ -262,7 +262,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
     owners = {server._tables.first.pool.owner: i for i, server in enumerate(servers)}
     seen = set()
     for round in range(100):
-        batch = reader.get_batch(32, 30.0)
+        batch = reader.get_batch(32, 100.0)
         batch.update_priorities(np.full(32, 20.0 + round))
         where = [owners[one.tobytes()] for one in batch.ids["client"]]
         for i, number in zip(where, batch.ids["number"].tolist(), strict=True):
@@ -293,7 +293,7 @@ def test_importance_from_unequal_servers_gives_the_plain_mean(cluster):
     until(lambda: len(reader.servers) == 3)
     means = []
     for _ in range(80):
-        batch = reader.get_batch(64, 30.0)
+        batch = reader.get_batch(64, 100.0)
         assert batch.left_out == 0.0
         means.append(float((batch.importance * batch.divisor * batch.obs[:, 0]).mean()))
     truth, error = np.concatenate(values).mean(), np.std(means) / np.sqrt(len(means))
@@ -355,7 +355,7 @@ def test_a_client_whose_home_is_drained_ships_to_another_one_and_what_is_stored_
     reader = cluster.reader([proxy], limits=QUICK)
     until(lambda: len(reader.servers) == 2)
     owners = {server._tables.first.pool.owner for server in servers}
-    until(lambda: {one.tobytes() for one in reader.get_batch(64, 30.0).ids["client"]} == owners)
+    until(lambda: {one.tobytes() for one in reader.get_batch(64, 100.0).ids["client"]} == owners)
     assert reader.totals().totals.accepted_caches == 7
 
 
@@ -378,10 +378,10 @@ def test_sequences_and_other_samplers_are_drawn_from_stored_episodes(cluster):
     record(client, episodes=4, length=9)
     until(lambda: settled(client))
     reader = cluster.reader([server], limits=QUICK)
-    assert reader.get_batch(8, 30.0).obs.shape == (8, 4)
+    assert reader.get_batch(8, 100.0).obs.shape == (8, 4)
     server.configure(sequence_length=4, sequence_overlap=2)
     assert server.get_batch(8).obs.shape == (8, 5, 4)
-    until(lambda: reader.get_batch(8, 30.0).obs.shape == (8, 5, 4))
+    until(lambda: reader.get_batch(8, 100.0).obs.shape == (8, 5, 4))
     server.configure(sequence_length=0, sequence_overlap=0, prioritization="rank")
     assert server.get_batch(8).obs.shape == (8, 4)
 

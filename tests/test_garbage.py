@@ -18,6 +18,7 @@ import zmq
 from memoire import wire
 from memoire.sockets import connect
 from netkit import SCHEMA, Cluster, record, until
+from rawpeer import GREETING, ready
 
 VECTORS = Path(__file__).parent / "vectors"
 MESSAGES = [
@@ -110,13 +111,13 @@ def goes_on(nodes, client, turn):
     """The client is still served, and counted exactly."""
     record(client, episodes=2)
     client.log(f"turn {turn}")
-    client.update(20.0)
-    assert client.push_cache(30.0)
+    client.update(100.0)
+    assert client.push_cache(100.0)
     server = nodes[0]
     until(lambda: server.stats().totals.accepted_caches == turn)
     assert (server.total_episodes, server.total_steps) == (2 * turn, 40 * turn)
     assert [entry.line.text for entry in server.lines()] == [f"turn {number + 1}" for number in range(turn)]
-    assert server.get_batch(16, 30.0)["obs"].shape == (16, 4)
+    assert server.get_batch(16, 100.0)["obs"].shape == (16, 4)
     assert not any(node.stats().faults for node in nodes) and not client.stats().faults
 
 
@@ -171,16 +172,6 @@ def test_messages_of_another_run_schema_or_layout_are_refused_each_with_its_reas
 def hosts(nodes):
     places = [place for node in nodes for place in (node.endpoint, node.push_endpoint, node.pub_endpoint)]
     return [place.removeprefix("tcp://").split(":") for place in places if place.startswith("tcp://")]
-
-
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
-"""ZMTP 3.0: signature, version, mechanism, filler. https://rfc.zeromq.org/spec/23/"""
-
-
-def ready(kind):
-    """The READY command of a socket of that type."""
-    body = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
-    return b"\x04" + bytes([len(body)]) + body
 
 
 def shake_hands(made, kind):

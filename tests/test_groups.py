@@ -286,6 +286,18 @@ def test_where_each_is_drawn_once_the_weighted_mean_is_that_of_what_was_left():
     assert (np.abs(np.mean(errors, axis=0)) < 4 * np.std(errors, axis=0) / np.sqrt(len(errors))).all()
 
 
+def test_among_episodes_of_any_weights_each_chance_is_that_of_what_was_left():
+    buffer = filled([1] * 8, sampler=Prioritized(1.0, beta=1.0), max_times_sampled=1)
+    buffer.update_priorities(np.arange(8), [1e20, 1e18, 3.0, 2.0, 1.0, 0.5, 1e-3, 1e3])
+    weights = buffer.memory.weights(np.arange(8))
+    for count in (5, 3):  # the heaviest go first, and what is left is still known
+        left = [number for number in range(8) if buffer.memory.weights([number]) > 0]
+        batch = buffer.sample_episodes(count)
+        for number, importance in zip(batch.ids[:, 0], batch.importance.astype(float) * batch.divisor, strict=True):
+            assert importance == pytest.approx(sum(weights[left]) / (len(left) * weights[number]), rel=1e-5)
+            left.remove(number)
+
+
 @pytest.fixture
 def cluster():
     made = Cluster()
@@ -300,7 +312,7 @@ def ship(client, length, begin, prompt):
     columns = {"obs": np.stack([t, t], 1).astype(np.float32), "action": t, "prompt": prompts}
     columns |= {"reward": np.where(t == t[-1], prompt, 0).astype(np.float32), "value": (t % 5).astype(np.float32)}
     final = {"obs": np.full(2, begin + length, np.float32)}
-    assert client.push_episode(columns, final_state=final, terminated=True, timeout=30.0)
+    assert client.push_episode(columns, final_state=final, terminated=True, timeout=100.0)
 
 
 def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors_by_entry(cluster):
@@ -339,12 +351,12 @@ def test_entries_of_whole_episodes_count_as_samples_beside_what_is_recorded(clus
     server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, parameters=parameters)
     client = cluster.client(server, capacity=None)
     ship(client, 10, 0, 1)
-    client.update(30.0)
+    client.update(100.0)
     assert len(server.sample_episodes(5, 30.0).ids) == 5  # 50 samples; 20 are due for the 10 entries
     rate = server.stats().tables["default"].rate
     assert (rate.inserted, rate.drawn, rate.surplus) == (10, 50, -30.0)
     with pytest.raises(NotEnoughSamples, match="a batch of 1 has to wait: .*more entries"):
         server.sample_episodes(1)
     ship(client, 10, 100, 1)
-    client.update(30.0)
+    client.update(100.0)
     assert len(server.sample_episodes(1, 30.0).ids) == 1

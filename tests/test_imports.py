@@ -13,14 +13,17 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 # From the bottom to the top: a module may import from its own layer and from those above it in this table.
 # A package stands for everything in it. `__init__` only names what users import, and is left out.
 LAYERS: dict[str, set[str]] = {
-    "words": {"errors", "checks", "exposure", "limits", "version", "_core", "parameters", "ragged", "schema"},
+    "words": {
+        "built", "errors", "frozen", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core",
+        "parameters", "guarded", "ragged", "schema",
+    },
     "what decides": {
-        "memory", "dataset", "sampling", "prioritized", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
+        "memory", "dataset", "sampling", "prioritized", "starts", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
         "episodes", "shipping",
         "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
         "rate", "table", "mixed", "ahead", "figures", "glance", "learners", "throttle", "packed_accounts", "account_store", "home_watch",
     },
-    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "forwarding", "untold"},
+    "what touches the world": {"names", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "lanes", "forwarding", "untold"},
     "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
     "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
 }  # fmt: skip

@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import memoire
 from memoire.cluster.launch import Child, Launcher
+from memoire.cluster.tether import ABANDONED, LINE, Tether
 from memoire.errors import ChildDied, MemoireTimeout
 
 pytestmark = pytest.mark.processes
@@ -156,6 +159,27 @@ def test_a_signal_ends_the_pump_at_once(number: signal.Signals, launcher: Launch
     assert not launcher.await_ready([start(launcher, "wait")])
 
 
+def test_a_child_finds_what_its_launcher_found_whatever_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Launcher
+) -> None:
+    """`./memoire` is a package to whoever looks in the working directory first, as `python -m` does."""
+    (tmp_path / "memoire").mkdir()
+    (tmp_path / "memoire" / "__init__.py").write_text("raise SystemExit('this is not the memoire that was asked')")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "only_here.py").write_text("print('found'); import memoire; print(memoire.__file__)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "extra")
+    child = launcher.start("child-0", "only_here")
+    launcher.wait_for([child], 60.0)
+    assert list(child.tail) == ["found", memoire.__file__]
+
+
+def test_a_program_of_the_package_sees_the_arguments_that_it_was_given(launcher: Launcher) -> None:
+    child = launcher.start("child-0", "memoire", "--version")
+    assert launcher.wait_for([child], 60.0)
+    assert list(child.tail) == [f"memoire {memoire.__version__}"]
+
+
 PARENT = textwrap.dedent("""
     import json, sys
     from memoire.cluster.launch import Launcher
@@ -179,5 +203,95 @@ def test_no_process_is_left_behind_however_the_launcher_ends(number: signal.Sign
         pids = json.loads(parent.stdout.readline())
         assert all(is_alive(pid) for pid in pids)
         parent.send_signal(number)
-        parent.wait(20.0)
+        parent.wait(100.0)
         assert await_end(pids, 20.0) == []
+
+
+@contextlib.contextmanager
+def tied(
+    *actions: str, program: tuple[str, ...] = ("-m", "launched_child")
+) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]:
+    """A child with a line to this process, which takes in nothing; killed at the end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-u", *program, *actions],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **PATH, "OMP_NUM_THREADS": "1", LINE: str(theirs.fileno())},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        theirs.close()
+        with process:
+            try:
+                yield process, ours
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize(("action", "status"), [("wait", 0), ("hang", ABANDONED)])
+@pytest.mark.timeout(90)
+def test_a_line_that_ends_with_a_report_unread_is_the_end_of_the_child(action: str, status: int) -> None:
+    """Linux resets a Unix stream then, in place of ending it."""
+    with tied("ready", action) as (process, line):
+        assert select.select([line], [], [], 60.0)[0], "the child says that it is ready"
+        line.close()
+        assert process.wait(60.0) == status
+
+
+def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
+    with tied("ready", "wait") as (process, line):
+        line.sendall(b"Finish!\n")
+        assert process.wait(60.0) == 0
+        assert process.stdout is not None
+        assert "stopping" in process.stdout.read()
+
+
+def test_a_report_that_nobody_takes_wakes_whoever_waits() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LINE, "")
+        with Tether() as tether:
+            tether._line = theirs  # without the thread that listens
+            ours.close()
+            tether.report(number=1)
+            assert select.select([tether._woken], [], [], 60.0)[0]
+            assert not tether.wait(60.0)
+
+
+HOLDER = textwrap.dedent("""
+    import os, signal, time
+    from memoire.cluster.launch import Launcher
+    launcher = Launcher()
+    child = launcher.start("child-0", "launched_child", "ready", "wait")
+    launcher.await_ready([child])
+    copy = os.fork()
+    if copy == 0:
+        while True:
+            signal.pause()
+    print(child.process.pid, copy, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_child_ends_with_its_launcher_where_a_copy_of_that_holds_the_line() -> None:
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, env={**os.environ, **PATH}, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child, copy = map(int, parent.stdout.readline().split())
+        try:
+            parent.wait(60.0)
+            assert await_end([child], 60.0) == []
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+
+MOVED = "import os; pids = iter([7, 1]); os.getppid = lambda: next(pids); import launched_child; launched_child.main()"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_launcher_that_died_before_the_kernel_was_asked_is_noticed() -> None:
+    with tied("ready", "wait", program=("-c", MOVED)) as (process, _):
+        assert process.wait(60.0) == 0

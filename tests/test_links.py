@@ -289,7 +289,7 @@ def stranger(reply):
     yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
     listening.shutdown(socket.SHUT_RDWR)
     listening.close()
-    thread.join(30.0)
+    thread.join(100.0)
     for connection in kept:
         connection.close()
 
@@ -384,7 +384,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
     assert client._channel.address == server.endpoint
     server.publish("policy", b"weights")
-    assert client.model("policy").wait(30.0).body == b"weights"
+    assert client.model("policy").wait(100.0).body == b"weights"
 
 
 def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkeypatch):
@@ -400,10 +400,10 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkey
     second = cluster.server(places[1][0], push_endpoint=places[1][1], pub_endpoint=places[1][2], name="s")
     first.close(0.0)
     client.on_entries(3)
-    client.update(timeout=30.0)
+    client.update(timeout=100.0)
     assert second.total_steps == 3
     second.publish("policy", b"new")
-    assert client.model("policy").wait(30.0).body == b"new"
+    assert client.model("policy").wait(100.0).body == b"new"
 
 
 @pytest.mark.parametrize(
@@ -456,12 +456,12 @@ def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeyp
     servers[1].close(0.0)
 
     def goes_on():  # a reader finds out when it asks, and it asks when a batch is taken
-        assert len(reader.get_batch(64, timeout=30.0).ids) == 64
+        assert len(reader.get_batch(64, timeout=100.0).ids) == 64
         return reader.stats().away == ("b",)
 
     until(goes_on)
     for _ in range(5):
-        assert len(reader.get_batch(64, timeout=30.0).ids) == 64
+        assert len(reader.get_batch(64, timeout=100.0).ids) == 64
 
 
 def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
@@ -473,6 +473,6 @@ def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
     client.update()
     until(lambda: server.total_caches == 1)
     server.publish("policy", b"weights")
-    assert client.model("policy").wait(30.0).body == b"weights"
+    assert client.model("policy").wait(100.0).body == b"weights"
     assert all(address.startswith("tcp://[::1]:") for address in (proxy.endpoint, proxy.push_endpoint, client.endpoint))
     assert cluster.reader([proxy]).totals().totals.episodes == 1

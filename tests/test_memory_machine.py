@@ -36,7 +36,6 @@ for _name in sorted(set(Walk.STEPS)):
     setattr(MemoryMachine, f"do_{_name}", _rule(_name))
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.pytestmark = [pytest.mark.timeout(300)]  # for shrinking, where something is wrong
 TestMemoryMachine.settings = settings(
     max_examples=16 if _core.CHECKED else 8,
     stateful_step_count=30,

@@ -26,7 +26,7 @@ PROCESS = ("process_", "python_")
 def scrape(pages, accept=""):
     """(content type, text) of /metrics."""
     parts = urllib.parse.urlsplit(pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=100.0)) as connection:
         connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
         response = connection.getresponse()
         assert response.status == 200
@@ -62,10 +62,10 @@ def cluster():
         server.scalars({"grad_norm": 2.0})
         reader.scalars({"q": 3.0})
         server.publish("policy", b"weights")
-        assert client.push_cache(30.0) and client.push_cache(30.0)
+        assert client.push_cache(100.0) and client.push_cache(100.0)
         until(lambda: server.total_caches == 2)
-        client.update(30.0)
-        server.get_batch(32, timeout=30.0).update_priorities(np.ones(32))
+        client.update(100.0)
+        server.get_batch(32, timeout=100.0).update_priorities(np.ones(32))
         reader.get_batch(32)
         until(lambda: server.stats().learners and server.stats().learner_scalars.get("q") == 3.0)
         nodes = {"server": server, "proxy": proxy, "actor": client, "learner": reader}
@@ -127,7 +127,7 @@ def test_promtool_finds_nothing_wrong(cluster):
         pytest.skip("promtool is not installed")
     for _, pages in cluster.values():
         text = scrape(pages)[1]
-        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

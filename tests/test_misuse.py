@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -128,8 +129,8 @@ def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(clus
         return wrong
 
     assert in_child(child) == "{}"
-    client.update(30.0)
-    assert reader.totals(timeout=30.0).totals.episodes == 0 and not client.closed
+    client.update(100.0)
+    assert reader.totals(timeout=100.0).totals.episodes == 0 and not client.closed
     for node in (classic, classic_server):
         node.close(0.2)
     worker.join(DEADLINE)
@@ -168,7 +169,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     finally:
         release.set()
         thread.join(DEADLINE)
-    client.update(30.0)
+    client.update(100.0)
 
 
 def filled(memory):
@@ -281,9 +282,9 @@ def test_a_writer_of_a_memory_that_was_replaced_says_so(cluster):
     writer = client.writer()
     step(writer)
     with pytest.raises(ParameterError):
-        client.sync(-5, timeout=30.0)
+        client.sync(-5, timeout=100.0)
     step(writer)  # nothing was changed
-    client.sync(50, timeout=30.0)
+    client.sync(50, timeout=100.0)
     with pytest.raises(Closed, match="Make a new one"):
         step(writer)
     step(client.writer())
@@ -298,7 +299,7 @@ def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, cap
     way = cluster.way(server, drop=0.0, double=0.0)
     limits = Limits(log_lines=5, log_timeout=1.0, update_every=0.02, resend_after=0.05, resend_most=0.2)
     client = cluster.client(way.endpoint, limits=limits)
-    client.update(30.0)
+    client.update(100.0)
     way.drop = 1.0
     taken = [f"line {k}" for k in range(100) if client.log(f"line {k}", 0.0)]
     assert 5 <= len(taken) < 100
@@ -354,13 +355,13 @@ def test_returns_that_are_not_told_are_counted(cluster):
     way = cluster.way(server, drop=0.0, double=0.0)
     client = cluster.client(way.endpoint, limits=QUICK)
     client.on_episode(0, 1, float("nan"))
-    client.update(30.0)
+    client.update(100.0)
     way.drop = 1.0
     for _ in range(MOST_ENDED + 10):
         client.on_episode(0, 1, 1.0)
     assert client.stats().dropped_returns >= 10
     way.drop = 0.0
-    client.update(20.0)
+    client.update(100.0)
     until(lambda: not client._ended)
     # What was given up may have arrived all the same, while its answer did not.
     stats, told = client.stats(), server.stats().totals.returns_count
@@ -374,10 +375,10 @@ def test_returns_that_are_not_told_are_counted(cluster):
 def test_a_client_takes_less_than_it_is_granted_while_it_runs(cluster):
     server = cluster.server(limits=Limits(credit=1_000_000))
     client = cluster.client(server, limits=QUICK)
-    client.update(30.0)
+    client.update(100.0)
     assert (client.stats().credit, client.stats().granted) == (1_000_000, 1_000_000)
     client.configure_limits(credit=1000)
-    client.update(30.0)  # what the server grants does not undo it
+    client.update(100.0)  # what the server grants does not undo it
     assert (client.stats().credit, client.stats().granted) == (1000, 1_000_000)
     client.configure_limits(credit=0, when_full="block", block_timeout=0.5, log_timeout=0.1)
     stats = client.stats()
@@ -399,7 +400,7 @@ def test_stats_say_why_nothing_was_pushed(cluster):
     client = cluster.client(server, limits=QUICK)
     assert not client.push_cache(0.0)
     record(client)
-    assert client.push_cache(30.0)
+    assert client.push_cache(100.0)
     assert client.stats().not_pushed == {"nothing to draw": 1} and client.stats().skipped_caches == 0
 
 
@@ -421,7 +422,7 @@ HEAD = """
             started.set()
             function(*arguments, **options)
         threading.Thread(target=run, daemon=True).start()
-        started.wait(30.0)
+        started.wait(100.0)
 
     def gone():
         server = Server("tcp://127.0.0.1:0", schema)
@@ -434,10 +435,10 @@ ENDS = {
         server.close()
     """,
     "a client that was never answered": """
-        thread(connect, "tcp://127.0.0.1:9", timeout=60.0)
+        thread(connect, "tcp://127.0.0.1:9", timeout=100.0)
     """,
     "a client with a name that nobody knows": """
-        thread(connect, "tcp://no-such-host.invalid:5560", timeout=60.0)
+        thread(connect, "tcp://no-such-host.invalid:5560", timeout=100.0)
     """,
     "a thread that waits for an update": """
         server, at = gone(); client = connect(at); server.close()
@@ -457,7 +458,7 @@ ENDS = {
     """,
     "batches in the middle of their loop": """
         server, at = gone(); client = connect(at)
-        batches = client.batches(8, 60.0)
+        batches = client.batches(8, 100.0)
         thread(list, batches)
     """,
     "a proxy without servers": """
@@ -481,13 +482,16 @@ ENDS = {
         if child == 0:
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        client.update(30.0)
+        client.update(100.0)
     """,
 }  # fmt: skip
 
 
+LOSS = re.compile(r"client \w+ ends before .* were acknowledged: they are not counted\. .*\n")
+
+
 @pytest.mark.parametrize("body", ENDS.values(), ids=[name.replace(" ", "-") for name in ENDS])
-def test_a_program_ends_soon_and_without_a_word_with(body):
+def test_a_program_ends_soon_and_with_no_word_but_of_what_is_lost_with(body):
     script = textwrap.dedent(HEAD) + textwrap.dedent(body)
     if "made" not in body:
         script += '\nprint("made", flush=True)\n'
@@ -497,7 +501,7 @@ def test_a_program_ends_soon_and_without_a_word_with(body):
     with process:
         said = process.stdout.readline()
         rest, complaints = process.communicate(timeout=DEADLINE)  # its threads wait for longer
-    assert (process.returncode, said, rest, complaints) == (0, "made\n", "", "")
+    assert (process.returncode, said, rest, LOSS.sub("", complaints)) == (0, "made\n", "", "")
 
 
 def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_ends(tmp_path):
@@ -512,7 +516,7 @@ def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_en
     """
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30.0, cwd=tmp_path
+            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=100.0, cwd=tmp_path
         )
         assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "log.txt").read_text().count("the last words") == 2

@@ -79,7 +79,7 @@ class Watcher:
 
     def end(self):
         self.stopped.set()
-        self.thread.join(30.0)
+        self.thread.join(100.0)
         assert self.error is None
         self.look()
         assert self.versions == sorted(set(self.versions))
@@ -99,7 +99,7 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     assert served.keys() == {1, 2} and all(len(body) <= sent <= 1.5 * len(body) for sent in served.values())
     crossed = dict(served)
     late = [cluster.client(proxy).model("policy") for _ in range(4)]
-    assert all(model.wait(20.0).body == body for model in late)
+    assert all(model.wait(100.0).body == body for model in late)
     fetched = [model._client.stats().fetched_bytes for model in models + late]
     assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
     assert served == crossed, "who comes late costs the way nothing"
@@ -113,7 +113,7 @@ def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
     model = cluster.client(proxy).model("policy")
     body = body_of(1)
     servers[0].publish("policy", body)
-    assert model.wait(20.0).body == body
+    assert model.wait(100.0).body == body
     servers[1].publish("policy", body)
     until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._backs))
     # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
@@ -181,7 +181,7 @@ def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster)
         thread, box = in_thread(learner.publish, "policy", body_of(number, 8 * MiB), 20.0)
         until(lambda: server._desk._uploads)
         learner.close(0.1)
-        thread.join(30.0)
+        thread.join(100.0)
         assert isinstance(box.get("error"), Closed), box
         server._desk._uploads.clear()
     learner = cluster.reader([server])
@@ -208,7 +208,7 @@ def test_what_was_published_while_a_server_was_away_reaches_it_when_it_is_back(c
     until(lambda: (newest := back.model("policy")) is not None and newest.version == 3, 30.0)
     assert number_of(back.model("policy").body) == 3
     until(lambda: reader.stats().away == ())
-    assert number_of(cluster.client(back).model("policy").wait(30.0).body) == 3
+    assert number_of(cluster.client(back).model("policy").wait(100.0).body) == 3
 
 
 def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_keep_it(cluster):
@@ -224,7 +224,7 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
     fetched = client.stats().fetched_bytes
     again = cluster.restart(server)
     until(lambda: (newest := again.model("policy")) is not None and newest.version == 2, 30.0)
-    client.update(20.0)
+    client.update(100.0)
     assert reader.publish("policy", body_of(3), 20.0) == 3
     assert number_of(model.wait(20.0, after=2).body) == 3
     assert watcher.end() == [2, 3]
@@ -237,7 +237,7 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("policy")
     server.publish("policy", "first")
-    assert receiver.receive(30.0) == "first"
+    assert receiver.receive(100.0) == "first"
     # As if there had been no room for it when the socket connected anew.
     client._worker.post(lambda: client._sub.setsockopt(zmq.UNSUBSCRIBE, wire.topic_frame("policy")))
     count = 1
@@ -245,10 +245,10 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
         count += 1
         client.scalars({"count": count})  # news, so that it asks soon
         server.publish("policy", f"{count}")
-        assert receiver.receive(30.0) == f"{count}"  # a reply names it, where no notice does
+        assert receiver.receive(100.0) == f"{count}"  # a reply names it, where no notice does
     heard = client._topics._topics["policy"]
     server.publish("policy", "last")
-    assert receiver.receive(30.0) == "last"
+    assert receiver.receive(100.0) == "last"
     until(lambda: heard.noticed == count + 1)
 
 
@@ -262,21 +262,21 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("steps")
     server.publish("steps", b"first")
-    assert receiver.receive(30.0) == b"first"
+    assert receiver.receive(100.0) == b"first"
     assert stalled.poll(30_000)
     count, content = 2000, bytes(8 * KiB)
     received = []
 
     def receive():
         while received[-1:] != [count + 1]:
-            received.append(receiver.receive_model(20.0).version)
+            received.append(receiver.receive_model(100.0).version)
 
     thread, _ = in_thread(receive)
     for number in range(count):
         server.publish("steps", content)
         if number % 100 == 0:
             time.sleep(0.005)
-    thread.join(20.0)
+    thread.join(100.0)
     assert received == sorted(set(received)) and received[-1] == count + 1
     assert len(received) + receiver.skipped == count
     # What waited for it is bounded, whatever was published: it has skipped, and hears of the newest in the end.
@@ -336,8 +336,8 @@ def test_a_new_run_begins_without_models_and_versions_go_on(cluster, far_away):
     until(lambda: proxy.stats().models == {})
     assert cluster.client(proxy).model("policy").newest() is None
     assert publish(body_of(3)) == 3
-    assert number_of(model.wait(30.0).body) == 3
-    until(lambda: receiver.receive_model(30.0).version == 3)
+    assert number_of(model.wait(100.0).body) == 3
+    until(lambda: receiver.receive_model(100.0).version == 3)
     assert model.newest().version == 3
 
 
@@ -352,5 +352,5 @@ def test_a_learner_does_not_wait_for_a_server_that_was_taken_off_the_list(cluste
     thread, box = in_thread(reader.publish, "policy", b"to who is left", 20.0)
     until(lambda: servers[0].model("policy").version == 2)
     proxy.set_servers([servers[0].endpoint])
-    thread.join(15.0)
+    thread.join(100.0)
     assert box == {"value": 2}

@@ -55,7 +55,7 @@ def queries(file):
 def promtool(*arguments):
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")
-    done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -49,14 +49,14 @@ class Load:
             client.log(f"line {number}")
             client.push_cache(0.0)
             number += 1
-        client.update(20.0)
+        client.update(100.0)
         return number
 
     def stop(self):
         """Lines that each client logged."""
         self.stopped.set()
         for thread, _ in self.threads:
-            thread.join(30.0)
+            thread.join(100.0)
         assert not [box["error"] for _, box in self.threads if "error" in box]
         return [box["value"] for _, box in self.threads]
 
@@ -114,12 +114,12 @@ def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     client = cluster.client(proxy, limits=QUICK)
     for wanted, home in ((second, "second"), (first, "first"), (second, "second"), (first, "first")):
         record(client)
-        assert client.push_cache(30.0)
-        client.update(30.0)
+        assert client.push_cache(100.0)
+        client.update(100.0)
         until(lambda: client.stats().in_flight_caches == 0)
         proxy.set_servers([wanted.endpoint])
         until(lambda home=home: client.home == home)
-    client.update(30.0)
+    client.update(100.0)
     stats = client.stats()
     assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (4, 4, 0)
     assert [server.total_caches for server in (first, second)] == [2, 2]
@@ -131,7 +131,7 @@ def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     for wrong in ([], server.endpoint, ["udp://nowhere:1"], [server.endpoint, "here"]):
-        with pytest.raises(EndpointError, match="at least one server|the transport must be"):
+        with pytest.raises(EndpointError, match="at least one server|the transport"):
             proxy.set_servers(wrong)
     until(lambda: proxy.servers == ("one",))
     proxy.close()
@@ -149,7 +149,7 @@ def test_a_reader_says_what_all_servers_have_counted_together(cluster):
     clients = [cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(5)]
     for number, client in enumerate(clients):
         record(client, episodes=number + 1, length=10)
-        client.update(30.0)
+        client.update(100.0)
     totals = cluster.reader([proxy]).totals()
     assert (totals.totals.clients, totals.totals.episodes, totals.totals.steps) == (5, 15, 150)
     assert (totals.run, totals.servers, totals.missing, totals.finished) == ("default", ("a", "b", "c"), (), False)
@@ -160,7 +160,7 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b")]
     client = cluster.client(servers[1], limits=QUICK)
     record(client, episodes=2)
-    client.update(30.0)
+    client.update(100.0)
     reader = cluster.reader(servers)
     servers[0].close()
     totals = reader.totals(timeout=1.0)
@@ -239,9 +239,9 @@ def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, mo
     clients = [cluster.client(server, limits=QUICK) for server in servers.values()]
     for client in clients:
         record(client, episodes=2, length=10)
-        client.close(30.0)
+        client.close(100.0)
     said, template = [], f"tcp://s-{{n}}.test:{port}"
-    assert drain_above(template, 1, timeout=60.0, say=said.append, context=cluster.context) == 2
+    assert drain_above(template, 1, timeout=100.0, say=said.append, context=cluster.context) == 2
     assert servers[0].totals().steps == 60 and servers[0].totals().clients == 3
     assert [line for line in said if "elsewhere" in line] == [f"s-{n} sends its clients elsewhere" for n in (1, 3)]
     assert drain_above(template, 4, say=said.append, context=cluster.context) == 0
@@ -264,7 +264,7 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
 def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(monkeypatch):
     silent = threading.Event()
     monkeypatch.setattr("memoire.cluster.drain.LOOKUP_TIMEOUT", 0.1)
-    asked = Names(lambda host: silent.wait(30.0) and [])
+    asked = Names(lambda host: silent.wait(100.0) and [])
     with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
         drain_above("tcp://s-{n}.test:5560", 1, known=asked)
     silent.set()
@@ -274,12 +274,12 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     old, heir = cluster.server(name="old", run="one"), cluster.server(name="heir", run="three")
     client = cluster.client(old, limits=QUICK)
     record(client, episodes=2)
-    client.update(30.0)
+    client.update(100.0)
     old.finish()
     old.begin_run("two")
     until(lambda: client.run == "two")
     record(client, episodes=3)
-    client.close(30.0)
+    client.close(100.0)
     assert drained(old, [heir], cluster.context)[0] == 2
     assert drained(old, [heir], cluster.context)[0] == 2  # again: nothing is doubled
     reader = cluster.reader([heir])
@@ -293,12 +293,12 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
     server, other = cluster.server(name="one"), cluster.server(name="two")
     client = cluster.client(server, limits=QUICK)
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
         drained(server, [other], cluster.context, timeout=3.0)
     assert client.home == "one"  # and it is still served
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     assert server.total_episodes == 2
 
 
@@ -368,12 +368,12 @@ def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, i
     other, ahead = sorted(servers, key=lambda server: wire.name_hash(server.name) == channel.home)
     ahead.begin_run("next")  # as a call does that one server did not answer in time
     until(lambda: channel.run == wire.name_hash("next"))  # what it says of itself holds for all behind this address
-    reader.begin_run("next", timeout=5.0)
+    reader.begin_run("next", timeout=100.0)
     assert [server.run for server in servers] == ["next", "next"]
     other.begin_run("another")
-    reader.configure(cache_size=7, timeout=5.0)
+    reader.configure(cache_size=7, timeout=100.0)
     assert [server.parameters.cache_size for server in servers] == [7, 7]
-    reader.begin_run("another", timeout=5.0)
+    reader.begin_run("another", timeout=100.0)
     reader.finish(5.0)
     assert all(server.finished for server in servers)
 
@@ -390,7 +390,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
         record(client, length=1)
         client.log("later")
         before += 1
-    client.update(20.0)
+    client.update(100.0)
     old, new = (server.totals(run) for run in ("old", "new"))
     assert old.episodes + new.episodes == client.stats().episodes == before + 2
     assert old.steps + new.steps == client.stats().steps
@@ -417,7 +417,7 @@ def test_totals_are_shown_with_who_did_not_answer(cluster):
     server = cluster.server(name="one", run="ant-7")
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=1200, length=1)
-    client.update(30.0)
+    client.update(100.0)
     reader = cluster.reader([server])
     told = lines(replace(reader.totals(), missing=("tcp://three:1", "two"), runs=("ant-6", "ant-7")))
     assert told[0] == "run 'ant-7' (not finished), in memory at one"
@@ -432,13 +432,13 @@ def test_a_server_that_a_proxy_has_not_met_is_missing_from_totals_and_keeps_a_ru
     inner = cluster.proxy([here.endpoint, later])
     outer = cluster.proxy([inner])
     until(lambda: outer.servers == ("one",))
-    reader = cluster.reader([outer], timeout=5.0)
+    reader = cluster.reader([outer], timeout=100.0)
     until(lambda: reader.totals().missing == (later,))
     with pytest.raises(MemoireTimeout, match="nothing was changed") as caught:
         reader.begin_run("new", timeout=0.3)
     assert later in str(caught.value) and here.run == "old"
     there = cluster.server(later, name="two", run="old")
-    reader.begin_run("new", timeout=20.0)
+    reader.begin_run("new", timeout=100.0)
     assert (here.run, there.run) == ("new", "new")
     until(lambda: (totals := reader.totals()).servers == ("one", "two") and not totals.missing)
 
@@ -497,7 +497,7 @@ def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, m
     clients = [cluster.client(node) for node in (server, proxy)]
     for client in clients:
         record(client, episodes=3)
-        client.update(30.0)
+        client.update(100.0)
     again = cluster.restart(server)
     until(lambda: again.total_episodes == 6)
 
@@ -508,13 +508,13 @@ def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tm
     client = cluster.client(server, limits=QUICK)
     record(client)
     for _ in range(3):
-        assert client.push_cache(30.0)
+        assert client.push_cache(100.0)
     until(lambda: client.stats().accepted_caches == 3)
     again = cluster.restart(server, state_dir=tmp_path / ("other" if forgets else "state"))
     record(client)
-    client.update(20.0)
+    client.update(100.0)
     until(lambda: client.push_cache(1.0))
-    client.update(30.0)
+    client.update(100.0)
     until(lambda: client.stats().in_flight_caches == 0)
     account = next(iter(again._desk.ledger))
     told = (account.report.caches, account.accepted_caches, account.lost_caches)
@@ -526,20 +526,20 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
     server = cluster.server(name="one", run="old", state_dir=tmp_path)
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=2)
-    client.update(30.0)
+    client.update(100.0)
     server.close()
     record(client, episodes=3)
     client.log("made in the old run")
     again = cluster.restart(server, run="new", state_dir=tmp_path)
-    until(lambda: client.run == "new", 20.0)
+    until(lambda: client.run == "new", 100.0)
     record(client, episodes=4)
-    client.update(30.0)
+    client.update(100.0)
     assert (again.totals("old").episodes, again.totals("new").episodes) == (5, 4)
     assert [entry.line.text for entry in again.lines(run="old")] == ["made in the old run"]
     again.begin_run("old")  # goes on
     until(lambda: client.run == "old")
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     assert (again.totals("old").episodes, again.totals("new").episodes) == (6, 4)
 
 
@@ -555,9 +555,9 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
         return answer(header, body, payload)
 
     monkeypatch.setitem(server._desk._answers, wire.Hello, hello)
-    client.sync(timeout=30.0)
+    client.sync(timeout=100.0)
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     assert len(refused) == 3 and server.total_episodes == 1
 
 
@@ -584,7 +584,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
     until(lambda: client.stats().resends > resends + 5)  # of HELLO
     assert servers[0].total_episodes == counted == 0
     is_over.set()
-    client.update(30.0)
+    client.update(100.0)
     assert client.home == "b"
     totals = accounts.totals_of(rows_of(*servers))
     assert (totals.episodes, totals.returns_count) == (3, 3)

@@ -21,7 +21,7 @@ class Book:
     def __call__(self, host):
         self.asked.append(host)
         if host in self.hanging:
-            self.released.wait(30.0)
+            self.released.wait(100.0)
         if host not in self.known:
             raise OSError(-2, "Name or service not known")
         return list(self.known[host])

@@ -102,9 +102,9 @@ def test_status_has_every_figure_of_the_server_and_of_its_process(server, pages)
 def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=2, length=20)
-        assert client.push_cache(30.0)
+        assert client.push_cache(100.0)
         until(lambda: server.total_caches == 1)
-        client.update(30.0)
+        client.update(100.0)
         (row,) = ask(pages)[2]["clients"]["rows"]
         assert row["client"] == client.client_id.hex()
         assert (row["episodes"], row["steps"], row["accepted_caches"], row["in_flight_bytes"]) == (2, 40, 1, 0)
@@ -116,7 +116,7 @@ def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
 def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, pages):
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=2, length=20)
-        client.update(30.0)
+        client.update(100.0)
         told = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
         rows = np.frombuffer(told["rows"], wire.ACCOUNT)
         assert (told["name"], told["run"], told["epoch"], told["durable"]) == ("home", "r-1", server.epoch, False)
@@ -130,7 +130,7 @@ def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, page
 def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted(server, pages, monkeypatch):
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=5, length=20)
-        client.update(30.0)
+        client.update(100.0)
         first = ask(pages, "/episodes?most=3")[2]
         assert [row["number"] for row in first["rows"]] == [1, 2, 3]
         assert (first["next"], first["missed"], first["run"], first["epoch"]) == (3, 0, "r-1", server.epoch)
@@ -140,7 +140,7 @@ def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted
         assert [row["number"] for row in second["rows"]] == [4, 5]
         assert ask(pages, "/episodes?after=5")[2]["rows"] == []
         record(client, episodes=1100, length=1)  # a thousand are kept
-        client.update(30.0)
+        client.update(100.0)
         until(lambda: server.totals().returns_count == 1105)
         later = ask(pages, "/episodes?after=5")[2]
         assert (later["missed"], later["rows"][0]["number"], later["next"]) == (100, 106, 205)
@@ -152,7 +152,7 @@ def test_a_held_sample_and_how_all_of_them_are_spread_can_be_looked_at(server, p
     assert ask(pages, "/distribution")[2]["effective"] is None
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=1, length=20)
-        assert client.push_cache(30.0)
+        assert client.push_cache(100.0)
         until(lambda: server.total_caches == 1)
         unused = server.stats().tables["default"].unused_samples
         told = ask(pages, "/sample?table=default")[2]
@@ -166,7 +166,7 @@ def test_a_held_sample_and_how_all_of_them_are_spread_can_be_looked_at(server, p
         assert sum(spread["weights"]["counts"]) == sum(spread["ages"]["counts"]) + spread["ages"]["zeros"] == unused
         assert 1.0 <= spread["effective"] <= spread["population"] * 1.5
         assert server.stats().tables["default"].unused_samples == unused  # nothing was taken
-        batch = server.get_batch(16, timeout=30.0)
+        batch = server.get_batch(16, timeout=100.0)
         assert len(batch.ids) == 16
         fresh = ask(pages)[2]["stats"]["tables"]["default"]["freshness"]
         assert 0.0 < fresh["effective"] <= 1.0 and fresh["ages"] == sorted(fresh["ages"]) and len(fresh["weights"]) == 7
@@ -302,8 +302,10 @@ def test_an_open_server_says_so():
 def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path):
     write_cluster(tmp_path)
     with memoire.Server("tcp://*:0", SCHEMA, keys=tmp_path) as server, NodePages("127.0.0.1:0", server) as pages:
-        assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}}
-        with socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2])), timeout=20.0) as stranger:
+        assert ask(pages)[2]["security"] == {"keys": True, "open": [], "refused": {}, "hung_up": 0}
+        with socket.create_connection(
+            ("127.0.0.1", int(server.endpoint.rpartition(":")[2])), timeout=100.0
+        ) as stranger:
             stranger.sendall(b"\xff" + 8 * b"\0" + b"\x01\x7f\x03\x00NULL".ljust(55, b"\0"))
             hear(stranger)
         until(lambda: sum(ask(pages)[2]["security"]["refused"].values()) == 1, 30.0)

@@ -128,7 +128,7 @@ def test_drawing_a_batch_from_many_caches(memory: Memory, reuse: bool) -> None:
 def cluster(memory: Memory) -> Iterator[tuple[memoire.Server, memoire.Client]]:
     """A server with enough caches for the larger batch, and a client with a memory of its own."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, parameters=memory.parameters, seed=0) as server:
-        with memoire.connect(server.endpoint, seed=0, capacity=3200, timeout=20) as client:
+        with memoire.connect(server.endpoint, seed=0, capacity=3200, timeout=100) as client:
             random = np.random.default_rng(0)
             for _ in range(8):
                 client.memory.open(0)
@@ -143,19 +143,19 @@ def wait_for_caches(server: memoire.Server, caches: int) -> None:
 
 def is_taken(client: memoire.Client) -> None:
     """Wait until the server has said that it has all that was pushed."""
-    until(lambda: client.update(timeout=20) or not client.stats().in_flight_caches)
+    until(lambda: client.update(timeout=100) or not client.stats().in_flight_caches)
 
 
 def test_pushing_a_cache(cluster: tuple[memoire.Server, memoire.Client]) -> None:
     server, client = cluster
 
     def push(size: int) -> None:
-        assert client.push_cache(timeout=20)
+        assert client.push_cache(timeout=100)
 
     counts = []
     for size in (FEW, MANY):
         server.configure(cache_size=size)
-        client.update(timeout=20)
+        client.update(timeout=100)
         assert client.parameters.cache_size == size
         # While much is on the way, a push does a little more: it asks for news sooner.
         counts.append(executed(push, size, tries=20, settle=lambda: is_taken(client)))
@@ -169,12 +169,12 @@ def test_taking_caches_in(memory: Memory) -> None:
         with Opcodes(only="Desk.arrived") as opcodes:
             parameters = memory.parameters.replace(cache_size=size)
             with memoire.Server("tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=0) as server:
-                with memoire.connect(server.endpoint, seed=0, capacity=3200, timeout=20) as client:
+                with memoire.connect(server.endpoint, seed=0, capacity=3200, timeout=100) as client:
                     client.memory.open(0)
                     client.memory.extend(0, episode(np.random.default_rng(0), 400))
                     client.memory.close(0)
                     for pushed in range(1, 11):
-                        assert client.push_cache(timeout=20)
+                        assert client.push_cache(timeout=100)
                         wait_for_caches(server, pushed)
         assert len(opcodes.each) == 10
         counts[size] = min(opcodes.each[2:])  # what is done now and then, as time passes, is left out
@@ -184,7 +184,7 @@ def test_taking_caches_in(memory: Memory) -> None:
 def test_a_batch_and_its_priorities(cluster: tuple[memoire.Server, memoire.Client]) -> None:
     server, client = cluster
     for pushed in range(1, 31):
-        assert client.push_cache(timeout=20)
+        assert client.push_cache(timeout=100)
         wait_for_caches(server, pushed)
     batches = {}
 

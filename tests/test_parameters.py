@@ -113,7 +113,7 @@ def test_replace_checks_and_refuses_unknown_names():
     assert Parameters().replace(multi_step=3).multi_step == 3
     with pytest.raises(ParameterError, match="multi_step"):
         Parameters().replace(multi_step=0)
-    with pytest.raises(ParameterError, match="one of the parameters"):
+    with pytest.raises(ParameterError, match="Parameters takes no .gamma.. Did you mean .discount_factor"):
         Parameters().replace(gamma=0.9)
 
 

@@ -94,14 +94,14 @@ def test_learners_that_part_the_clients_are_exact_for_their_own(cluster):
             client.memory.add(0, entry(SCHEMA, float(index)), 0.1 + index + step % 7)
         client.memory.close(terminated=True)
         for _ in range(3):
-            assert client.push_cache(30.0)
-        client.update(30.0)
+            assert client.push_cache(100.0)
+        client.update(100.0)
     until(lambda: sum(server.total_caches for server in servers) == 18)
     readers = [cluster.reader(servers, seed=number, partition=(number, 2)) for number in range(2)]
     means, owners = defaultdict(list), defaultdict(set)
     for _ in range(30):
         for number, reader in enumerate(readers):
-            batch = reader.get_batch(128, 30.0)
+            batch = reader.get_batch(128, 100.0)
             undivided = batch["importance"].astype(np.float64) * batch.divisor
             means[number].append((undivided * batch["obs"][:, 0]).mean())
             owners[number] |= {owner.tobytes() for owner in batch["ids"]["client"]}
@@ -122,4 +122,4 @@ def test_learners_that_part_the_clients_draw_from_all_episodes_that_a_server_sto
     readers = [cluster.reader([server], seed=number, partition=(number, 2)) for number in range(2)]
     until(lambda: server.stats().tables["default"].held_samples == 60)
     for reader in readers:
-        assert set(reader.get_batch(128, 30.0)["obs"][:, 0]) == {0.0, 1.0}
+        assert set(reader.get_batch(128, 100.0)["obs"][:, 0]) == {0.0, 1.0}

@@ -499,12 +499,12 @@ def test_one_large_cache_of_the_past_does_not_slow_reuse() -> None:
 def wait_for(pool: Pool, samples: int, change: Any) -> int:
     """Samples that a waiting draw gets once `change` was called."""
     got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(len(pool.get(samples, timeout=30.0).importance)))
+    thread = threading.Thread(target=lambda: got.append(len(pool.get(samples, timeout=100.0).importance)))
     thread.start()
     while not pool._waiting:
         pass
     change()
-    thread.join(30.0)
+    thread.join(100.0)
     return got[0]
 
 
@@ -538,12 +538,12 @@ def test_clients_leave_although_nobody_draws() -> None:
 def test_waiting_ends_as_soon_as_there_is_enough() -> None:
     pool = pool_of([5])
     got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(len(pool.get(8, timeout=30.0).importance)))
+    thread = threading.Thread(target=lambda: got.append(len(pool.get(8, timeout=100.0).importance)))
     thread.start()
     while not pool._waiting:
         pass
     pool.add(name(1), 1, made(3))
-    thread.join(30.0)
+    thread.join(100.0)
     assert got == [8]
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         pool.get(1, timeout=0.01)
@@ -555,7 +555,7 @@ def test_closing_wakes_who_waits() -> None:
 
     def wait() -> None:
         try:
-            pool.get(8, timeout=30.0)
+            pool.get(8, timeout=100.0)
         except Closed as problem:
             problems.append(problem)
 
@@ -564,7 +564,7 @@ def test_closing_wakes_who_waits() -> None:
     while not pool._waiting:
         pass
     pool.close()
-    thread.join(30.0)
+    thread.join(100.0)
     assert len(problems) == 1
     assert pool.stats().caches == 0
     with pytest.raises(Closed):
@@ -633,7 +633,7 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
                 assert ((side == action) | (side == 0.0)).all()
     finally:
         stop.set()
-        thread.join(30.0)
+        thread.join(100.0)
     assert not problems
     assert pool.stats().overwritten > 0
 

@@ -206,18 +206,18 @@ def test_servers_proxies_and_readers_carry_ragged_columns(cluster, storage) -> N
     for name, seed in (("clouds", 0), ("more", 1)):
         client = cluster.client(proxy, table=name)
         play(client, seed=seed)
-        assert client.storage == "episodes" or client.push_cache(30.0)
-        until(lambda client=client: client.update(30.0) is None and client.stats().in_flight_caches == 0)
+        assert client.storage == "episodes" or client.push_cache(100.0)
+        until(lambda client=client: client.update(100.0) is None and client.stats().in_flight_caches == 0)
         if name == "clouds":
             own = client.memory if storage == "caches" else server._tables["clouds"].pool.memory
     assert own.num_entries == 60
-    for batch in (server.table("clouds").get_batch(16, 30.0), next(reader.batches(16, 30.0))):
+    for batch in (server.table("clouds").get_batch(16, 100.0), next(reader.batches(16, 100.0))):
         right(batch)
         expected = own.gather(batch.ids["number"])
         np.testing.assert_array_equal(batch["obs.cloud_length"], expected.prev_lengths["obs.cloud"][:, 0])
         np.testing.assert_array_equal(batch["obs.cloud"], expected.prev["obs.cloud"][:, 0])
         batch.update_priorities(np.ones(16))
-    mixed = next(server.batches({"clouds": 8, "more": 8}, 30.0))
+    mixed = next(server.batches({"clouds": 8, "more": 8}, 100.0))
     right(mixed.joined)
     np.testing.assert_array_equal(
         mixed.joined["obs.cloud_length"], np.concatenate([part["obs.cloud_length"] for part in mixed.values()])

@@ -231,7 +231,7 @@ def test_a_draw_that_waits_goes_on_when_entries_come():
     waits.start()
     band.met(b"a" * 16, 0, next(numbers))
     band.reported(b"a" * 16, 10, next(numbers))
-    waits.join(10.0)
+    waits.join(100.0)
     assert said == [""] and band.stats().surplus == -20.0
     assert "waits for 1 more entries" in band.take(1, 0.01)
 

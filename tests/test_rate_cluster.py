@@ -53,14 +53,14 @@ def test_actors_wait_for_a_learner_and_a_learner_for_actors(cluster):
         assert "more samples are drawn: learners are" in reason
         assert done[0] <= 64 + 1
         for _ in range(40):
-            server.get_batch(32, timeout=20.0)
+            server.get_batch(32, timeout=100.0)
             assert -64 <= server.table("default").stats().rate.surplus <= 64
         rate = server.table("default").stats().rate
         assert rate.drawn == 40 * 32 and rate.inserted >= 40 * 32 - 64 and rate.forgiven == 0.0
         assert client.stats().held_back_for > 0.0 and client.stats().passed_steps <= 1
     finally:
         stop.set()
-        thread.join(20.0)
+        thread.join(100.0)
     server.configure(samples_per_insert_tolerance=None)
     until(lambda: not client.stats().held_back)
 
@@ -73,7 +73,7 @@ def test_a_learner_that_draws_again_and_again_waits_for_entries(cluster):
         step(writer, number)
     until(lambda: server.table("default").stats().rate.inserted == 9)
     for _ in range(5):
-        server.get_batch(10, timeout=20.0)
+        server.get_batch(10, timeout=100.0)
     assert server.table("default").stats().rate.surplus == -32.0
     with pytest.raises(NotEnoughSamples, match="a batch of 10 has to wait: waits for 1 more entries") as caught:
         server.get_batch(10)
@@ -91,7 +91,7 @@ def test_a_learner_that_draws_again_and_again_waits_for_entries(cluster):
     assert reader.stats().waits_for.startswith("waits for 1 more entries")
     step(writer, 9)
     client.update()
-    assert len(reader.get_batch(10, timeout=20.0)) > 0
+    assert len(reader.get_batch(10, timeout=100.0)) > 0
     with pytest.raises(ParameterError, match="batch_size must be at most 78"):
         reader.get_batch(79)
 
@@ -126,7 +126,7 @@ def test_nothing_is_drawn_before_enough_is_there_and_the_error_says_so(cluster):
     for number in range(30):
         step(writer, number)
     client.update()
-    assert len(server.get_batch(8, timeout=30.0)) > 0
+    assert len(server.get_batch(8, timeout=100.0)) > 0
 
 
 def test_a_batch_that_can_never_be_drawn_is_refused(cluster):
@@ -147,11 +147,11 @@ def test_samples_that_are_lost_do_not_stop_a_cluster(cluster):
         until(lambda: client.stats().held_back)
         server._desk.tables.first.pool.clear()  # as if its caches had been lost
         for _ in range(6):
-            server.get_batch(32, timeout=20.0)
+            server.get_batch(32, timeout=100.0)
     finally:
         stop.set()
         server.configure(samples_per_insert_tolerance=None)
-        thread.join(20.0)
+        thread.join(100.0)
 
 
 def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
@@ -169,7 +169,7 @@ def test_held_samples_that_are_too_old_are_passed_over_and_counted(cluster):
     until(lambda: client.memory.num_positive == 0 or (client.update(), False)[1])
     for number in range(9):
         step(writer, number, version=3)
-    assert set(server.get_batch(8, timeout=30.0).model_version.tolist()) == {3}
+    assert set(server.get_batch(8, timeout=100.0).model_version.tolist()) == {3}
 
 
 def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(cluster):
@@ -185,7 +185,7 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
     try:
         drawn = 0
         for _ in range(40):
-            drawn += len(reader.get_batch(32, timeout=20.0))
+            drawn += len(reader.get_batch(32, timeout=100.0))
         rates = [server.table("default").stats().rate for server in servers]
         inserted, handed = sum(rate.inserted for rate in rates), sum(rate.drawn for rate in rates)
         # Each server hears of a batch at the others with the reader's next message; what a learner that had waited too
@@ -196,9 +196,9 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
         assert rates[2].inserted == rates[2].drawn == 0 and rates[2].entries > 128
     finally:
         stop.set()
-        reader.configure(samples_per_insert_tolerance=None, timeout=20.0)
+        reader.configure(samples_per_insert_tolerance=None, timeout=100.0)
         for thread in threads:
-            thread.join(20.0)
+            thread.join(100.0)
 
 
 def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
@@ -214,7 +214,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
         rate = server.table("default").stats().rate
         assert rate.inserted <= 50 + 20 and rate.inserted % 20 == 0, "entries count as their episode leaves"
         for _ in range(20):
-            server.get_batch(64, timeout=20.0)
+            server.get_batch(64, timeout=100.0)
         rate = server.table("default").stats().rate
         assert -200 <= rate.surplus <= 200 + 4 * 20 and rate.drawn == 20 * 64
         until(lambda: patient.stats().held_back)
@@ -229,18 +229,18 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
     finally:
         stop.set()
         server.configure(samples_per_insert_tolerance=None)
-        thread.join(20.0)
+        thread.join(100.0)
 
 
 def test_the_end_of_a_run_frees_an_actor_that_is_held_back_at_once(cluster):
     server = cluster.server(parameters=band(), limits=QUICK)
-    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=300.0))
+    client = cluster.client(server, when_full="block", limits=dataclasses.replace(QUICK, block_timeout=100.0))
     stop, done = threading.Event(), [0]
     thread = acting(client, stop, done)
     until(lambda: client.stats().held_back)
     server.finish()
     stop.set()
-    thread.join(20.0)
+    thread.join(100.0)
     assert not thread.is_alive() and client.finished
 
 
@@ -252,7 +252,7 @@ def test_who_waits_for_a_batch_that_can_never_be_drawn_any_more_is_told(cluster)
     until(lambda: server.table("default").stats().rate.draws_wait and reader.stats().waits_for)
     server.configure(samples_per_insert_tolerance=10.0)
     for thread, box in waiting:
-        thread.join(30.0)
+        thread.join(100.0)
         assert isinstance(box.get("error"), ParameterError) and "batch_size must be at most 19" in str(box["error"])
 
 
@@ -263,11 +263,11 @@ def test_what_a_reader_draws_before_it_has_heard_of_a_band_is_not_to_be_made_goo
     for number in range(40):
         step(writer, number)
     reader = cluster.reader([server], limits=QUICK)
-    assert client.push_cache(30.0) and len(reader.get_batch(8, 20.0).ids) == 8
+    assert client.push_cache(100.0) and len(reader.get_batch(8, 100.0).ids) == 8
     server.configure(samples_per_insert=1.0, samples_per_insert_tolerance=16.0)
     step(writer, 40)
-    client.update(30.0)  # the band begins
+    client.update(100.0)  # the band begins
     while reader.parameters.samples_per_insert_tolerance is None:
-        reader.get_batch(8, 20.0)
+        reader.get_batch(8, 100.0)
     rate = server.table("default").stats().rate
     assert rate.surplus >= -16.0 and rate.drawn >= 8

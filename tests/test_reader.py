@@ -43,10 +43,10 @@ def clients_of_each(cluster, node, names, most=60):
 def fill(client, caches=4, **options):
     record(client, **options)
     for _ in range(caches):
-        assert client.push_cache(30.0)
+        assert client.push_cache(100.0)
 
     def is_there():  # an UPDATE may be quicker than the caches
-        client.update(30.0)
+        client.update(100.0)
         return client.stats().in_flight_caches == 0
 
     until(is_there)
@@ -63,7 +63,7 @@ def test_batches_come_from_every_server_behind_a_proxy(cluster):
     assert reader.schema == SCHEMA and reader.parameters == servers[0].parameters
     seen = set()
     for _ in range(3):
-        batch = reader.get_batch(256, 30.0)
+        batch = reader.get_batch(256, 100.0)
         t = batch["obs"][:, 0].astype(int)
         steps = np.minimum(2, 20 - t)
         np.testing.assert_array_equal(batch["steps"], steps)
@@ -80,7 +80,7 @@ def test_arrays_of_a_batch_cross_dlpack_without_a_copy(cluster):
     server = cluster.server()
     fill(cluster.client(server))
     reader = cluster.reader([server], ahead=1)
-    for batch in (server.get_batch(32), reader.get_batch(32, 30.0)):
+    for batch in (server.get_batch(32), reader.get_batch(32, 100.0)):
         for name in batch.keys() - {"ids"}:  # two words and a number: DLPack has no records
             assert np.from_dlpack(batch[name]).ctypes.data == batch[name].ctypes.data
 
@@ -126,14 +126,14 @@ def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
         entries += length
         total += length * index
         for _ in range(3):
-            assert client.push_cache(30.0)
-        client.update(30.0)
+            assert client.push_cache(100.0)
+        client.update(100.0)
     until(lambda: sum(server.total_caches for server in servers) == 3 * len(clients))
     readers = [cluster.reader([proxy], seed=seed) for seed in (1, 2)]
     means = []
     for _ in range(40):
         for reader in readers:
-            batch = reader.get_batch(256, 30.0)
+            batch = reader.get_batch(256, 100.0)
             undivided = batch["importance"].astype(np.float64) * batch.divisor
             means.append((undivided.mean(), (undivided * batch["obs"][:, 0]).mean()))
     one, value = np.transpose(means)
@@ -149,9 +149,9 @@ def test_a_lossy_way_eats_no_samples(cluster):
     server = cluster.server(parameters=Parameters(cache_size=512))
     fill(cluster.client(server), caches=8)
     way = cluster.way(server, drop=0.25, double=0.25, seed=3)
-    reader = cluster.reader([way], limits=QUICK, ahead=2, timeout=40.0)
+    reader = cluster.reader([way], limits=QUICK, ahead=2, timeout=100.0)
     for _ in range(20):
-        assert len(reader.get_batch(64, 30.0)["ids"]) == 64
+        assert len(reader.get_batch(64, 100.0)["ids"]) == 64
     until(lambda: reader.stats().prefetched == 2)
     assert drawn(server) == 22 * 64
     assert reader.stats().resends > 0 and reader.stats().short == 0 and way.done["dropped"] > 0
@@ -196,19 +196,19 @@ def test_a_server_that_goes_is_left_out_and_comes_back(cluster):
     for client in clients:
         fill(client)
     reader = cluster.reader(servers, ahead=1)
-    assert len(np.unique(reader.get_batch(128, 30.0)["ids"]["client"], axis=0)) == 2
+    assert len(np.unique(reader.get_batch(128, 100.0)["ids"]["client"], axis=0)) == 2
     servers[0].close()
     left = np.frombuffer(clients[1].client_id, "<u8")
 
     def is_left_out():
-        batch = reader.get_batch(128, 30.0)
+        batch = reader.get_batch(128, 100.0)
         return (batch["ids"]["client"] == left).all() and reader.stats().away == (NAMES[0],)
 
     until(is_left_out)
     cluster.restart(servers[0], parameters=Parameters(reuse_cache=True))
-    clients[0].update(20.0)
+    clients[0].update(100.0)
     until(lambda: clients[0].push_cache(1.0))
-    until(lambda: len(np.unique(reader.get_batch(128, 30.0)["ids"]["client"], axis=0)) == 2)
+    until(lambda: len(np.unique(reader.get_batch(128, 100.0)["ids"]["client"], axis=0)) == 2)
     until(lambda: reader.stats().away == ())
 
 
@@ -217,7 +217,7 @@ def test_the_same_server_by_two_ways_is_asked_once(cluster):
     fill(cluster.client(server), caches=1)
     proxy = cluster.proxy([server])
     reader = cluster.reader([server, proxy], ahead=1)
-    assert len(reader.get_batch(60, 30.0)["ids"]) == 60
+    assert len(reader.get_batch(60, 100.0)["ids"]) == 60
     assert reader.servers == (server.name,)
     with pytest.raises(NotEnoughSamples, match="a batch of 60 needs 60"):
         reader.get_batch(60, 0.3)
@@ -230,11 +230,11 @@ def test_priorities_find_their_owners_at_every_server(cluster):
     for client in clients:
         fill(client)
     reader = cluster.reader(servers)
-    batch = reader.get_batch(128, 30.0)
+    batch = reader.get_batch(128, 100.0)
     assert batch.update_priorities(np.full(128, 2.0)) == 128
     until(lambda: sum(server.stats().feedback_given for server in servers) == 128)
     for client, server in zip(clients, servers, strict=True):
-        client.update(30.0)
+        client.update(100.0)
         mine = batch["ids"]["client"] == np.frombuffer(client.client_id, "<u8")
         numbers = np.unique(batch["ids"]["number"][mine.all(axis=1)])
         np.testing.assert_allclose(client.memory.weights(numbers), (2.0 + 1e-6) ** 0.6, rtol=1e-5)
@@ -290,16 +290,16 @@ def test_a_learner_far_away_changes_parameters_and_ends_the_run(cluster):
     reader = cluster.reader(servers)
     reader.configure(frame_stack=2, discount_factor=(0.5,))
     assert [server.parameters.frame_stack for server in servers] == [2, 2]
-    client.update(30.0)
+    client.update(100.0)
     assert client.parameters.frame_stack == 2
-    assert client.push_cache(30.0)
-    assert until(lambda: reader.get_batch(64, 30.0)["obs"].shape == (64, 2, 4))
+    assert client.push_cache(100.0)
+    assert until(lambda: reader.get_batch(64, 100.0)["obs"].shape == (64, 2, 4))
     with pytest.raises(Refused, match="multi_step"):
         reader.configure(multi_step=0)
     reader.finish()
     assert until(lambda: all(server.finished for server in servers)) and reader.finished
     assert list(reader.batches(64)) == []
-    client.update(30.0)
+    client.update(100.0)
     assert client.finished
 
 
@@ -336,7 +336,7 @@ def test_a_client_reads_batches_too(cluster):
     actor = cluster.client(server)
     fill(actor)
     learner = cluster.client(cluster.proxy([server]))
-    batches = learner.batches(100, timeout=20.0)
+    batches = learner.batches(100, timeout=100.0)
     assert [len(next(batches)["ids"]) for _ in range(5)] == [100] * 5
     server.finish()
     assert len(list(batches)) < 10
@@ -360,17 +360,17 @@ def test_new_caches_are_drawn_as_they_come(cluster):
 
     thread, _ = in_thread(act)
     try:
-        for batch, _ in zip(reader.batches(64, 20.0), range(20), strict=False):
+        for batch, _ in zip(reader.batches(64, 100.0), range(20), strict=False):
             assert len(batch["ids"]) == 64
     finally:
         stopped.set()
-        thread.join(30.0)
+        thread.join(100.0)
 
 
 def test_waiting_ends_with_closed_and_closing_is_bounded(cluster):
     reader = cluster.reader([cluster.server()])
     thread, box = in_thread(reader.get_batch, 10, 50.0)
-    loop, ended = in_thread(lambda: list(reader.batches(10, 50.0)))
+    loop, ended = in_thread(lambda: list(reader.batches(10, 100.0)))
     thread.join(0.1)
     assert thread.is_alive() and loop.is_alive()
     reader.close()
@@ -405,7 +405,7 @@ def test_servers_of_different_schemas_cannot_be_read_together(cluster):
     servers = [cluster.server(), cluster.server(schema=other)]
 
     def read():
-        cluster.reader(servers, timeout=30.0).get_batch(1, 30.0)
+        cluster.reader(servers, timeout=100.0).get_batch(1, 100.0)
 
     with pytest.raises(SchemaMismatch):
         read()
@@ -417,5 +417,5 @@ def test_a_reader_far_too_greedy_is_bounded_by_what_is_there(cluster):
     reader = cluster.reader([server])
     with pytest.raises(NotEnoughSamples):
         reader.get_batch(100_000, 0.3)
-    assert len(reader.get_batch(100, 30.0)["ids"]) == 100
+    assert len(reader.get_batch(100, 100.0)["ids"]) == 100
     assert set(server.stats().refused) <= set(wire.CODES)

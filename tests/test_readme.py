@@ -31,7 +31,7 @@ def start(folder: Path, name: str, code: str) -> subprocess.Popen[str]:
 
 def test_the_example_of_one_process_runs(tmp_path: Path) -> None:
     child = start(tmp_path, "single.py", script("memoire.Buffer(") + "\nassert batch.obs.shape == (256, 4)\n")
-    output, _ = child.communicate(timeout=40)
+    output, _ = child.communicate(timeout=100)
     assert child.returncode == 0, output
 
 
@@ -41,7 +41,7 @@ def test_the_examples_of_a_cluster_run_together(tmp_path: Path) -> None:
     actors = [start(tmp_path, f"actor{n}.py", script("# actor.py").replace("5560", port)) for n in range(2)]
     try:
         for child in (learner, *actors):
-            output, _ = child.communicate(timeout=50)
+            output, _ = child.communicate(timeout=100)
             assert child.returncode == 0, output
             assert child is not learner or re.search(r"\d+ episodes, \d+ steps", output), output
     finally:

@@ -22,7 +22,7 @@ def cluster():
     made.close()
 
 
-def examine(endpoint, timeout=20.0):
+def examine(endpoint, timeout=100.0):
     said = []
     status = doctor.examine(endpoint, timeout=timeout, roundtrip=True, say=said.append)
     return status, "\n".join(said)
@@ -48,7 +48,7 @@ def test_several_go_there_and_back_at_once(cluster):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(100.0)
     assert statuses == [doctor.WELL] * 4
 
 

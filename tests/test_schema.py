@@ -263,7 +263,7 @@ def test_fingerprints_are_equal_in_another_process() -> None:
     code = "import sys; from memoire.schema import Schema; print(Schema.from_json(sys.stdin.read()).fingerprint)"
     schema = Schema(NESTED)
     found = subprocess.run(
-        [sys.executable, "-c", code], input=schema.to_json(), capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code], input=schema.to_json(), capture_output=True, text=True, timeout=100, check=True
     )
     assert int(found.stdout) == schema.fingerprint
 

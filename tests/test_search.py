@@ -30,7 +30,7 @@ def server(request, tmp_path_factory):
             ]
             for text, client in itertools.product(TEXTS, clients):
                 client.log(text)
-                client.update(30.0)
+                client.update(100.0)
         yield made
 
 
@@ -89,7 +89,7 @@ def test_a_run_or_number_that_cannot_be_is_refused(server):
 
 def ask(pages, query):
     parts = urllib.parse.urlsplit(pages.url)
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=5.0)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=100.0)) as connection:
         connection.request("GET", f"/logs{query}")
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memoire import cli, security, wire
 from memoire.errors import KeyFileError, ProtocolError
 from memoire.security import Keys, Peer
+from memoire.table import ROUNDTRIP
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert sum(found) == 1 and len(found) == 8
 
 
@@ -213,6 +214,55 @@ def test_a_key_may_not_call_itself_another_role():
         Peer("actor", "x").check_hello(wire.Hello(role="reader"))
     for role, named in (("actor", "actor"), ("reader", "doctor"), ("learner", "reader"), ("proxy", "proxy"), ("", "x")):
         Peer(role, "x").check_hello(wire.Hello(role=named))
+
+
+NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "king", "")
+ANYBODY = {"doctor", "proxy"}  # whoever tries, and the relay of those behind it
+CALLED = {
+    "actor": {"actor"} | ANYBODY,
+    "reader": {"reader"} | ANYBODY,
+    "proxy": ANYBODY,
+    "learner": set(NAMES),
+    "server": set(NAMES),
+    "": set(NAMES),  # no keys are asked for
+}
+"""By the role of a key: what its process may call itself in HELLO."""
+SENDS = {
+    "actor": "HELLO FETCH UPDATE CACHE EPISODE",
+    "reader": "HELLO FETCH LEDGER SUMS DRAW",
+    "proxy": "HELLO FETCH",
+    "learner": "HELLO FETCH LEDGER SUMS DRAW UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT",
+}
+SENDS["server"] = SENDS["learner"]
+SENDS[""] = " ".join(kind.name for kind in wire.Type)
+"""What it may send; an actor may draw as well from the table in which `memoire doctor` tries."""
+
+
+def is_refused(check, *arguments):
+    try:
+        check(*arguments)
+    except ProtocolError as error:
+        assert error.code == "role"
+        return True
+    return False
+
+
+@pytest.mark.parametrize("role", CALLED)
+def test_every_pair_of_a_keys_role_and_a_name_is_taken_or_refused(role):
+    for table, taken in (("", CALLED[role]), ("others", CALLED[role]), (ROUNDTRIP, CALLED[role])):
+        taken = set(NAMES) if table == ROUNDTRIP and role == "actor" else taken
+        for name in NAMES:
+            said = wire.Hello(role=name, table=table)
+            assert is_refused(Peer(role, "x").check_hello, said) == (name not in taken), (table, name)
+
+
+@pytest.mark.parametrize("role", SENDS)
+def test_every_pair_of_a_role_and_a_message_is_taken_or_refused(role):
+    for table in (0, wire.table_number("others"), wire.table_number(ROUNDTRIP)):
+        tries = {"SUMS", "DRAW"} if role == "actor" and table == wire.table_number(ROUNDTRIP) else set()
+        taken = {*SENDS[role].split(), *tries}
+        for kind in wire.Type:
+            assert is_refused(Peer(role, "x").check, kind, table) == (kind.name not in taken), (table, kind.name)
 
 
 # ------------------------------------------------------------------------------------------------ command line

@@ -99,8 +99,8 @@ def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
     record(client.memory, 23, 0, "terminated")
     client.on_entries(23)
     for _ in range(4):
-        assert client.push_cache(30.0)
-    for turn, batch in enumerate((server.get_batch(64, timeout=30.0), reader.get_batch(64, 30.0)), 1):
+        assert client.push_cache(100.0)
+    for turn, batch in enumerate((server.get_batch(64, timeout=100.0), reader.get_batch(64, 100.0)), 1):
         assert batch.obs.shape == (64, 6, 1) and batch.hidden.shape == (64, 5, 2) and batch.mask.shape == (64, 5)
         numbers = batch.ids["number"]
         errors = np.where(batch.mask, numbers[:, None] % 7 + np.arange(5.0), np.nan)
@@ -108,7 +108,7 @@ def test_priorities_of_sequences_go_home_and_come_back_as_chances(cluster):
             batch.update_priorities(errors[:, :3])
         batch.update_priorities(errors)
         until(lambda turn=turn: server.stats().feedback_given == 64 * turn)
-        client.update(30.0)
+        client.update(100.0)
         for i, number in enumerate(numbers):
             own = errors[i][batch.mask[i]]
             assert client.memory.weights([number])[0] == pytest.approx(
@@ -152,12 +152,12 @@ def test_the_advantage_is_the_generalized_advantage_estimate_in_a_cluster_too(cl
         numbers = record(client.memory, 21, 5, "terminated")
         client.on_entries(21)
         for _ in range(2):
-            assert client.push_cache(30.0)
+            assert client.push_cache(100.0)
         t = np.arange(5, 27)
         reward, value = t[:-1] / 8.0, np.where(t < 26, t % 3, 0).astype(float)
         delta = reward + gamma * value[1:] - value[:-1]
         truth = np.array([sum((gamma * lam) ** (j - i) * delta[j] for j in range(i, 21)) for i in range(21)])
-        for batch in (server.get_batch(40, timeout=30.0), reader.get_batch(40, 30.0)):
+        for batch in (server.get_batch(40, timeout=100.0), reader.get_batch(40, 100.0)):
             first = batch.ids["number"] - numbers[0]
             if not cut:
                 np.testing.assert_allclose(batch.advantage, truth[first], rtol=1e-4, atol=1e-5)
@@ -259,12 +259,12 @@ def test_a_cluster_goes_over_from_transitions_to_sequences_while_it_runs(cluster
     client = cluster.client(server)
     record(client.memory, 40, 0, "truncated")
     client.on_entries(40)
-    assert client.push_cache(30.0)
-    assert server.get_batch(8, timeout=30.0).obs.shape == (8, 1)
+    assert client.push_cache(100.0)
+    assert server.get_batch(8, timeout=100.0).obs.shape == (8, 1)
     server.configure(sequence_length=8, sequence_overlap=4)
-    client.update(30.0)
-    assert client.push_cache(30.0)
-    assert server.get_batch(8, timeout=30.0).obs.shape == (8, 9, 1)
+    client.update(100.0)
+    assert client.push_cache(100.0)
+    assert server.get_batch(8, timeout=100.0).obs.shape == (8, 9, 1)
 
 
 @pytest.mark.parametrize("first", [(), ("note",), ("note", "hidden")])
@@ -302,14 +302,14 @@ def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(c
     for client in clients.values():
         record(client.memory, 40, 0, "terminated")
         client.on_entries(40)
-        assert client.push_cache(30.0)
-    mixed = next(server.batches({"near": 12, "far": 20}, 30.0))
+        assert client.push_cache(100.0)
+    mixed = next(server.batches({"near": 12, "far": 20}, 100.0))
     joined = mixed.joined
     assert joined.obs.shape == (32, 5, 2, 1) and joined.mask.shape == (32, 4) and joined.hidden.shape == (32, 2)
     errors = np.where(joined.mask, joined.ids["number"][:, None] + np.arange(4.0), np.nan)
     joined.update_priorities(errors)
     for name, client in clients.items():
-        client.update(30.0)
+        client.update(100.0)
         for row in range(*mixed.rows[name].indices(32)):
             own = errors[row][joined.mask[row]]
             weight = client.memory.weights([joined.ids["number"][row]])[0]

@@ -254,3 +254,21 @@ def test_a_forked_child_gets_a_context_of_its_own():
     assert os.read(reader, 3) == b"new"
     os.close(reader)
     os.close(writer)
+
+
+def test_a_libzmq_that_can_be_told_to_reads_too_little_at_a_time_for_a_message_and_a_ping(context, monkeypatch):
+    told = []
+    monkeypatch.setattr(sockets.zmq, "has", lambda feature: feature == "draft")
+    monkeypatch.setattr(
+        zmq.Socket,
+        "setsockopt",
+        lambda made, option, value, real=zmq.Socket.setsockopt: (
+            told.append(value) if option == zmq.IN_BATCH_SIZE else real(made, option, value)
+        ),
+    )
+    made = sockets.request_server(context, 1000)
+    sockets.ask_for_keys(made, zmq.curve_keypair()[1], "domain")
+    ping = b"\x04PING"
+    header = 2  # flags and size of a frame
+    encrypted = len(b"\x07MESSAGE") + 8 + 16 + 1  # its counter, its checksum, its flags
+    assert told == [header + len(ping), header + encrypted + len(ping)]

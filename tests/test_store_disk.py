@@ -202,7 +202,7 @@ def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}", "LD_PRELOAD": str(shim)}
     done = subprocess.run(
         [sys.executable, "-c", VICTIM, str(tmp_path / "state"), str(flag)],
-        env=environment, timeout=50, capture_output=True, text=True, check=False,
+        env=environment, timeout=100, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "SQLITE_IOERR_FSYNC" in done.stdout

@@ -51,7 +51,7 @@ def child(*arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
     done = subprocess.run(
         [sys.executable, str(TESTS / "store_child.py"), *map(str, arguments)],
-        env=environment, timeout=55, capture_output=True, text=True, check=False,
+        env=environment, timeout=100, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -59,7 +59,7 @@ PLAIN = {"schema": json.loads(SCHEMA.to_json())}
         ({"demo": 3}, "demo must be an object with the settings of a table"),
         ({"demo": {}}, '"schema" or "env", one of both'),
         ({"demo": {**PLAIN, "env": "CartPole-v1"}}, '"schema" or "env", one of both'),
-        ({"demo": {**PLAIN, "multistep": 3}}, "demo must be settings of a table: .*multi_step.*, got 'multistep'"),
+        ({"demo": {**PLAIN, "multistep": 3}}, "demo takes no 'multistep'. Did you mean 'multi_step'"),
         ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
         ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),
         ({"demo": {**PLAIN, "parameters": 7}}, "demo must be"),

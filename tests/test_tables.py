@@ -45,10 +45,10 @@ def with_tables(cluster, tables=None, **options):
 def fill(client, caches=2, **options):
     record(client, **options)
     for _ in range(caches):
-        assert client.push_cache(30.0)
+        assert client.push_cache(100.0)
 
     def is_there():
-        client.update(30.0)
+        client.update(100.0)
         return client.stats().in_flight_caches == 0
 
     until(is_there)
@@ -99,7 +99,7 @@ def test_a_table_that_is_not_there_is_refused_at_once_with_those_that_are(cluste
     with pytest.raises(ParameterError, match="'online', 'demo'"):
         next(server.batches({"online": 8, "dmeo": 8}))
     with pytest.raises(Refused, match="no table 'dmeo'"):
-        next(cluster.reader([server]).batches({"online": 8, "dmeo": 8}, timeout=20.0))
+        next(cluster.reader([server]).batches({"online": 8, "dmeo": 8}, timeout=100.0))
     with pytest.raises(WrongType, match="text"):
         cluster.client(server, table=3)
     with pytest.raises(ParameterError, match="1 to 256 characters"):
@@ -111,14 +111,14 @@ def test_feedback_reaches_the_clients_of_each_table(cluster):
     clients = {name: cluster.client(server, table=name, limits=QUICK) for name in ("online", "demo")}
     for client in clients.values():
         fill(client)
-    here = next(server.batches({"online": 24, "demo": 8}, timeout=30.0))
+    here = next(server.batches({"online": 24, "demo": 8}, timeout=100.0))
     assert here.update_priorities({"online": np.ones(24), "demo": np.full(8, 5.0)}) == {"online": 0, "demo": 0}
-    far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=30.0))
+    far = next(cluster.reader([server]).batches({"demo": 16, "online": 16}, timeout=100.0))
     assert list(far) == ["demo", "online"]
     far.update_priorities(np.arange(32.0))
 
     def applied(name):
-        clients[name].update(30.0)
+        clients[name].update(100.0)
         return clients[name].stats().applied
 
     until(lambda: (applied("online"), applied("demo")) == (40, 24))
@@ -131,7 +131,7 @@ def test_mixed_batches_have_so_many_samples_of_each_table(cluster, kind):
     fill(online, value=3)
     fill(demo, value=7)
     source = {"server": server, "client": online, "reader": None}[kind] or cluster.reader([server], table="demo")
-    for _, batch in zip(range(3), source.batches({"online": 24, "demo": 8}, timeout=20.0), strict=False):
+    for _, batch in zip(range(3), source.batches({"online": 24, "demo": 8}, timeout=100.0), strict=False):
         assert {name: len(part.ids) for name, part in batch.items()} == {"online": 24, "demo": 8}
         assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
         assert batch.joined.obs.shape == (32, 4) and "value" not in batch.joined and batch.joined.action.shape == (32,)
@@ -173,13 +173,13 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
     columns = {name: np.full((length, *SCHEMA[name].shape), 7, SCHEMA[name].dtype) for name in SCHEMA}
     demo.push_episode(columns, terminated=True, final_state=np.full(4, 7, np.float32))
     for source in (server, cluster.reader([server])):
-        batch = next(source.batches({"online": 24, "demo": 8}, timeout=20.0))
+        batch = next(source.batches({"online": 24, "demo": 8}, timeout=100.0))
         assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
         batch.update_priorities(np.full(32, 2.0))
     owner = server._tables["demo"].pool.owner
     assert {bytes(each) for each in batch["demo"].ids["client"].astype("<u8").view("V16").ravel()} == {owner}
     until(lambda: server.stats().tables["demo"].applied == 16)  # in place
-    until(lambda: (online.update(30.0), online.stats().applied == 48)[1])  # at its actor
+    until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # at its actor
 
 
 def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
@@ -198,7 +198,7 @@ def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch
             fill(clients[-1], 1)
             assert len(clients) < 60
     reader = cluster.reader([proxy], limits=QUICK)
-    batches = reader.batches({"online": 32, "demo": 32}, timeout=30.0)
+    batches = reader.batches({"online": 32, "demo": 32}, timeout=100.0)
     next(batches)
     former = servers[1]
     former.close(0.5)
@@ -221,12 +221,12 @@ def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch
 def test_a_client_whose_home_comes_back_without_its_table_is_told(cluster):
     server = with_tables(cluster, limits=QUICK)
     client = cluster.client(server, table="demo", limits=QUICK)
-    client.update(30.0)
+    client.update(100.0)
     server.close(0.2)
     same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
     cluster.server(server.endpoint, None, tables={"online": Table(SCHEMA)}, limits=QUICK, **same)
     with pytest.raises(Refused, match="no table 'demo', but 'online'"):
-        until(lambda: client.update(30.0))
+        until(lambda: client.update(100.0))
 
 
 def test_a_reader_ends_with_all_that_it_mixes(cluster):
@@ -235,10 +235,10 @@ def test_a_reader_ends_with_all_that_it_mixes(cluster):
         fill(cluster.client(server, table=name))
     reader = cluster.reader([server])
     before = set(threading.enumerate())
-    batches = reader.batches({"online": 8, "demo": 8}, timeout=20.0)
+    batches = reader.batches({"online": 8, "demo": 8}, timeout=100.0)
     batch = next(batches)
     (made,) = set(threading.enumerate()) - before  # a reader of the other table beside it
-    assert next(reader.batches({"demo": 4}, timeout=20.0)).rows == {"demo": slice(0, 4)}
+    assert next(reader.batches({"demo": 4}, timeout=100.0)).rows == {"demo": slice(0, 4)}
     assert set(threading.enumerate()) - before == {made}  # the same again
     reader.close()
     assert not made.is_alive() and list(batches) == []
@@ -251,12 +251,12 @@ def test_a_table_that_comes_later_is_found(cluster):
     fill(cluster.client(server))
     reader = cluster.reader([server])
     with pytest.raises(Refused):
-        next(reader.batches({"demo": 8}, timeout=20.0))
+        next(reader.batches({"demo": 8}, timeout=100.0))
     server.close(0.2)
     same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "name": server.name}
     server = cluster.server(server.endpoint, None, tables=two(), **same)
     fill(cluster.client(server, table="demo"))
-    assert len(next(reader.batches({"demo": 8}, timeout=20.0))["demo"].ids) == 8
+    assert len(next(reader.batches({"demo": 8}, timeout=100.0))["demo"].ids) == 8
 
 
 def test_a_learner_is_known_by_the_table_that_it_draws_from(cluster):
@@ -282,7 +282,7 @@ def test_tables_are_found_by_name_at_servers_that_have_them_in_another_order(clu
             fill(clients[-1], 1, value=value)
             assert len(clients) < 60
     reader = cluster.reader([proxy], table="online")
-    batch = next(reader.batches({"online": 400, "demo": 200}, timeout=20.0))
+    batch = next(reader.batches({"online": 400, "demo": 200}, timeout=100.0))
     assert set(np.unique(batch["online"].obs)) == {3.0} and set(np.unique(batch["demo"].obs)) == {7.0}
     owners = {
         name: {bytes(each) for each in part.ids["client"].astype("<u8").view("V16").ravel()}
@@ -313,7 +313,7 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
     client = cluster.client(proxy, limits=QUICK)
     first, left = client.table, {server.name: server for server in servers}[client.home]
     left._desk.drain()
-    until(lambda: (client.update(30.0), client.home != left.name)[1])
+    until(lambda: (client.update(100.0), client.home != left.name)[1])
     assert client.table == first
 
 
@@ -406,7 +406,7 @@ def test_parameters_of_each_table_and_whose_client_is_whose_live_on(cluster, tmp
     server = with_tables(cluster, tables, state_dir=tmp_path, name="home")
     client = cluster.client(server, table="demo")
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     server.table("demo").configure(cache_size=16)
     client.close()
     server.close()

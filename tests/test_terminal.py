@@ -44,12 +44,12 @@ def cluster():
         for turn in range(5):
             for number, client in enumerate(clients):
                 client.log(f"line {turn} of {number}")
-                client.update(30.0)
+                client.update(100.0)
         clients[0].log(HOSTILE)
         for client in clients:
             record(client, episodes=2, length=20)
-            assert client.push_cache(30.0)
-            client.update(30.0)
+            assert client.push_cache(100.0)
+            client.update(100.0)
         until(lambda: all(server.total_caches == 1 for server in servers))
         made.servers_there, made.clients_there = servers, clients
         yield made
@@ -119,7 +119,7 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monke
         until(lambda: len(heard) >= 2)
         for word in ("a new line", "another", "the last of them"):
             client.log(word)
-            client.update(30.0)
+            client.update(100.0)
 
     speaker = threading.Thread(target=speak)
     speaker.start()
@@ -140,7 +140,7 @@ def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cl
             client = cluster.client(server, seed=number)
             for line in lines:
                 client.log(line)
-            client.update(30.0)
+            client.update(100.0)
             return server
 
         pages = NodePages("127.0.0.1:0", life(1, *(f"before {number}" for number in range(5))))

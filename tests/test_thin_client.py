@@ -42,7 +42,7 @@ def thin_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-def run(python: str, *arguments: str, timeout: float = 40.0) -> str:
+def run(python: str, *arguments: str, timeout: float = 100.0) -> str:
     """Run without the environment of this run: no PYTHONPATH, no user site, no working directory on the path."""
     result = subprocess.run([python, "-I", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
     assert result.returncode == 0, result.stderr
@@ -85,14 +85,14 @@ import sys
 import numpy as np
 import memoire
 
-with memoire.connect(sys.argv[1], seed=1, timeout=20) as client:
+with memoire.connect(sys.argv[1], seed=1, timeout=100) as client:
     writer = client.writer(num_envs=1, autoreset="disabled")
     for step in range(40):
         obs, following = np.full((1, 4), step, np.float32), np.full((1, 4), step + 1, np.float32)
         ends = np.array([step == 39])
         writer.step(obs, np.array([step]), np.ones(1), ends, np.array([False]), following, {})
-    assert client.push_cache(timeout=20), client.push_reason
-    client.update(timeout=20)
+    assert client.push_cache(timeout=100), client.push_reason
+    client.update(timeout=100)
 foreign = {"gymnasium", "lz4", "rich", "scipy", "hypothesis", "pytest"} & set(sys.modules)
 print("pushed; foreign modules:", sorted(foreign))
 """
@@ -108,7 +108,7 @@ def test_a_client_pushes_a_cache_from_there(thin_python: str) -> None:
     )
     with memoire.Server("tcp://127.0.0.1:0", schema, seed=0) as server:
         printed = run(thin_python, "-c", PUSH_A_CACHE, server.endpoint)
-        batch = server.get_batch(32, timeout=30.0)
+        batch = server.get_batch(32, timeout=100.0)
         assert (server.total_episodes, server.total_steps) == (1, 40)
     assert printed.split("\n")[0] == "pushed; foreign modules: []"
     assert (batch.next_obs == batch.obs + 1).all()

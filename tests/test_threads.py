@@ -47,21 +47,21 @@ def test_everything_that_a_client_does_may_be_done_at_once(cluster):
 
     def push(number):
         until(lambda: client.memory.num_positive)
-        return sum(client.push_cache(20.0) for _ in range(15))
+        return sum(client.push_cache(100.0) for _ in range(15))
 
     def tell(number):
         for step in range(40):
             client.log(f"{number} {step}")
             client.scalars({f"thread {number}": step})
             if step % 10 == 0:
-                client.update(20.0)
+                client.update(100.0)
 
     def hear():
         receiver, model = client.subscribe("news"), client.model("policy")
-        first = model.wait(20.0)
-        heard = [receiver.receive_model(20.0).version]
+        first = model.wait(100.0)
+        heard = [receiver.receive_model(100.0).version]
         while heard[-1] < 30:
-            heard.append(receiver.receive_model(20.0).version)
+            heard.append(receiver.receive_model(100.0).version)
         assert model.wait(20.0, after=first.version).version > first.version
         return heard
 
@@ -69,17 +69,17 @@ def test_everything_that_a_client_does_may_be_done_at_once(cluster):
         for number in range(30):
             server.publish("news", f"{number}")
             server.publish("policy", bytes(20_000 + number))
-            client.update(20.0)
+            client.update(100.0)
 
     def change():
         for beta in np.linspace(0.1, 0.9, 9):
             server.configure(importance_exponent=float(beta))
-            client.update(20.0)
+            client.update(100.0)
 
     def learn():
         batches = 0
         while batches < 20:
-            batch = server.get_batch(64, 20.0)
+            batch = server.get_batch(64, 100.0)
             batch.update_priorities(np.ones(64))
             batches += 1
         return batches
@@ -90,7 +90,7 @@ def test_everything_that_a_client_does_may_be_done_at_once(cluster):
     )
     assert done[1:3] == [15, 15] and done[8] == 20
     assert done[5] == sorted(set(done[5]))  # versions only grow
-    client.update(20.0)
+    client.update(100.0)
     assert (server.total_steps, server.total_episodes) == (1200, 60)
     assert (client.stats().steps, client.stats().episodes) == (1200, 60)
     until(lambda: server.total_caches == client.stats().pushed_caches)
@@ -112,16 +112,16 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
     reader = cluster.reader([server], limits=QUICK)
     record(client, episodes=5)
     for _ in range(4):
-        assert client.push_cache(30.0)
-    client.update(30.0)
+        assert client.push_cache(100.0)
+    client.update(100.0)
     calls = {
         "client": [
             lambda: client.push_cache(300.0), lambda: client.update(300.0), lambda: client.log("x"),
             lambda: client.scalars({"x": 1.0}), lambda: client.model("t").newest(), lambda: client.finished,
-            lambda: client.sync(timeout=300.0),
+            lambda: client.sync(timeout=100.0),
         ],
         "server": [
-            lambda: server.get_batch(16, 300.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
+            lambda: server.get_batch(16, 100.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
             lambda: server.configure(importance_exponent=0.5),
         ],
         "reader": [lambda: reader.get_batch(8, 300.0), lambda: reader.publish("r", b"x"), lambda: reader.configure(cache_size=256)],
@@ -129,12 +129,12 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
     started = threading.Barrier(len(calls) + 1)
 
     def again(call):
-        started.wait(20.0)
+        started.wait(100.0)
         while True:
             call()
 
     threads = [in_thread(again, call) for call in calls]
-    started.wait(20.0)
+    started.wait(100.0)
     threading.Event().wait(moment)  # into the middle of whatever they do; any moment must do
     node = {"client": client, "server": server, "reader": reader}[first]
     node.close(1.0)
@@ -173,7 +173,7 @@ def test_batches_drawn_through_a_client_end_with_it_or_with_the_run(cluster, end
     server = cluster.server()
     client = cluster.client(server)
     record(client, episodes=3)
-    assert client.push_cache(30.0)
+    assert client.push_cache(100.0)
     seen = []
 
     def learn():

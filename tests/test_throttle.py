@@ -110,8 +110,8 @@ def test_what_a_newcomer_counts_is_told_when_its_turn_comes(cluster):
     first, second = (cluster.client(server, limits=QUICK) for _ in range(2))
     for client in (first, second):
         client.on_entries(5)
-    first.update(30.0)
-    second.update(30.0)
+    first.update(100.0)
+    second.update(100.0)
     assert server.total_steps == 10 and server.stats().totals.clients == 2
 
 
@@ -119,12 +119,12 @@ def test_steps_of_a_newcomer_that_has_to_wait_are_kept(cluster):
     server = cluster.server(limits=Limits(new_clients=1, new_clients_rate=0.0))
     first, second = (cluster.client(server, limits=QUICK) for _ in range(2))
     first.on_entries(5)
-    first.update(30.0)
+    first.update(100.0)
     second.on_entries(7)
     with pytest.raises(MemoireTimeout):
         second.update(0.3)
     assert server.total_steps == 5 and second.stats().steps == 7
     server._desk.newcomers.burst = 10
     server._desk.newcomers._buckets.clear()
-    second.update(30.0)
+    second.update(100.0)
     assert server.total_steps == 12

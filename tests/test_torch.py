@@ -97,7 +97,7 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
         client.memory.extend(0, (np.ones((50, 2), np.float32), np.ones(50, np.float32)))
         client.memory.close(terminated=True)
         client.push_cache()
-        batches = memoire.torch.batches(server, 8, 20.0)
+        batches = memoire.torch.batches(server, 8, 100.0)
         first = next(batches)
         assert first.obs.shape == (8, 2)
         assert first.update_priorities(torch.ones(8)) == 0
@@ -109,7 +109,7 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
 
 def test_batches_mixed_of_several_tables_come_as_one():
     class Source:
-        def batches(self, batch_size, timeout=30.0):
+        def batches(self, batch_size, timeout=100.0):
             yield MixedBatch({name: filled().sample(size) for name, size in batch_size.items()})
 
     batch = next(memoire.torch.batches(Source(), {"online": 24, "demo": 8}))
@@ -122,7 +122,7 @@ def test_batches_are_prefetched_onto_a_gpu():
     buffer = filled()
 
     class Source:
-        def batches(self, batch_size, timeout=30.0):
+        def batches(self, batch_size, timeout=100.0):
             return (buffer.sample(batch_size) for _ in range(5))
 
     drawn = list(memoire.torch.batches(Source(), 32, device="cuda", ahead=2))

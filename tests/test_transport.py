@@ -44,15 +44,15 @@ def test_a_client_keeps_its_connections():
         with memoire.connect(server.endpoint, seed=0, limits=QUICK) as client:
             record(client)
             client.model("policy")
-            assert client.push_cache(30.0)
+            assert client.push_cache(100.0)
             until(lambda: server.total_caches == 1)
             until(lambda: {port for _, port in connections_to(ports)} == ports)
             before = connections_to(ports)
             for number in range(20):
                 record(client)
                 client.log(str(number))
-                client.update(30.0)
-                assert client.push_cache(30.0)
+                client.update(100.0)
+                assert client.push_cache(100.0)
                 server.publish("policy", str(number))
             until(lambda: server.total_caches == 21)
             assert connections_to(ports) == before

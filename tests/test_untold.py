@@ -66,7 +66,7 @@ def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(clu
     server = cluster.server(name="home")
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=1, length=10)
-    client.update(30.0)
+    client.update(100.0)
     server.close()
     record(client, episodes=2, length=10)
     client.log("a line")
@@ -79,8 +79,8 @@ def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(clu
     assert client.stats().untold_steps == 20
     cluster.restart(server)
     until(lambda: words(caplog, client) == ["away", "back"])
-    client.update(30.0)
-    assert client.stats().untold_steps == 0 and client.close(30.0)
+    client.update(100.0)
+    assert client.stats().untold_steps == 0 and client.close(100.0)
     assert words(caplog, client) == ["away", "back"], "nothing is lost: nothing more is said"
 
 
@@ -88,7 +88,7 @@ def test_an_actor_that_ends_while_nobody_answers_says_what_is_lost(cluster, capl
     server = cluster.server(name="home")
     client = cluster.client(server, limits=QUICK)
     record(client, episodes=3, length=10)
-    client.update(30.0)
+    client.update(100.0)
     server.close()
     record(client, episodes=2, length=10)
     client.log("a line")
@@ -103,7 +103,7 @@ def test_an_actor_that_has_told_everything_ends_without_a_word(cluster, caplog):
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     record(client)
-    client.update(30.0)
+    client.update(100.0)
     server.close()
     client.close(0.1)
     assert words(caplog, client) == []
@@ -136,7 +136,7 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
         client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor", input_uuid=number + 1)
         record(client, episodes=3, length=10)
         client.log("told")
-        client.update(30.0)
+        client.update(100.0)
         server.close()
         record(client, episodes=2, length=10)
         for line in range(700):
@@ -147,7 +147,7 @@ def test_what_an_actor_could_not_tell_is_told_by_the_next_one_with_its_folder_an
         server.set_logfile(log)
     assert "20 steps, 2 episodes and 700 log lines were acknowledged: they are in" in warnings_of(caplog, lost[-1])[0]
     again = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
-    assert again.close(30.0), "it waits for them, too"
+    assert again.close(100.0), "it waits for them, too"
     assert not list((tmp_path / "actor").iterdir())
     assert server.total_steps == 50 * times and server.total_episodes == 5 * times
     assert server.stats().totals.returns_count >= 2 * times
@@ -166,7 +166,7 @@ def test_two_clients_may_tell_the_same_file(cluster, tmp_path):
     client.close(0.1)
     server = cluster.server(server.endpoint, name="home", run=RUN)
     found = [cluster.client(server, limits=QUICK, state_dir=tmp_path) for _ in range(3)]
-    assert all(each.close(30.0) for each in found)
+    assert all(each.close(100.0) for each in found)
     assert (server.total_steps, server.total_episodes) == (20, 2) and not list(tmp_path.iterdir())
 
 
@@ -174,12 +174,12 @@ def test_what_belongs_to_a_former_run_is_told_to_it(cluster, tmp_path):
     server = cluster.server(name="home", run="one", state_dir=tmp_path / "state")
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor")
     record(client, episodes=1, length=10)
-    client.update(30.0)
+    client.update(100.0)
     server.close()
     record(client, episodes=2, length=10)
     client.close(0.1)
     server = cluster.server(server.endpoint, name="home", run="two", state_dir=tmp_path / "state")
-    assert cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor").close(30.0)
+    assert cluster.client(server, limits=QUICK, state_dir=tmp_path / "actor").close(100.0)
     assert (server.totals("one").steps, server.totals("two").steps) == (30, 0)
 
 
@@ -191,7 +191,7 @@ def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog
     client.close(0.1)
     (path,) = tmp_path.iterdir()
     other = cluster.server(server.endpoint, name="home", run="two")  # has never heard of run one
-    assert cluster.client(other, limits=QUICK, state_dir=tmp_path).close(30.0)
+    assert cluster.client(other, limits=QUICK, state_dir=tmp_path).close(100.0)
     assert path.exists() and "cannot be told, and stays" in caplog.text
 
 
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_named_and_stays_and_the_client_works(cluster, tmp_pat
         path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(whole, **change)))
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
     record(client)
-    assert client.close(30.0) and server.total_steps == 20
+    assert client.close(100.0) and server.total_steps == 20
     assert path.is_symlink() or (path.exists() and f"{path} cannot be read, and is not told" in caplog.text)
 
 
@@ -229,6 +229,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
     )
     server = cluster.server(state_dir="here")
     client = cluster.client(server, limits=Limits(resend_after=0.05, resend_most=0.1, update_every=0.02))
+    disk.is_full = True
     disk.may_save.clear()
     record(client)
     with pytest.raises(MemoireTimeout, match="says: the disk is full"):
@@ -239,8 +240,9 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
     ]
     until(lambda: words(caplog, client) == ["away"])
     assert warnings_of(caplog, client)[0].endswith("says: the disk is full")
+    disk.is_full = False
     disk.may_save.set()
     until(lambda: words(caplog, client) == ["away", "back"])
-    client.update(30.0)
+    client.update(100.0)
     assert client.stats().trouble == "" and client.readiness() == [] and server.total_steps == 20
     assert len(disk.saved) >= 1 and "disk" not in server.stats().refused

@@ -270,15 +270,21 @@ def test_values_are_stored_in_the_columns_dtypes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"note": None}, "column 'note' stores uint8, but got nothing: give it to step as note=..."),
+        (
+            {"note": None},
+            "column 'note' stores uint8, but got nothing. The entry was not added. Give it to step() as note=...",
+        ),
         ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
-        ({"note": [1, 2, 256]}, "column 'note' stores uint8[3], but got int64[3] with values beyond it"),
+        ({"note": [1, 2, 256]}, "column 'note' stores uint8[3] from 0 to 255, but got int64[3] with 256 at [2]"),
         ({"note": [0.5, 1, 2]}, "column 'note' stores uint8[3], but got float64[3]"),
         ({"obs": np.zeros((3, 4))}, "column 'obs' stores float32[3, 2], but got float64[3, 4]"),
         ({"obs": np.zeros((2, 2))}, "column 'obs' stores float32[3, 2], but got float64[2, 2]"),
         ({"action": "left"}, "column 'action' stores int64[3], but got 'left'"),
         ({"reward": [1, 2, None]}, "column 'reward' stores float32[3], but got object[3]"),
-        ({"reward": [1, 2, 1e40]}, "column 'reward' stores float32[3], but got float64[3] with values beyond it"),
+        (
+            {"reward": [1, 2, 1e40]},
+            "column 'reward' stores float32[3] from -3.40282347e+38 to 3.40282347e+38, but got float64[3] with 1e+40 at [2]",
+        ),
         ({"reward": [[1, 2], [3]]}, "column 'reward' stores float32[3], but got a list that is no array"),
         ({"terminated": True}, "column 'terminated' stores True or False for each of 3 environments, but got True"),
     ],

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from memoire import exposure, links, sockets, wire
+from memoire import addresses, exposure, links, sockets, wire
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.parameters import Parameters
@@ -24,6 +24,8 @@ from memoire.schema import Schema
 from memoire.security import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.worker import wall_clock
+
+from .timed import TimedSocket
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
@@ -120,10 +122,9 @@ def _reach(
     elif scheme == "ipc" and place:
         made = _dial_ipc(place, timeout, say)
     else:
-        raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", "Give tcp://HOST:PORT or ipc://PATH.")
-    with made:
-        made.settimeout(timeout)
-        kind = _socket_type(made, endpoint, timeout)
+        raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", _looks_like(endpoint))
+    with TimedSocket.of(made, time.monotonic() + timeout) as timed:
+        kind = _socket_type(timed, endpoint, timeout)
     if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
         raise _one_sided(kind == "CURVE")
     if kind == "CURVE":
@@ -135,6 +136,15 @@ def _reach(
             NOT_MEMOIRE, f"a ZeroMQ {kind} socket listens there, {what}", f"Give the address of a {kinds[0]} socket."
         )
     say(f"ok   a ZeroMQ {kind} socket listens there")
+
+
+def _looks_like(endpoint: str) -> str:
+    """What an address that cannot be looked into should be."""
+    try:
+        addresses.check(endpoint, "connect to")
+    except EndpointError as error:
+        return f"Give {error.instead}."
+    return "Give tcp://HOST:PORT or ipc://PATH."
 
 
 def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
@@ -299,6 +309,9 @@ class _Asker:
         if isinstance(said, wire.Refused):
             if said.code == "version":
                 raise _other_version(f"it speaks {said.versions}: {said.text}")
+            if said.code == "denied":
+                advice = "Mend the keys of that proxy or relay: those in its folder, and those that its servers let in."
+                raise Sick(REFUSED, f"the proxy or relay there is refused itself: {said.text}", advice)
             raise Sick(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
         return message
 

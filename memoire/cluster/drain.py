@@ -11,6 +11,7 @@ step may be done again.
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ from memoire import wire
 from memoire.accounts import GONE, PAGE_ROWS, Rows, ServerAccounts, merge
 from memoire.checks import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
-from memoire.names import Names, shared_names
-from memoire.reader import Reader
+from memoire.names import Found, Names, shared_names
+from memoire.reader import LEFT_OUT_AFTER, Reader
 
 SILENT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
@@ -54,8 +55,8 @@ def drain(
     """
     deadline = time.monotonic() + timeout
     with Reader([leaving, *to], timeout=min(10.0, timeout), **options) as reader:
-        name = _only(leaving, reader.servers_at(leaving))
-        others = [other for url in to for other in reader.servers_at(url) if other != name]
+        name = _only(leaving, reader)
+        others = _staying(to, name, reader, say)
         told = _accounts(reader, [name, *others], deadline)
         heir = _heir(name, told, others, to)
         reader.tell(name, wire.Control(drain=True), deadline - time.monotonic())
@@ -115,8 +116,12 @@ def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -
         MemoireTimeout: no name server answered.
     """
     found: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def note(number: int, said: Found) -> None:
+        found.put((number, bool(said.addresses)))
+
     for number, host in hosts.items():
-        (known or shared_names()).ask(host, lambda said, number=number: found.put((number, bool(said.addresses))))
+        (known or shared_names()).ask(host, functools.partial(note, number))
     there = []
     for _ in hosts:
         try:
@@ -129,11 +134,30 @@ def _with_address(hosts: dict[int, str], known: Names | None, deadline: float) -
     return sorted(there)
 
 
-def _only(url: str, names: Sequence[str]) -> str:
-    if len(names) != 1:
-        found = f"it leads to {', '.join(names)}" if names else "nobody answers there"
-        raise ParameterError("the server to drain", url, f"the own address of one server; {found}")
+def _only(url: str, reader: Reader) -> str:
+    """The name of the server that leaves."""
+    names = reader.servers_at(url)
+    if len(names) > 1:
+        raise ParameterError(
+            "the server to drain", url, f"the own address of one server; it leads to {', '.join(names)}"
+        )
+    if not names:
+        advice = (
+            f"{reader.trouble_at(url)} Only a server that runs can hand on what it has: start it again, then drain it."
+        )
+        raise MemoireTimeout("answer of the server that leaves", url, LEFT_OUT_AFTER, advice)
     return names[0]
+
+
+def _staying(to: Sequence[str], name: str, reader: Reader, say: Callable[[str], object]) -> list[str]:
+    """Names of the servers that stay; it is enough that one of their addresses answers."""
+    silent = [url for url in to if not reader.servers_at(url)]
+    if len(silent) == len(to):
+        advice = f"{reader.trouble_at(silent[0])} Nothing was drained: somebody has to keep what {name} has counted."
+        raise MemoireTimeout("answer of a server that stays", ", ".join(silent), LEFT_OUT_AFTER, advice)
+    for url in silent:
+        say(f"nobody answers at {url}, so it gets nothing. {reader.trouble_at(url)}")
+    return [other for url in to for other in reader.servers_at(url) if other != name]
 
 
 def _accounts(

@@ -26,11 +26,12 @@ from typing import IO, Any, Self
 
 from memoire.errors import ChildDied, MemoireTimeout
 
+from . import bootstrap
 from .tether import LINE
 
 LAST_LINES = 40
 """Lines of each child's output that are kept."""
-READY_TIMEOUT = 30.0
+READY_TIMEOUT = 90.0
 """Seconds that children have to become ready."""
 STOP_GRACE = 10.0
 """Seconds that each group of children has to end before it is killed."""
@@ -106,18 +107,19 @@ class Launcher:
     def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
         """Start `python -m module arguments` as a child with this process' interpreter; returns at once.
 
-        Its standard input is empty; its output and error are one stream, kept here. A group of its own keeps Ctrl-C on
-        the terminal away from it: this process hears it, and ends the children in order.
+        The child finds the modules that this process finds, whatever the working directory holds. Its standard input is
+        empty; its output and error are one stream, kept here. A group of its own keeps Ctrl-C on the terminal away from
+        it: this process hears it, and ends the children in order.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *arguments],
+                [sys.executable, "-u", "-P", bootstrap.__file__, module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **(environment or {}), LINE: str(theirs.fileno())},
+                env={**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **(environment or {}), **_inherited(theirs)},
                 process_group=0,
             )
         child = Child(name, process, ours)
@@ -277,6 +279,11 @@ class Launcher:
         with selectors.DefaultSelector() as selector:
             selector.register(end, selectors.EVENT_READ)
             return bool(selector.select(0))
+
+
+def _inherited(line: socket.socket) -> dict[str, str]:
+    """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
+    return {LINE: str(line.fileno()), bootstrap.PATH: json.dumps(sys.path)}
 
 
 def _stdout(child: Child) -> IO[bytes]:

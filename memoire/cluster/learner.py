@@ -29,7 +29,7 @@ SAVE_EVERY = 5.0
 """Seconds between two times that the network is saved, where there is a file for it."""
 REPORT_EVERY = 0.25
 """Seconds between two reports to the launcher."""
-STARVED = 30.0
+STARVED = 120.0
 """Seconds without a batch after which the learner gives up, unless it is told otherwise."""
 
 

@@ -141,6 +141,10 @@ EVERY = (
 )
 """What every role has."""
 
+DROPPED_REPLIES = _counter(
+    "dropped_replies", "Replies dropped because their connection had no room for too long.", "dropped_replies"
+)
+
 SERVER = (
     _gauge("uptime_seconds", "Seconds since the server was started.", "uptime"),
     _gauge("run_info", "1, with the name of the run that is counted now.", lambda s: {s.run: 1}, "run"),
@@ -185,6 +189,7 @@ SERVER = (
         lambda s: {kind: timing for kind, timing in s.requests.items() if kind in REQUESTS},
         "type",
     ),
+    DROPPED_REPLIES,
     _gauge("credit_bytes", "Bytes that each client of the first table may have on the way.", "credit"),
     _gauge("model_version", "Newest version of each topic.", "models", "topic"),
     _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
@@ -278,6 +283,7 @@ PROXY = (
     _counter("proxy_replies", "Replies forwarded to clients.", "replies"),
     _counter("proxy_caches", "Caches forwarded to servers, or put into a queue for them.", "caches"),
     _counter("proxy_cache_bytes", "Bytes of these caches.", "cache_bytes"),
+    DROPPED_REPLIES,
     _counter("proxy_homeless", "Messages for a server that is not known here.", "homeless"),
     _gauge(
         "proxy_back_up",
@@ -395,12 +401,16 @@ NODE = {
     "memoire_alive": "1 while the node's threads take their turns, 0 while /livez says which one does not.",
     "memoire_open_endpoints": "Addresses of the node that other machines reach and that ask nobody for a key or token.",
     "memoire_refused_peers_total": "Connections and requests that were refused for who they came from, by reason.",
+    "memoire_hung_up_connections_total": "Connections that ended before they had shown a key: probes, ended processes.",
 }
 """Metrics of every node. Those for everybody by design (/livez, /readyz, /metrics) are not counted as open."""
 
 
 REASONS = ("http_guessing", "http_name", "http_token", *PEERS)
 """Why a request is refused (too many wrong tokens, a name that is not this machine's, a wrong token), or a peer."""
+
+
+HUNG_UP = "memoire_hung_up_connections"
 
 
 class Look(NamedTuple):
@@ -412,6 +422,7 @@ class Look(NamedTuple):
     reasons: list[str]
     open: Sequence[str]
     refused: Mapping[str, int]
+    hung_up: int
 
 
 class NodeCollector(Collector):
@@ -422,12 +433,13 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the values of this moment."""
-        role, stats, stuck, reasons, found_open, refused = self._look()
+        role, stats, stuck, reasons, found_open, refused, hung_up = self._look()
         yield build_info(role)
         yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
         yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
         yield open_endpoints(len(found_open))
         yield refused_peers(refused)
+        yield CounterMetricFamily(HUNG_UP, NODE[f"{HUNG_UP}_total"], value=float(hung_up))
         for entry in CATALOGUE.get(role, ()) if stats is not None else ():
             yield entry.family(stats)
 

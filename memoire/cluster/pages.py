@@ -135,7 +135,7 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
         refused: Requests for them that were refused, by reason.
     """
     told: Security = getattr(stats, "security", None) or Security(keys=False, open=(), refused={})
-    return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})})
+    return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})}, told.hung_up)
 
 
 def metrics(node: Node | None, request: Request) -> Page:
@@ -148,7 +148,7 @@ def metrics(node: Node | None, request: Request) -> Page:
     def look() -> Look:
         stats = None if node is None else node.stats()
         known = security(stats, request.open, request.refused)
-        return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused)
+        return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused, known.hung_up)
 
     exposition = Exposition(NodeCollector(look))
     body, kind = exposition.text(request.headers.get("accept", ""))

@@ -15,11 +15,12 @@ from typing import Any
 from memoire.descriptors import raise_limit
 from memoire.errors import EndpointError, ParameterError, SchemaError
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.parameters import NAMES, Parameters
 from memoire.proxy import Proxy
 from memoire.schema import Schema
 from memoire.security import Given, Keys
 from memoire.server import Server
+from memoire.suggestions import refuse_unknown
 from memoire.table import Storage, Table
 
 from . import snapshots
@@ -84,6 +85,7 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
         except json.JSONDecodeError:
             value = text
         changes[name] = value
+    refuse_unknown("--set", changes, NAMES)
     return parameters_from(changes)
 
 
@@ -96,9 +98,9 @@ def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
     changes: dict[str, Any] = {}
     for setting in settings:
         name, is_given, text = setting.partition("=")
-        if not is_given or name not in Limits.__dataclass_fields__:
-            known = ", ".join(Limits.__dataclass_fields__)
-            raise ParameterError("--limit", setting, f"NAME=VALUE, such as new_clients=100000, with a name of {known}")
+        if not is_given:
+            raise ParameterError("--limit", setting, "NAME=VALUE, such as new_clients=100000")
+        refuse_unknown("--limit", {name: text}, Limits.__dataclass_fields__)
         try:
             changes[name] = json.loads(text)
         except json.JSONDecodeError:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memoire.errors import ParameterError
+from memoire.suggestions import hint
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
 """Those that read a file of settings and the environment."""
@@ -75,7 +76,7 @@ def parse(
     """
     name = next(iter(words), "")
     if name not in COMMANDS:
-        return top.parse_args(words)
+        return _parsed(top, commands, words)
     command = commands[name]
     path = _path(words, environment)
     content = {} if path is None else read(path)
@@ -86,7 +87,7 @@ def parse(
     for action in _settings(command):
         if action.dest in said:
             _fill(command, action, said[action.dest].value)
-    given = top.parse_args(words)
+    given = _parsed(top, commands, words)
     for group in ALTERNATIVES:
         weaker = [each for each in group if each in said]
         if weaker and any(getattr(given, each, None) not in (None, []) for each in group if each not in said):
@@ -95,6 +96,22 @@ def parse(
                 del said[each]
     if given.show_settings:
         given.command = _shown(command, said, defaults)
+    return given
+
+
+def _parsed(
+    top: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str]
+) -> argparse.Namespace:
+    """The command line, as `parse_args` takes it; of an unknown command or flag it says which was meant."""
+    name = next(iter(words), "-")
+    if not name.startswith("-") and name not in commands:
+        top.error(f"there is no command {name!r}{hint(name, commands)}. The commands are {', '.join(commands)}")
+    given, left = top.parse_known_args(words)
+    if left:
+        command = commands.get(name, top)
+        flags = [flag for action in command._actions for flag in action.option_strings]
+        unknown = [f"{word}{hint(word.partition('=')[0], flags)}" for word in left]
+        command.error(f"unrecognized arguments: {' '.join(unknown)}. `{command.prog} --help` shows all")
     return given
 
 

@@ -18,6 +18,7 @@ from memoire.checks import mapping
 from memoire.errors import MemoireError, ParameterError
 from memoire.parameters import Parameters
 from memoire.schema import Schema
+from memoire.suggestions import refuse_unknown
 from memoire.table import Table
 
 from .envs import env_schema
@@ -47,9 +48,7 @@ def read_tables(path: str) -> dict[str, Table]:
 def _table(where: str, settings: Any, folder: Path) -> Table:
     if not isinstance(settings, dict):
         raise ParameterError(where, settings, "an object with the settings of a table")
-    known = {"schema", "env", "parameters", *SETTINGS}
-    for name in settings.keys() - known:
-        raise ParameterError(where, name, f"settings of a table: {', '.join(sorted(known))}")
+    refuse_unknown(where, settings, {"schema", "env", "parameters", *SETTINGS})
     if ("schema" in settings) == ("env" in settings):
         raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
     try:

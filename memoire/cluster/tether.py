@@ -4,11 +4,15 @@ death.
     launcher  ◀── {"ready": {...}}, {"report": {...}}  one JSON object a line ──  child
               ──  {"order": "finish"}  ─────────────────────────────────────▶
 
-The line is one socket pair. The kernel closes it when either side dies, however it dies: a child reads the end of the
-line and leaves, so that no process is left behind even by a launcher that was killed. A process that nobody launched
-has no line; its `Tether` only turns SIGINT and SIGTERM into `stopping`.
+The line is one socket pair. The kernel ends it when either side dies, however it dies: a child notices and leaves, so
+that no process is left behind even by a launcher that was killed. Whatever goes wrong on the line is its end, too: a
+Unix stream is reset, not ended, where something lies unread. And in case a copy of the launcher holds its end of the
+line, Linux sends SIGHUP when the launcher itself dies, which ends the line from this side. A process that nobody
+launched has no line; its `Tether` only turns SIGINT and SIGTERM into `stopping`.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import select
@@ -29,6 +33,8 @@ TWICE = 0.5
 """
 ABANDONED = 70
 """Exit status of a child that did not."""
+PR_SET_PDEATHSIG = 1
+"""Number under which Linux' prctl takes the signal that a process gets at its parent's death."""
 
 
 class Tether:
@@ -55,6 +61,9 @@ class Tether:
         self._former_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._former = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         if self._line is not None:
+            signal.signal(signal.SIGHUP, self._on_orphaned)  # for good, as the line
+            if not _hang_up_with_parent():
+                self._end_line()
             threading.Thread(target=self._listen, args=(self._line,), name="memoire-tether", daemon=True).start()
 
     @property
@@ -116,16 +125,14 @@ class Tether:
             return
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self.stopping = True  # nobody is there; _listen ends the process if this does not
+        except OSError:  # nobody is there; _listen ends the process if this does not
+            self.stopping = True
+            self._rouse()
 
     def _listen(self, line: socket.socket) -> None:
         """Thread: take orders until the line ends; then see to it that the process does, too."""
-        with line.makefile("rb") as orders:
-            for order in orders:
-                if json.loads(order).get("order") == "finish":
-                    self.finishing = True
-                    self._rouse()
+        with contextlib.suppress(Exception):  # whatever is wrong with the line, nobody gives orders on it any more
+            self._take_orders(line)
         self.stopping = True
         self._rouse()
         threading.Event().wait(self._grace)
@@ -133,6 +140,21 @@ class Tether:
             sys.stderr.write(f"the launcher is gone, and this process did not end within {self._grace:g} s\n")
         finally:  # the launcher may have held the other end of stderr, too
             os._exit(ABANDONED)
+
+    def _take_orders(self, line: socket.socket) -> None:
+        with line.makefile("rb") as orders:
+            for order in orders:
+                if json.loads(order).get("order") == "finish":
+                    self.finishing = True
+                    self._rouse()
+
+    def _on_orphaned(self, number: int, frame: FrameType | None) -> None:
+        self._end_line()  # `_listen` does the rest
+
+    def _end_line(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._line.shutdown(socket.SHUT_RDWR)
 
     def _rouse(self) -> None:
         try:
@@ -150,3 +172,15 @@ def _inherited_line() -> socket.socket | None:
     line = socket.socket(fileno=int(number))
     line.setblocking(True)
     return line
+
+
+def _hang_up_with_parent() -> bool:
+    """Have the kernel send SIGHUP when the thread that started this process ends; False where it has ended already.
+
+    Only Linux does. A `Launcher` lives in its process' main thread, which ends with the process.
+    """
+    if sys.platform != "linux":
+        return True
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    return os.getppid() == parent

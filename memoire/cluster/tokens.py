@@ -29,6 +29,8 @@ EXPECTED = f"a file with a token on each line: {LEAST} to {MOST} printable ASCII
 MOST_WRONG = 10
 """Wrong tokens that one address may give in a row; then one more every `PENALTY` seconds."""
 PENALTY = 3.0
+MOST_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
+"""The same for a reverse proxy that is believed whose requests it passes on: for all addresses that it names."""
 MOST_ADDRESSES = 1024
 """Addresses of guessers that are remembered; the one that was wrong longest ago is forgotten first."""
 
@@ -125,32 +127,37 @@ class Guesses:
 
     Args:
         clock: Seconds.
+        most: Wrong tokens that an address may give in a row.
+        penalty: Seconds that each further one costs.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, most: int = MOST_WRONG, penalty: float = PENALTY
+    ) -> None:
+        self._clock, self._most, self._penalty = clock, most, penalty
         self._forgiven: dict[str, float] = {}  # address: when its last mistake is; the oldest mistake comes first
         self._lock = threading.Lock()
 
     def wait(self, address: str) -> float:
         """Seconds that this address has to wait before it may try again; 0 now."""
-        left = self._forgiven.get(_network(address), 0.0) - self._clock()
-        return max(0.0, left - (MOST_WRONG - 1) * PENALTY)
+        left = self._forgiven.get(network_of(address), 0.0) - self._clock()
+        return max(0.0, left - (self._most - 1) * self._penalty)
 
     def wrong(self, address: str) -> None:
         """Count a mistake."""
-        network, now = _network(address), self._clock()
+        network, now = network_of(address), self._clock()
         with self._lock:
-            self._forgiven[network] = max(self._forgiven.pop(network, 0.0), now) + PENALTY
+            self._forgiven[network] = max(self._forgiven.pop(network, 0.0), now) + self._penalty
             if len(self._forgiven) > MOST_ADDRESSES:
                 del self._forgiven[next(iter(self._forgiven))]
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
+    """What stands for an address where guesses are counted."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address
+        return address[:64]  # a proxy may call it what it likes
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             return str(found.ipv4_mapped)

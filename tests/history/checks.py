@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from .record import Event
 
 SLACK = 2.0
-"""Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself."""
+"""Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself. More if
+the trial measured that its machine is more than four times slower than alone."""
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},([0-9a-f]{32}) (\d+)")
 
 
@@ -274,16 +275,19 @@ def deadlines(events: Iterable[Event]) -> Iterator[str]:
     """No call took longer than it was given, apart from the time for which its process was stopped."""
     stopped: dict[str, list[tuple[float, float]]] = defaultdict(list)
     events = list(events)
+    slack = SLACK
     for event in events:
         if event["do"] == "continued":
             stopped[event["target"]].append((event["since"], event["t"]))
+        elif event["do"] == "measured":
+            slack = max(slack, SLACK * event["slower"] / 4.0)
     for event in events:
         if "timeout" not in event:
             continue
         end = event["t"]
         began = end - event["took"]
         away = sum(max(0.0, min(end, until) - max(began, since)) for since, until in stopped[event["by"]])
-        if event["took"] - away > event["timeout"] + SLACK:
+        if event["took"] - away > event["timeout"] + slack:
             yield (
                 f"deadlines: {event['do']} of {event['by']} took {event['took']:.1f} s "
                 f"({away:.1f} s of it stopped); it was given {event['timeout']:g} s"

@@ -34,9 +34,11 @@ SCHEMA = Schema(
     }
 )
 SETTINGS = ("cache_size=16", "priority_exponent=0.0")
-READY = 30.0
+READY = 60.0
 TERM_GRACE = 20.0
-"""Seconds in which a node that got SIGTERM has to be gone, with status 0."""
+"""Seconds in which a node that got SIGTERM has to be gone, with status 0; more where the machine is busy."""
+WORK = 20
+"""Lines that actors write before the next fault: nothing is shown by a fault that meets nobody at work."""
 END_GRACE = 60.0
 """Seconds in which actors have to deliver and leave, once all is healed and the run is over."""
 
@@ -119,6 +121,10 @@ class Trial:
         self.running: dict[str, Child] = {}
         self.lives: Counter[str] = Counter()
         self.final: dict[str, dict[str, Any]] = {}
+        self._worked = 0
+        """Lines that actors had written at the last look."""
+        self.slower = 1.0
+        """How many times slower than alone this machine was at its worst."""
         self.output = (folder / "output.txt").open("w", encoding="utf-8", buffering=1)
 
     def run(self) -> Outcome:
@@ -219,11 +225,36 @@ class Trial:
             self.drain_at = began + 0.4 * self.settings.seconds
         for fault in self.faults:
             self._pump(began + fault.at)
-            if any(fault.target == other.target for _, other, _ in self.undo):
-                continue  # the machine is behind the schedule, and the former fault of this one still lasts
+            began += self._await_work(fault.target)
             since = self._strike(fault)
             self.undo.append((max(began + fault.until, since), fault, since))
         self._pump(max([began + self.settings.seconds, *(at for at, _, _ in self.undo)]))
+
+    def _await_work(self, name: str) -> float:
+        """Wait until a target is up and actors have worked since the last fault; the seconds by which the machine is behind."""
+        began = time.monotonic()
+        self._measure()
+        wanted = self._worked + WORK
+        while time.monotonic() < began + READY:
+            is_away = any(name == other.target for _, other, _ in self.undo)
+            is_up = self.running[name].facts is not None or self.running[name].status is not None
+            self._worked = self._lines_of_actors()
+            if not is_away and is_up and self._worked >= wanted:
+                break
+            self._pump(time.monotonic() + 0.05)
+        return time.monotonic() - began
+
+    def _lines_of_actors(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in (self.folder / "history").glob("actor-*.jsonl"))
+
+    def _measure(self) -> None:
+        """Record how much longer than its own work a bit of work takes here now: limits in seconds grow with it."""
+        began, worked = time.monotonic(), time.thread_time()
+        while time.thread_time() < worked + 0.02:
+            pass
+        slower = (time.monotonic() - began) / 0.02
+        self.slower = max(self.slower, slower)
+        self.record("measured", slower=round(slower, 1))
 
     def _undo_due(self) -> None:
         for due in sorted(self.undo, key=lambda entry: entry[0]):
@@ -277,7 +308,8 @@ class Trial:
             self.running[name].is_stopping = True
             self.running[name].process.terminate()
         waiting = set(names)
-        while waiting and time.monotonic() < began + TERM_GRACE:
+        grace = self._grace(TERM_GRACE)
+        while waiting and time.monotonic() < began + grace:
             self._pump(time.monotonic() + 0.02)
             for name in [name for name in waiting if self.running[name].status is not None]:
                 waiting.remove(name)
@@ -286,6 +318,10 @@ class Trial:
             self.running[name].process.kill()
             self.running[name].process.wait()
             self._ended(name, time.monotonic() - began)
+
+    def _grace(self, seconds: float) -> float:
+        """That time, or as much longer as this machine is slower; never so long that a hang goes unnamed."""
+        return min(90.0, seconds * max(1.0, self.slower / 4.0))
 
     def _await_up(self, children: list[Child]) -> None:
         """Those that still start up: until they are ready, SIGTERM is any other process's death to them."""
@@ -297,7 +333,7 @@ class Trial:
         child = self.running[name]
         self.launcher.stop([child], 0.0)  # reads what it said last
         facts = {"target": name, "life": self.lives[name], "status": child.status}
-        self.record("ended", took=took, grace=TERM_GRACE, tail=list(child.tail)[-8:], **facts)
+        self.record("ended", took=took, grace=self._grace(TERM_GRACE), tail=list(child.tail)[-8:], **facts)
 
     # ------------------------------------------------------------------------------------------------- the end
 
@@ -324,7 +360,8 @@ class Trial:
         """End the run: every actor delivers and leaves by itself. Then proxies and servers are asked to end."""
         self.running["learner-0"].order("finish")
         leaving = ["learner-0", *self.kinds["actor"]]
-        deadline = time.monotonic() + END_GRACE
+        self._measure()
+        deadline = time.monotonic() + self._grace(END_GRACE)
         while any(self.running[name].status is None for name in leaving):
             self._pump(time.monotonic() + 0.05)
             if time.monotonic() > deadline:

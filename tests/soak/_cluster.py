@@ -49,14 +49,15 @@ class Command:
 
 
 @contextmanager
-def nodes(schema: Schema, *settings: str, proxies: int = 1) -> Iterator[tuple[Command, list[Command]]]:
-    """A server, and proxies in front of it."""
+def nodes(schema: Schema, *settings: str, proxies: int = 1, keys: str = "") -> Iterator[tuple[Command, list[Command]]]:
+    """A server, and proxies in front of it; with the keys of a cluster's folder, where one is given."""
+    shown = ["--keys", keys] if keys else []
     made: list[Command] = []
     try:
-        server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *settings)
+        server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *shown, *settings)
         made.append(server)
         for _ in range(proxies):
-            made.append(Command("proxy", "--endpoint", "tcp://127.0.0.1:0", server.endpoint))
+            made.append(Command("proxy", "--endpoint", "tcp://127.0.0.1:0", *shown, server.endpoint))
         yield server, made[1:]
     finally:
         for command in reversed(made):

@@ -5,7 +5,7 @@ damaged behind a right handshake, frames that announce more than there is, reque
 stay. Meanwhile two clients count episodes and push caches through relay and proxy: afterwards all of it is there, every
 node answers, and none has grown. With keys, the same again while every port asks for them.
 
-Not among them: ZMTP's PING with too long a context, which ends libzmq itself (docs/guarantees.md).
+Not among them: ZMTP's PING, which ends libzmq itself where queues are full (docs/security.md); tests/rawpeer.py sends it.
 """
 
 import argparse
@@ -31,7 +31,8 @@ from _kit import end, memory, say, table
 import memoire
 from fuzz import engine
 from netkit import record
-from test_garbage import GREETING, MESSAGES, ready
+from rawpeer import GREETING, ready
+from test_garbage import MESSAGES
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state"), "reward": np.float32})
 MOST_GROWTH = 64 << 20

@@ -53,6 +53,10 @@ volumeMounts:
 {{- if or $values.pages .server }}
 {{- $probes = include "memoire.probes" . | fromYaml }}
 {{- end }}
+{{- range $name, $said := $values.probes }}
+{{- /* A probe asks in one way only. */}}
+{{- if and (kindIs "map" $said) (hasKey $probes $name) (or $said.exec $said.tcpSocket $said.grpc) }}{{ $_ := unset (get $probes $name) "httpGet" }}{{ end }}
+{{- end }}
 {{- with mergeOverwrite $probes $values.probes }}
 {{ toYaml . }}
 {{- end }}

@@ -1,0 +1,91 @@
+"""Whether an environment was reset where its episode ended, or is being stepped on.
+
+If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. But so do the
+episodes of a bandit and of an environment that always shows the same, and by chance those of a small environment that
+begins anywhere. One such start proves nothing; a row of them in places where no episode began before does.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+MOST_FIRSTS: Final = 4096
+"""First observations that are remembered."""
+PROOF: Final = 3
+"""Suspicious starts in a row that are no chance any more."""
+PROOF_AT_ONCE: Final = 2
+"""The same where the episode is over after its first step, as it is where an environment repeats its end."""
+
+Start = Literal["fresh", "doubtful", "forgotten"]
+
+
+class _Ended(NamedTuple):
+    """How an environment's last episode ended."""
+
+    final: int
+    """Digest of the observation in which it ended."""
+    length: int
+
+
+class Starts:
+    """The first observations of a writer's environments, as digests, and where their last episodes ended."""
+
+    def __init__(self) -> None:
+        self.is_warned = False
+        """Whether somebody was told of a doubtful start."""
+        self._ended: dict[int, _Ended] = {}  # by environment, until its next episode begins
+        self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
+        self._firsts: set[int] = set()
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Environments whose episode has ended, so that their next step begins another one."""
+        return tuple(self._ended)
+
+    def ended(self, environment: int, final: int, length: int) -> None:
+        """An episode of `length` steps ended in the observation `final`."""
+        self._ended[environment] = _Ended(final, length)
+
+    def last_length(self, environment: int) -> int:
+        """Steps of the episode that has ended."""
+        return self._ended[environment].length
+
+    def reset(self, environment: int) -> None:
+        """Somebody says that this environment was reset: its next start is not looked at."""
+        self._ended.pop(environment, None)
+        self._rows.pop(environment, None)
+
+    def judge(self, environment: int, first: int, ends: bool) -> Start:
+        """What a start is like; changes nothing.
+
+        Args:
+            first: Digest of the observation in which the episode begins.
+            ends: Whether the step that begins it also ends it.
+        """
+        if not self._is_repeated(environment, first):
+            return "fresh"
+        row = self._row(environment, first)
+        return "forgotten" if row >= (PROOF_AT_ONCE if ends else PROOF) else "doubtful"
+
+    def began(self, environment: int, first: int) -> Start:
+        """An episode has begun here, and its first step is stored. Returns what the start was like."""
+        if not self._is_repeated(environment, first):
+            self.reset(environment)
+            if len(self._firsts) < MOST_FIRSTS:
+                self._firsts.add(first)
+            return "fresh"
+        self._rows[environment] = self._row(environment, first)
+        del self._ended[environment]
+        return "doubtful"
+
+    def _is_repeated(self, environment: int, first: int) -> bool:
+        before = self._ended.get(environment)
+        return before is not None and before.final == first
+
+    def _row(self, environment: int, first: int) -> int:
+        """Suspicious starts in a row with this one: no episode was seen to begin here, and the row follows an episode
+        of several steps, which bandits do not have.
+        """
+        row = self._rows.get(environment, 0)
+        is_suspicious = first not in self._firsts and (row > 0 or self._ended[environment].length > 1)
+        return row + 1 if is_suspicious else 0

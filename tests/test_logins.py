@@ -1,0 +1,87 @@
+"""A login of the dashboard ends: after its time, when somebody logs out, when its token goes, when there are too many."""
+
+import pytest
+
+from memoire.cluster.tokens import Tokens
+from poolkit import Clock
+
+gate = pytest.importorskip("memoire.dashboard.gate", reason="starlette is not installed")
+Headers = pytest.importorskip("starlette.datastructures").Headers
+
+OLD, NEW = "old-token-old-token", "new-token-new-token"
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{OLD}\n{NEW}\n")
+    return path
+
+
+@pytest.fixture
+def clock():
+    return Clock(1000.0)
+
+
+@pytest.fixture
+def door(path, clock):
+    return gate.Gate(Tokens(path), clock)
+
+
+def by(number):
+    """A browser that keeps this number."""
+    return Headers({"cookie": f"other=1; {gate.COOKIE}={number}"})
+
+
+def is_in(door, number):
+    found = {door.has_login(by(number)), door.admits(by(number), "10.0.0.1"), door.still_admits(by(number))}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_a_login_holds_for_a_week_and_not_a_moment_longer(door, clock):
+    number = door.log_in(OLD, "10.0.0.1")
+    clock.now += 7 * 86_400 - 0.001
+    assert is_in(door, number)
+    clock.now += 0.001
+    assert not is_in(door, number)
+
+
+def test_who_logs_out_ends_that_login_alone(door):
+    mine, other = door.log_in(OLD, "10.0.0.1"), door.log_in(OLD, "10.0.0.1")
+    door.log_out(by(mine))
+    assert (is_in(door, mine), is_in(door, other)) == (False, True)
+    door.log_out(by("of nobody"))
+    door.log_out(Headers({}))
+    assert is_in(door, other)
+
+
+def test_a_login_ends_with_the_token_it_was_made_with_and_with_no_other(door, path):
+    by_old, by_new = door.log_in(OLD, "10.0.0.1"), door.log_in(NEW, "10.0.0.1")
+    path.write_text(f"{NEW}\n")
+    assert (is_in(door, by_old), is_in(door, by_new)) == (False, True)
+
+
+def test_of_too_many_logins_the_oldest_ends(door, monkeypatch):
+    monkeypatch.setattr(gate, "MOST_LOGINS", 3)
+    numbers = [door.log_in(OLD, "10.0.0.1") for _ in range(5)]
+    assert [is_in(door, number) for number in numbers] == [False, False, True, True, True]
+
+
+def test_a_login_ends_with_the_process_that_made_it(door, path, clock):
+    number = door.log_in(OLD, "10.0.0.1")
+    assert is_in(door, number) and not is_in(gate.Gate(Tokens(path), clock), number)
+
+
+def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door):
+    assert door.log_in("wrong-token-wrong", "10.0.0.1") is None
+    for headers in ({}, {"cookie": ""}, {"cookie": f"{gate.COOKIE}="}, {"cookie": f"{gate.COOKIE}={OLD}"}):
+        assert not door.has_login(Headers(headers)) and not door.still_admits(Headers(headers))
+    assert door.refused["http_token"] == 1  # a wrong number is no guess at a token
+
+
+def test_whoever_came_with_a_token_in_a_header_stays_as_long_as_it_holds(door, path):
+    mine = Headers({"authorization": f"Bearer {OLD}"})
+    assert door.admits(mine, "10.0.0.1") and door.still_admits(mine)
+    path.write_text(f"{NEW}\n")
+    assert not door.still_admits(mine)

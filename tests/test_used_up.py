@@ -1,0 +1,163 @@
+"""Entries that may be drawn so often only: by every door, a sample's importance is that of the moment of its draw."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from memoire import cache
+from memoire.cache import Kind, Part
+from memoire.episodes import EpisodePool
+from memoire.memory import Memory
+from memoire.parameters import Parameters
+from memoire.pool import finish, plan
+from netkit import Cluster, until
+from test_sequences import SCHEMA, record
+
+READER = b"r" * 16
+FORMS = {"transitions": Parameters(), "sequences": Parameters(sequence_length=4, sequence_overlap=2, burn_in=1)}
+
+
+def limited(form: str, times: int, **others: Any) -> Parameters:
+    return FORMS[form].replace(max_times_sampled=times, priority_exponent=1.0, importance_exponent=1.0, **others)
+
+
+def told(memory: Memory, lengths: list[int], seed: int) -> Memory:
+    """A memory with episodes of these lengths, whose weights differ a millionfold."""
+    for episode, length in enumerate(lengths):
+        record(memory, length, 10 * episode, "terminated")
+    rng = np.random.default_rng(seed)
+    memory.update_priorities(np.arange(memory.num_entries), 10.0 ** rng.uniform(-3.0, 3.0, memory.num_entries))
+    return memory
+
+
+def truth(memory: Memory, numbers: Any, had: dict[int, tuple[float, int]]) -> np.ndarray:
+    """N_j w / S_j of samples drawn one after the other, S_j and N_j of what could be drawn before the j-th.
+
+    had: Weight of each entry that could be drawn, and how often it had been.
+    """
+    left, times, expected = dict(had), memory.parameters.max_times_sampled, []
+    for number in np.asarray(numbers).tolist():
+        weight, drawn = left.pop(number)
+        expected.append((len(left) + 1) * weight / (weight + sum(other for other, _ in left.values())))
+        if drawn + 1 < times:
+            left[number] = weight, drawn + 1
+    return np.array(expected)
+
+
+def standing(memory: Memory) -> dict[int, tuple[float, int]]:
+    """Weight and draws so far of each entry that can be drawn."""
+    inside = memory._inside()
+    rows = np.flatnonzero(inside["weights"] > 0.0)
+    numbers = inside["meta"]["number"][rows]
+    facts = zip(memory.weights(numbers).tolist(), inside["meta"]["drawn"][rows].tolist(), strict=True)
+    return dict(zip(numbers.tolist(), facts, strict=True))
+
+
+def by_sample(memory: Memory, count: int) -> tuple[Any, Any]:
+    drawn = memory.sample(count)
+    return drawn.gathered.ids, drawn.weights / drawn.total_weight * drawn.num_positive
+
+
+def by_places(memory: Memory, count: int) -> tuple[Any, Any]:
+    drawn = memory.draw_sequences(count) if memory.parameters.sequence_length else memory.draw_windows(count)
+    return drawn.numbers, drawn.weights / drawn.total_weight * drawn.num_positive
+
+
+def by_cache(memory: Memory, count: int) -> tuple[Any, Any]:
+    layout = cache.layout_of(SCHEMA, memory.parameters)
+    held = cache.check(cache.build(memory, count, now=1.0), layout)
+    weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")
+    return np.frombuffer(held.part(Part.NUMBER), "<i8"), weights / held.total_weight * held.positives
+
+
+def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
+    layout = cache.layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
+    held = cache.check(cache.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
+    chance, population = (np.frombuffer(held.part(part), "<f8") for part in (Part.CHANCE, Part.POPULATION))
+    return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
+
+
+DOORS = [by_sample, by_places, by_cache, by_reader]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    st.sampled_from(list(FORMS)),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 9), max_size=4),
+    st.integers(0, 9),
+)
+@example([9], "sequences", 1, [], 0)  # all of them at once
+def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, times, counts, seed):
+    for door in DOORS:
+        memory = told(Memory(SCHEMA, 64, limited(form, times), seed=seed), lengths, seed)
+        for count in [*counts, 10**6]:
+            if count := min(count, memory.draws_left):
+                had = standing(memory)
+                numbers, found = door(memory, count)
+                np.testing.assert_allclose(found, truth(memory, numbers, had), rtol=1e-9, err_msg=door.__name__)
+        assert memory.draws_left == 0
+
+
+@pytest.mark.parametrize("rule", [{"prioritization": "rank"}, {"prioritization": "greedy"}, {"stratified": True}])
+@pytest.mark.parametrize("form", FORMS)
+def test_by_every_door_all_draws_that_are_left_are_had_at_once(form, rule):
+    for door in DOORS:
+        memory = told(Memory(SCHEMA, 64, limited(form, 2, **rule), seed=1), [12, 1, 7], 1)
+        entries, numbers, found = memory.num_positive, *door(memory, memory.draws_left)
+        assert (np.unique(numbers, return_counts=True)[1] == 2).all() and len(numbers) == 2 * entries
+        assert ((found > 0.0) & (found <= entries)).all(), door.__name__
+
+
+def far_away(pool: EpisodePool, samples: int) -> Any:
+    """A batch as a reader puts it together."""
+    chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
+    assert chosen is not None
+    layout = cache.layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
+    drawn = cache.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
+    return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_from_far_away_a_sample_is_corrected_as_it_is_in_the_servers_own_process(form):
+    near, far = (EpisodePool(SCHEMA, limited(form, 2), capacity=64, seed=7) for _ in range(2))
+    for pool in (near, far):
+        told(pool.memory, [12, 1, 9], 3)
+    while left := near.memory.draws_left:
+        batches = near.get(min(left, 5)), far_away(far, min(left, 5))
+        (expected, corrections), (numbers, found) = (
+            (each.gathered.ids["number"], each.importance * each.divisor) for each in batches
+        )
+        np.testing.assert_array_equal(np.sort(numbers), np.sort(expected))
+        np.testing.assert_allclose(np.sort(found), np.sort(corrections), rtol=1e-5)
+    assert far.memory.draws_left == 0 and not len(far.reserve(READER, 5))
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("storage", ["episodes", "caches"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reader_gets_every_sample_that_a_table_may_give(cluster, form, storage):
+    server = cluster.server(schema=SCHEMA, parameters=limited(form, 1, cache_size=2), storage=storage)
+    client = cluster.client(server)
+    entries = record(client.memory, 24, 0, "terminated")
+    client.on_entries(24)
+    samples = 24 if form == "transitions" else 11
+    if storage == "episodes":
+        until(lambda: server.stats().tables["default"].held_samples)
+    else:
+        for _ in range(samples // 2):
+            assert client.push_cache(30.0)
+    reader = cluster.reader([server])
+    numbers = [number for _ in range(samples // 2) for number in reader.get_batch(2, 60.0).ids["number"].tolist()]
+    assert len(set(numbers)) == len(numbers) == samples // 2 * 2 <= len(entries)
+    assert not reader.stats().refused and not server.stats().refused

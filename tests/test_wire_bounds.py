@@ -1,0 +1,260 @@
+"""Every field of every message takes what lies at its bounds, as docs/wire.md has them, and refuses what lies beyond."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from memoire import wire
+from memoire.errors import ParameterError, ProtocolError
+from memoire.learners import Learners
+from memoire.ledger import Ledger
+from memoire.limits import Limits
+from memoire.parameters import Parameters
+from test_wire import BODIES, refused, with_tail
+
+MOST = 1.7976931348623157e308
+ROOMY = Limits(tail_bytes=1 << 24)
+NUMBERLESS = [math.nan, math.inf, -math.inf, "1", None]
+"""What no number is."""
+
+
+def after(value, towards):
+    return float(np.nextafter(value, towards))
+
+
+def texts(least, most):
+    return ["x" * least, "x" * most, "\u2713" * most], ["x" * (most + 1), b"x", None] + ["x" * (least - 1)] * (
+        least > 0
+    )
+
+
+def counts(least, most):
+    return [least, most], [least - 1, most + 1, 0.5, "1", None, True]
+
+
+def sizes(least, most):
+    return [bytes(least), bytes(most)], [bytes(most + 1), "x" * most, None] + ([bytes(least - 1)] if least else [])
+
+
+def several(most, one, other=None, length=1):
+    """Lists of `one`: empty, the longest, one too long, and one with `other` among them."""
+    return [[], [one] * most], [[one] * (most + 1), one, None] + [[one, other]] * (other is not None)
+
+
+def named(most, one, other):
+    """The same of maps by name."""
+    good = {f"name {number}": one for number in range(most)}
+    return [{}, good, {"x" * 256: one}], [good | {"one more": one}, {"x" * 257: one}, {"name": other}, {1: one}, []]
+
+
+def reals(least, most):
+    beyond = [after(value, way) for value, way in ((least, -math.inf), (most, math.inf)) if abs(value) < MOST]
+    return [least, most, 5e-324], [*beyond, *NUMBERLESS]
+
+
+PARAMETERS = named(64, "a", {"no": "map"})
+KINDS = {
+    "bool": ([True, False], [0, 1, None, "true"]),
+    "count": counts(0, 2**53 - 1),
+    "small": counts(0, 2**32 - 1),
+    "parts": counts(1, 2**32 - 1),
+    "word": counts(0, 2**63 - 1),
+    "hash": ([0, 2**64 - 1], [-1, 0.5, "1", None]),  # msgpack has no larger ones
+    "weight": reals(0.0, MOST),
+    "signed": reals(-MOST, MOST),
+    "share": reals(0.0, 1.0),
+    "seconds": reals(0.0, 2.0**40),
+    "name": texts(0, 256),
+    "word of 16": texts(0, 16),
+    "code": texts(0, 64),
+    "address": texts(0, 1024),
+    "text": texts(0, 16384),
+    "schema": texts(0, 262144),
+    "topic": (texts(1, 256)[0], [*texts(1, 256)[1], "a\0b"]),
+    "digest": sizes(32, 32),
+    "order": sizes(16, 16),
+    "key": sizes(0, 32),
+    "8 names": several(8, "a", "x" * 257),
+    "1024 names": several(1024, "a", "x" * 257),
+    "4096 names": several(4096, "a", "x" * 257),
+    "16 small": several(16, 1, 2**32),
+    "4096 lines": several(4096, [1, 1.0, 1, "a"], [2**53, 1.0, 1, "a"]),
+    "4096 ended": several(4096, [1, 1.0, 1, 1.0], [2**53, 1.0, 1, 1.0]),
+    "65536 floats or nothing": ([None, [], [1.0] * 65536], [[1.0] * 65537, ["a"], 1.0]),
+    "32 counts": named(32, 1, 2**53),
+    "64 counts": named(64, 1, 2**53),
+    "1024 counts": named(1024, 1, 2**53),
+    "32 floats": named(32, 1.0, "1"),
+    "64 floats": named(64, 1.0, "1"),
+    "parameters": (
+        [*PARAMETERS[0], {"a": [1.0] * 1024}, {"a": None, "b": True, "c": 1, "d": 0.5}],
+        [*PARAMETERS[1], {"a": [1.0] * 1025}, {"a": [None]}],
+    ),
+    "any float": ([-MOST, MOST, math.nan], ["1", None]),  # looked at where it is used: see below
+}
+"""By kind of a field: values that are taken, and values that are not."""
+KINDS["bool or nothing"] = ([True, False, None], [0, "no"])
+KINDS["parameters or nothing"] = [*KINDS["parameters"][0], None], [each for each in KINDS["parameters"][1] if each]
+
+FIELDS = {
+    "word of 16": "HELLO.role WELCOME.storage SNAPSHOT.state",
+    "name": "HELLO.table HELLO.software HELLO.host WELCOME.run_name WELCOME.home_name WELCOME.table_name "
+    "WELCOME.software UPDATED.run_name CONTROL.run REFUSED.field LEDGER.run ACCOUNTS.run_name INHERIT.run_name "
+    "TAKE_SNAPSHOT.name SNAPSHOT.name",
+    "small": "HELLO.label WELCOME.table SUMS.reserve SUMS.wanted DRAW.reserve DRAW.wanted Line.label",
+    "count": "HELLO.pid HELLO.inserted WELCOME.parameters_version WELCOME.max_step WELCOME.credit WELCOME.granted_steps "
+    "UPDATE.episodes UPDATE.steps UPDATE.passed_steps UPDATE.caches UPDATE.cache_bytes UPDATE.skipped "
+    "UPDATE.generated_bytes UPDATE.positives UPDATE.parameters_version UPDATE.dropped_lines UPDATE.applied UPDATE.stale "
+    "UPDATE.feedback_through UPDATED.episodes UPDATED.steps UPDATED.lines_through UPDATED.ended_through UPDATED.caches "
+    "UPDATED.received_bytes UPDATED.lost UPDATED.lost_bytes UPDATED.credit UPDATED.parameters_version "
+    "UPDATED.feedback_through UPDATED.granted_steps CACHE.number CACHE.pushed_bytes EPISODE.number EPISODE.pushed_bytes "
+    "TAKEN.samples TAKEN.lost TAKEN.parameters_version NOTICE.version NOTICE.size FETCH.version FETCH.offset FETCH.size "
+    "CHUNK.version CHUNK.size CHUNK.offset PUBLISH.size PUBLISH.offset PUBLISH.version PUBLISHED.received "
+    "PUBLISHED.version SUMS.elsewhere DRAW.elsewhere REFUSED.limit ACCOUNTS.applied ACCOUNTS.stale SNAPSHOT.bytes "
+    "SNAPSHOT.caches SNAPSHOT.samples SNAPSHOT.episodes SNAPSHOT.entries Standing.inserted Standing.drawn Band.inserted "
+    "Band.drawn Band.entries Line.number Ended.number Ended.length",
+    "8 names": "HELLO.codecs WELCOME.codecs",
+    "64 floats": "HELLO.scalars UPDATE.scalars",
+    "32 floats": "HELLO.figures",
+    "schema": "WELCOME.schema",
+    "parameters": "WELCOME.parameters CONTROL.parameters",
+    "parameters or nothing": "UPDATED.parameters",
+    "word": "WELCOME.epoch WELCOME.since UPDATE.epoch UPDATED.epoch CACHE.since EPISODE.since NOTICE.epoch CHUNK.epoch "
+    "SUMMED.epoch DRAWN.epoch NEWS.epoch ACCOUNTS.epoch",
+    "hash": "CHUNK.home",
+    "4096 names": "WELCOME.servers WELCOME.leaving WELCOME.unmet",
+    "1024 names": "ACCOUNTS.runs",
+    "1024 counts": "WELCOME.models UPDATE.models UPDATED.models",
+    "32 counts": "WELCOME.limits",
+    "64 counts": "UPDATED.rejected",
+    "bool": "WELCOME.finished WELCOME.durable UPDATE.leaving UPDATE.finished UPDATED.durable UPDATED.finished "
+    "UPDATED.leaving EPISODE.has_final EPISODE.update_value EPISODE.update_weight TAKEN.finished NOTICE.text CHUNK.text "
+    "PUBLISH.text SUMMED.finished DRAWN.finished CONTROL.finish CONTROL.drain ACCOUNTS.finished ACCOUNTS.durable "
+    "ACCOUNTS.more INHERIT.finished Standing.is_told",
+    "bool or nothing": "EPISODE.terminated",
+    "weight": "UPDATE.total_weight UPDATE.minimum EPISODE.multiplier Standing.ratio Standing.tolerance Band.ratio "
+    "Band.tolerance",
+    "signed": "Standing.surplus Band.surplus",
+    "share": "Band.share",
+    "seconds": "UPDATED.time ACCOUNTS.time SNAPSHOT.seconds Line.time Ended.time",
+    "4096 lines": "UPDATE.lines",
+    "4096 ended": "UPDATE.ended",
+    "65536 floats or nothing": "EPISODE.bootstrap",
+    "text": "UPDATED.wait REFUSED.text SNAPSHOT.text SNAPSHOT.path Line.text",
+    "topic": "NOTICE.topic FETCH.topic CHUNK.topic PUBLISH.topic PUBLISHED.topic",
+    "digest": "NOTICE.sha256 CHUNK.sha256 PUBLISH.sha256",
+    "order": "TAKE_SNAPSHOT.order",
+    "key": "LEDGER.after",
+    "parts": "SUMS.of DRAW.of",
+    "code": "REFUSED.code",
+    "16 small": "REFUSED.versions",
+    "address": "Endpoints.request Endpoints.push Endpoints.publish",
+    "any float": "Ended.returned",
+}
+"""By kind: the fields that are so. A field's kind is what its page says it is."""
+OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
+    "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing"  # fmt: skip
+"""Fields that have tests of their own, below."""
+PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "Standing": ("SUMMED", "standing"),
+          "Band": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
+"""Where a part is found in a message."""
+VECTOR = {body.type.name: name for name, (body, _) in sorted(BODIES.items(), reverse=True)}
+PARTS = [wire.Standing, wire.Band, wire.Line, wire.Ended, wire.Endpoints]
+
+
+def test_every_field_has_a_kind():
+    known = {f"{body.type.name}.{field}" for body in wire.BODIES.values() for field in body.__struct_fields__}
+    known |= {f"{part.__name__}.{field}" for part in PARTS for field in part.__struct_fields__}
+    said = [field for fields in FIELDS.values() for field in fields.split()]
+    assert len(said) == len(set(said)) and known == {*said, *OTHERS.split()}
+
+
+def tail_with(owner, field, value):
+    """The tail of a good message that says this in this field of it, or of a part of it; and its vector."""
+    kind, place = PLACES.get(owner, (owner, field))
+    tail = msgspec.to_builtins(BODIES[VECTOR[kind]][0], builtin_types=(bytes,))
+    if owner == "Endpoints":
+        value = {field: value}
+    elif owner in PLACES:
+        part = next(each for each in PARTS if each.__name__ == owner)
+        plain = {"text": "a", "is_told": True}
+        row = [value if name == field else plain.get(name, 1) for name in part.__struct_fields__]
+        value = [row] if owner in ("Line", "Ended") else row
+    if field == "of":
+        tail["part"] = 0
+    return VECTOR[kind], msgspec.msgpack.encode(tail | {place: value})
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_a_field_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(kind):
+    taken, turned_away = KINDS[kind]
+    for owner, field in (name.split(".") for name in FIELDS[kind].split()):
+        for expected, values in (("", taken), ("tail", turned_away)):
+            for value in values:
+                found = refused(with_tail(*tail_with(owner, field, value)), ROOMY)
+                assert found == expected, (owner, field, repr(value)[:80])
+
+
+@pytest.mark.parametrize("owner", ["SUMS", "DRAW"])
+def test_a_part_is_below_the_number_of_parts(owner):
+    for part, of, expected in ((0, 1, ""), (1, 1, "tail"), (6, 7, ""), (7, 7, "tail"), (2**32 - 2, 2**32 - 1, "")):
+        name, _ = tail_with(owner, "part", part)
+        assert refused(with_tail(name, msgspec.msgpack.encode({"part": part, "of": of}))) == expected, (part, of)
+
+
+# ---------------------------------------------------------------------------------------------- rows inside of tails
+
+ROWS = {
+    "sums": (wire.unpack_sums, wire.CLIENT_SUMS),
+    "counts": (wire.unpack_counts, wire.CLIENT_COUNTS),
+    "accounts": (wire.unpack_accounts, wire.ACCOUNT),
+}
+TIMES = ([0.0, -1.0, MOST], [math.nan, math.inf, -math.inf])
+BOUNDS = {
+    "sums": dict.fromkeys(("total_weight", "minimum", "drawn_between"),
+                          ([0.0, 5e-324, MOST], [-5e-324, math.nan, math.inf, -math.inf])),
+    "counts": {"zero": ([0], [1])},
+    "accounts": {
+        **dict.fromkeys([name for name in wire.ACCOUNT.names if wire.ACCOUNT[name] == np.uint64],
+                        ([0, 2**53 - 1], [2**53, 2**64 - 1])),
+        "home": ([0, 2**64 - 1], []), "since": ([0, 2**63 - 1], [2**63]),
+        "returns_sum": ([-1e300, 1e300], [after(1e300, math.inf), after(-1e300, -math.inf), math.nan, math.inf]),
+        "first_seen": TIMES, "last_seen": TIMES, "flags": ([0, 1], [2, 2**32 - 1]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", BOUNDS)
+def test_a_row_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(rows):
+    unpack, dtype = ROWS[rows]
+    for name, (taken, turned_away) in BOUNDS[rows].items():
+        for is_taken, values in ((True, taken), (False, turned_away)):
+            for value in values:
+                made = np.zeros(2, dtype)
+                made["client"][1], made[name][1] = (1, 1), value
+                if is_taken:
+                    assert unpack(made.tobytes())[name][1] == value
+                else:
+                    with pytest.raises(ValueError):
+                        unpack(made.tobytes())
+
+
+# ------------------------------------------------------------------------------------------------ NaN behind the wire
+
+
+@pytest.mark.parametrize("number", NUMBERLESS[:3])
+def test_a_number_that_the_wire_leaves_open_is_refused_where_it_is_read(number):
+    refusals = {
+        "a client's scalar": lambda: Ledger().report(b"a" * 16, 1, wire.Update(steps=1, scalars={"a": number}), 1.0),
+        "a learner's scalar": lambda: Learners().met(bytes(16), wire.Hello(scalars={"a": number}), 1.0),
+        "a learner's figure": lambda: Learners().met(bytes(16), wire.Hello(figures={"a": number}), 1.0),
+    }
+    for what, refuse in refusals.items():
+        with pytest.raises(ProtocolError) as caught:
+            refuse()
+        assert caught.value.code == "value", what
+    for name in ("priority_exponent", "mix_lambda", "discount_factor"):
+        with pytest.raises(ParameterError, match=name):
+            Parameters.from_wire({name: number})
