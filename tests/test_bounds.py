@@ -3,15 +3,16 @@
 import dataclasses
 import sqlite3
 
+import numpy as np
 import pytest
 
-from memoire import descriptors, proxy, snapshot, snapshotfile, sockets, statefile, subscriptions, wire
+from memoire import Buffer, Schema, descriptors, proxy, snapshot, snapshotfile, sockets, statefile, subscriptions, wire
 from memoire.desk import MOST_UPLOADS
 from memoire.errors import ProtocolError
 from memoire.logbook import LINE_OVERHEAD, Outbox
 from memoire.pool import Pool
 from poolkit import PLAIN, SCHEMA, Clock, name
-from test_desk import Asker, desk, told  # noqa: F401  fixtures
+from test_desk import Asker, arrive, cache_of, desk, told  # noqa: F401  fixtures
 from test_pool import made
 from test_snapshot import STATES, episodes_of, memory_of
 from test_subscriptions import LIMITS, following
@@ -105,27 +106,30 @@ class Watched:
     closed = False
 
 
-@pytest.mark.parametrize(("beyond", "is_full"), [(0, True), (1, False)])
-def test_addresses_hear_of_newcomers_again_when_twice_the_margin_is_free(monkeypatch, beyond, is_full):
-    """All spare descriptors are open, so that many more are free than are left."""
-    filters, allowed = [], 1024
-    monkeypatch.setattr(descriptors, "limit", lambda: allowed)
-    monkeypatch.setattr(descriptors, "_filter", lambda fd, on: filters.append(on))
-    monkeypatch.setattr(descriptors, "_lowest_free", lambda allowed: allowed)
+def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_times_the_reserve_is_free(monkeypatch):
+    filters, allowed, left = [], 1024, [1024]
+    soft = [allowed]
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: (soft[0], 4096))
+    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda which, to: soft.__setitem__(0, to[0]))
     guard = descriptors.Guard()
+    monkeypatch.setattr(descriptors, "_guard", guard)
+    monkeypatch.setattr(descriptors, "_filter", lambda fd, on: filters.append(on))
+    monkeypatch.setattr(descriptors, "used", lambda: allowed - left[0])
     guard.add(5, Watched())
-    assert len(guard._spare) == descriptors.SPARE
-    guard.turn(guard.look_at)
-    assert guard.is_full and filters == [True] and guard.times == 1
-    margin = max(descriptors.SPARE, allowed // 32)
-    for kept in (descriptors.SPARE, descriptors.SPARE - 3):
-        del guard._spare[kept:]
-        monkeypatch.setattr(
-            descriptors, "used", lambda kept=kept: allowed - (2 * margin + descriptors.SPARE - kept + beyond)
-        )
-        guard.is_full = True
-        guard.turn(guard.look_at + descriptors.GIVEN_UP + 1.0)
-        assert guard.is_full is is_full
+    reserved = descriptors.reserve()
+    assert guard.reserved == reserved == allowed - soft[0] > 0 and not guard.is_full
+
+    def turned(free):
+        left[0] = free
+        guard.turn(guard.look_at)
+        return guard.is_full
+
+    begin, end = reserved + descriptors.LEAST_RESERVED // 2, 3 * reserved
+    assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
+    assert (filters, guard.times, guard.reserved) == ([True, False], 1, reserved)
+    listening = guard._listening[5]
+    listening.closed = True
+    assert not turned(begin) and guard.look_at == float("inf") and soft[0] == allowed
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -160,3 +164,29 @@ def test_a_number_of_lines_is_one_that_can_be(count, is_taken):
     else:
         with pytest.raises(ValueError, match="lines"):
             statefile.count_of(packed)
+
+
+def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():
+    """What reset returns for them is not where their last step led: without a next step their last entry has no end."""
+    schema = Schema({"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32})
+    buffer = Buffer(schema, 100, seed=0)
+    writer = buffer.writer(num_envs=2, autoreset="disabled")
+    for step in range(3):
+        obs = np.full((2, 1), step, np.float32)
+        writer.step(obs, np.zeros(2, np.int64), np.ones(2), np.zeros(2, bool), np.zeros(2, bool), obs + 1)
+    writer.reset(np.full((2, 1), 99, np.float32), mask=np.array([True, False]))
+    writer.close()
+    assert not (buffer.sample(200).next_obs == 99).any()
+
+
+@pytest.mark.usefixtures("told")
+def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(desk):  # noqa: F811
+    assert Asker(desk, b"r" * 16).ask(wire.Hello(role="reader", table="default")).body.since == 0
+    assert Asker(desk).ask(wire.Hello(role="actor", table="default")).body.since == desk.epoch
+    payload = cache_of()
+    broken = np.array(payload)
+    broken[: len(broken) // 2] = 255
+    with pytest.raises(ProtocolError):
+        arrive(desk, broken, client=b"n" * 16)
+    account = desk.runs.current.ledger.find(b"n" * 16)
+    assert account is None or account.table == 0

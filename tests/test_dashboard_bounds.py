@@ -1,17 +1,21 @@
 """The dashboard at its bounds: where a figure begins to mean something, and what is said one step before."""
 
+import itertools
+import logging
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 from starlette.datastructures import Headers
 
 from memoire.dashboard import nodes, verdict
 from memoire.dashboard.access import MOST_BODY_BYTES, too_long
-from memoire.dashboard.cluster import FULL, Cluster, _until
+from memoire.dashboard.cluster import ACTORS_EVERY, FULL, WINDOW, Cluster, _until
 from memoire.dashboard.exports import _bytes, _varint
 from memoire.dashboard.history import History
+from memoire.dashboard.serve import Dashboard
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.tail import _write, tail
 from memoire.dashboard.top import _section
@@ -120,3 +124,27 @@ def test_a_run_that_was_seen_is_seen_later_with_its_newest_facts(tmp_path):
     history.add("a", 10.0, {"steps": one(3.0)})
     assert [point.mean for _, _, point in history.all("a", "steps")] == [3.0] and not list(history.all("steps", "a"))
     history.close()
+
+
+def test_actors_are_remembered_now_and_then_for_as_long_as_a_rate_looks_back():
+    cluster = Cluster(Settings(nodes=("http://127.0.0.1:1",)))
+    cluster.kept(cluster.run).take(account(1, 0, steps=500, accepted=3, seen=5.0))
+    for tenth in range(10 * int(3 * WINDOW)):
+        cluster._remember_actors(tenth / 10)
+    times = [time for time, _ in cluster._actor_ring]
+    assert all(after - before >= ACTORS_EVERY for before, after in itertools.pairwise(times))
+    assert WINDOW - ACTORS_EVERY <= times[-1] - times[0] <= WINDOW + 2 * ACTORS_EVERY
+
+
+def test_a_dashboard_logs_no_request_and_leaves_no_thread(caplog):
+    caplog.set_level(logging.INFO)
+    before = set(threading.enumerate())
+    board = Dashboard(Settings(nodes=("http://127.0.0.1:1",), listen="127.0.0.1:0"))
+    try:
+        with urllib.request.urlopen(f"{board.url}/livez", timeout=60) as answer:  # noqa: S310
+            names = {name.lower() for name in answer.headers}
+    finally:
+        board.close()
+    assert not {"server", "date"} & names
+    assert not [record for record in caplog.records if record.name == "uvicorn.access"]
+    assert not set(threading.enumerate()) - before

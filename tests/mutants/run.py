@@ -25,7 +25,7 @@ from typing import Any
 
 import kernels
 from places import KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
-from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, Recording, Tree, Verdict, copy_checkout, digest
+from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, SOUND, Recording, Tree, Verdict, copy_checkout, digest
 
 SEED = 20250715
 FOLDER = ROOT / "build" / "mutants"
@@ -349,6 +349,9 @@ def main() -> int:
     given = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     trees = set_up(given.workers, given.seed)
+    for tree in trees:
+        if tree.try_tests([SOUND], 10.0).found:  # else everything would be found in it
+            raise SystemExit(f"{SOUND} fails without any mistake in {tree.folder}: see build/output.txt there")
     recording = record(trees[0], given.workers, MARKS + QUICK * given.quick)
     results = Results(FOLDER / "results.json")
     jobs = [job for job in jobs_of(given.seed) if given.only in job[0].key]

@@ -18,6 +18,8 @@ from places import ROOT
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = ("tests/test_mutants.py", "tests/test_setup.py", "tests/test_packages.py", "tests/test_benchmarks.py")
 """Test files about this tool, and about builds and archives of the whole checkout."""
+SOUND = "tests/test_server_client.py"
+"""What has to pass in a copy without any mistake."""
 LOOKING = "tests/test_signatures.py"
 """A test file that looks at functions and does not call them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
