@@ -43,7 +43,7 @@ def is_in(door, number):
 
 
 def test_a_login_holds_for_a_week_and_not_a_moment_longer(door, clock):
-    number = door.log_in(OLD, "10.0.0.1")
+    number = door.log_in(OLD, HERE)
     clock.now += 7 * 86_400 - 0.001
     assert is_in(door, number)
     clock.now += 0.001
@@ -51,7 +51,7 @@ def test_a_login_holds_for_a_week_and_not_a_moment_longer(door, clock):
 
 
 def test_who_logs_out_ends_that_login_alone(door):
-    mine, other = door.log_in(OLD, "10.0.0.1"), door.log_in(OLD, "10.0.0.1")
+    mine, other = door.log_in(OLD, HERE), door.log_in(OLD, HERE)
     door.log_out(by(mine))
     assert (is_in(door, mine), is_in(door, other)) == (False, True)
     door.log_out(by("of nobody"))
@@ -60,24 +60,24 @@ def test_who_logs_out_ends_that_login_alone(door):
 
 
 def test_a_login_ends_with_the_token_it_was_made_with_and_with_no_other(door, path):
-    by_old, by_new = door.log_in(OLD, "10.0.0.1"), door.log_in(NEW, "10.0.0.1")
+    by_old, by_new = door.log_in(OLD, HERE), door.log_in(NEW, HERE)
     path.write_text(f"{NEW}\n")
     assert (is_in(door, by_old), is_in(door, by_new)) == (False, True)
 
 
 def test_of_too_many_logins_the_oldest_ends(door, monkeypatch):
     monkeypatch.setattr(gate, "MOST_LOGINS", 3)
-    numbers = [door.log_in(OLD, "10.0.0.1") for _ in range(5)]
+    numbers = [door.log_in(OLD, HERE) for _ in range(5)]
     assert [is_in(door, number) for number in numbers] == [False, False, True, True, True]
 
 
 def test_a_login_ends_with_the_process_that_made_it(door, path, clock):
-    number = door.log_in(OLD, "10.0.0.1")
+    number = door.log_in(OLD, HERE)
     assert is_in(door, number) and not is_in(gate.Gate(Tokens(path), clock), number)
 
 
 def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door):
-    assert door.log_in("wrong-token-wrong", "10.0.0.1") is None
+    assert door.log_in("wrong-token-wrong", HERE) is None
     for headers in ({}, {"cookie": ""}, {"cookie": f"{gate.COOKIE}="}, {"cookie": f"{gate.COOKIE}={OLD}"}):
         assert not door.has_login(Headers(headers)) and not door.still_admits(Headers(headers))
     assert door.refused["http_token"] == 1  # a wrong number is no guess at a token
