@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from . import _core
 from .errors import NotSettable
 from .parameters import Parameters
-
-SYNONYMS = {
-    "alpha": "priority_exponent",
-    "beta": "importance_exponent",
-    "gamma": "discount_factor",
-    "n_step": "multi_step",
-    "nstep": "multi_step",
-    "lambda_": "mix_lambda",
-}
-"""What others call some parameters."""
+from .suggestions import meant
 
 
 class Guarded(_core.Guarded):
@@ -45,11 +35,10 @@ class Guarded(_core.Guarded):
 def advice(kind: type[Guarded], name: str) -> str:
     """What to write instead of setting an attribute."""
     ways = _ways(kind)
-    name = name if name in ways else SYNONYMS.get(name, name)
     if name in ways:
         return ways[name]
-    close = get_close_matches(name, ways, 1)
-    return f"Did you mean {close[0]}? {ways[close[0]]}" if close else "There is no such setting."
+    found = meant(name, ways)
+    return f"Did you mean {found[0]}? {ways[found[0]]}" if found else "There is no such setting."
 
 
 def _ways(kind: type[Guarded]) -> dict[str, str]:

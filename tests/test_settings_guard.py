@@ -5,7 +5,7 @@ import pytest
 
 import memoire
 from classic_help import templates
-from memoire import Buffer, Memory, Parameters, PrioritizedReplayBuffer
+from memoire import Buffer, Memory, Parameters, PrioritizedReplayBuffer, PriorityExperienceReplayBuffer
 from memoire.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import MemoireError, NotSettable
 from memoire.limits import Limits
@@ -42,6 +42,7 @@ def objects():
         "Client": client,
         "Memory": Memory(SCHEMA, 100),
         "PrioritizedReplayBuffer": PrioritizedReplayBuffer(8, 0.5),
+        "PriorityExperienceReplayBuffer": PriorityExperienceReplayBuffer(8, 0.5),
         "Proxy": proxy,
         "Reader": cluster.reader([proxy]),
         "ReplayMemory": ReplayMemory(*templates(), 100),
