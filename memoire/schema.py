@@ -457,13 +457,18 @@ def _allowing(template: Any) -> Any:
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers of an exact value are finite."""
-    return _core.is_finite(value.values if isinstance(value, Ragged) else value)
+    return _core.is_finite(_numbers(value))
+
+
+def _numbers(value: Any) -> NDArray[Any]:
+    """The numbers of an exact value, which may be an array, a NumPy scalar or `Ragged`."""
+    return value.values if isinstance(value, Ragged) else np.asarray(value)
 
 
 def finite(name: str, column: Column, value: Any) -> Any:
     """An exact value itself. Raises NotFinite where it is not finite and its column does not allow that."""
     if column.is_finite and not is_finite(value):
-        numbers = value.values if isinstance(value, Ragged) else value
+        numbers = _numbers(value)
         found = numbers[~np.isfinite(numbers)].flat[0]
         raise NotFinite(name, f"finite {column}", f"{found}", column.role == "state")
     return value
