@@ -831,7 +831,7 @@ def _no_lock(folder: Path, what: str) -> StateForeign:
     return StateForeign(
         str(folder / "lock"),
         f"is {what}, not the lock of a state folder",
-        "Nothing was written. Give the server a folder of its own, or remove that if nobody needs it.",
+        "Give the server a folder of its own, or remove that if nobody needs it.",
     )
 
 

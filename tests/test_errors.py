@@ -35,7 +35,7 @@ FOREIGN = {
     "untold.py": {"ValueError", "PermissionError"},  # caught where they are raised
     "memory.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "glance.py": {"AssertionError"},  # a mistake of ours
-    "sockets.py": {"ValueError"},  # becomes EndpointError where it was raised
+    "sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "cluster/timed.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
     "cluster/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
     "cluster/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it

@@ -88,7 +88,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_is_as_it_was(tmp_pat
     target.write_bytes(content)
     folder.mkdir()
     (folder / "lock").symlink_to(target)
-    with pytest.raises(StateForeign, match=r"lock is a symbolic link.*Nothing was written"):
+    with pytest.raises(StateForeign, match=r"lock is a symbolic link.*Nothing was changed"):
         memoire.Server(None, SCHEMA, state_dir=folder)
     assert target.read_bytes() == content
     (folder / "lock").unlink()
