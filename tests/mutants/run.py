@@ -105,6 +105,7 @@ def kernels_built(tree: Tree, seed: int) -> list[Place]:
         places = draw(
             seed, [place for place in every if place.key not in left_out], QUOTAS[kernels.FILE], lambda _: True
         )
+        places += by_hand
         text, owners = source.with_mistakes(places)
         said = kernels.build(tree.folder, text)
         if not said:
