@@ -6,9 +6,22 @@ import sqlite3
 import numpy as np
 import pytest
 
-from memoire import Buffer, Schema, descriptors, proxy, snapshot, snapshotfile, sockets, statefile, subscriptions, wire
+from memoire import (
+    Buffer,
+    Schema,
+    descriptors,
+    proxy,
+    reader,
+    snapshot,
+    snapshotfile,
+    sockets,
+    statefile,
+    subscriptions,
+    wire,
+)
+from memoire.batch import ID, td_errors_for
 from memoire.desk import MOST_UPLOADS
-from memoire.errors import ProtocolError
+from memoire.errors import ProtocolError, WrongType
 from memoire.logbook import LINE_OVERHEAD, Outbox
 from memoire.pool import Pool
 from poolkit import PLAIN, SCHEMA, Clock, name
@@ -87,13 +100,13 @@ def test_a_lane_has_room_again_for_what_was_sent(monkeypatch):
 
 def test_a_reader_that_was_forgotten_begins_anew_with_what_it_drew_elsewhere():
     clock = Clock()
-    pool, reader = Pool(SCHEMA, PLAIN, seed=0, client_timeout=10.0, clock=clock), b"r" * 16
+    pool, learner = Pool(SCHEMA, PLAIN, seed=0, client_timeout=10.0, clock=clock), b"r" * 16
     pool.add(name(0), 1, made(50))
-    pool.reserve(reader, 10, 5000)
+    pool.reserve(learner, 10, 5000)
     clock.now += 11.0
     pool.expire()
     pool.add(name(0), 2, made(50))
-    pool.reserve(reader, 10, 9000)  # all of it of the time before it came here again
+    pool.reserve(learner, 10, 9000)  # all of it of the time before it came here again
     pool.add(name(0), 3, made(50))
     (client,) = pool._held
     assert client.between == 0.0
@@ -190,3 +203,57 @@ def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(d
         arrive(desk, broken, client=b"n" * 16)
     account = desk.runs.current.ledger.find(b"n" * 16)
     assert account is None or account.table == 0
+
+
+# ------------------------------------------------------------------------------------------------ a reader's servers
+
+
+class Way:
+    """One of a reader's addresses."""
+
+    def __init__(self, *names):
+        self.names = names
+
+
+def reader_of(*links):
+    """A reader without a thread."""
+    made = reader.Reader.__new__(reader.Reader)
+    made._links, made._remotes, made.left_out = list(links), {}, []
+    made._leave_out = made.left_out.append
+    return made
+
+
+def test_a_server_keeps_its_way_while_that_leads_there_and_takes_another_one_then():
+    first, second = Way("a", "b"), Way("a", "b")
+    made = reader_of(first, second)
+    made._remotes = {name: reader._Remote(name, first) for name in "ab"}
+    made._drop_unlisted()
+    assert [remote.link for remote in made._remotes.values()] == [first, first]
+    first.names = ("b",)
+    made._drop_unlisted()
+    assert [remote.link for remote in made._remotes.values()] == [second, first]
+
+
+def test_a_server_that_nobody_lists_is_forgotten_after_a_while():
+    made = reader_of(Way("a"))
+    made._remotes = {name: reader._Remote(name, made._links[0]) for name in "ab"}
+    made._drop_unlisted()
+    assert list(made._remotes) == ["a", "b"]
+    for remote in made._remotes.values():
+        remote.listed_at -= reader.FORGET_AFTER + 1.0
+    gone = made._remotes["b"]
+    made._drop_unlisted()
+    assert list(made._remotes) == ["a"] and made.left_out == [gone]
+
+
+@pytest.mark.parametrize(("batch_size", "ahead", "kept"), [(0, 2, 0), (32, 0, 32), (32, 1, 64), (10, 3, 40)])
+def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_asked_for(batch_size, ahead, kept):
+    made = reader_of()
+    made._batch_size, made._ahead = batch_size, ahead
+    assert made._reserve == kept
+
+
+def test_what_is_no_td_error_is_shown_short():
+    with pytest.raises(WrongType) as caught:
+        td_errors_for(np.zeros(1, ID), "x" * 1000)
+    assert repr("x" * 1000)[:80] in str(caught.value) and repr("x" * 1000)[:81] not in str(caught.value)
