@@ -30,7 +30,7 @@ def test_a_goal_is_reached_by_the_mean_of_all_newest_episodes(goal, returns, is_
 
 
 def test_the_rate_of_steps_follows_over_two_seconds():
-    server = Child("server-0", None, None)
+    server = Child("server-0", (), {})
     progress = demo.Progress(goal=None)
     totals = {"episodes": 1, "accepted_caches": 2}
     rates = []
@@ -43,7 +43,7 @@ def test_the_rate_of_steps_follows_over_two_seconds():
 
 
 def test_where_the_dashboard_is_is_said_once(capsys):
-    board = Child("dashboard", None, None)
+    board = Child("dashboard", (), {})
     assert local.announce(None) is None and local.announce(board) is board
     board.facts = {"http": "http://127.0.0.1:8265"}
     assert local.announce(board) is None
