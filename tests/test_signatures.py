@@ -16,7 +16,7 @@ import msgspec
 import memoire
 from memoire import cli
 
-AGREED = Path(__file__).with_name("vectors") / "defaults.txt"
+AGREED = Path(__file__).with_name("defaults.txt")
 WITH_TORCH = ("memoire.torch", "memoire.sb3")
 """Left out, so that the list is the same whether torch is installed or not."""
 INNER = re.compile(r"(^|\.)_(?!_init__)")
