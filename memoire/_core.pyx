@@ -4858,9 +4858,13 @@ cdef class HeldClient:
         """N_c: its newest number of entries with positive weight."""
         return self.population
 
-    def hear(self, uint64_t sequence, double total_weight, double positives, double minimum):
-        """Take newer sums; older ones (a message that was overtaken) change nothing. Returns whether they were newer."""
-        if self.has_sums and sequence <= self.sequence:
+    def hear(self, uint64_t sequence, double total_weight, double positives, double minimum, bint is_limited=False):
+        """Take newer sums; older ones (a message that was overtaken) change nothing. Returns whether they were taken.
+
+        is_limited: Entries are drawn so often only. Where the newest sums say that all are used up, older ones are taken: they come with
+        a cache into which entries were drawn.
+        """
+        if self.has_sums and sequence <= self.sequence and not (is_limited and self.mass == 0.0):
             return False
         self.has_sums = True
         self.sequence, self.mass, self.population, self.minimum = sequence, total_weight, positives, minimum

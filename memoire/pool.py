@@ -391,13 +391,18 @@ class Pool:
             if self._closed:
                 return 0
             client = self._client(client_id)
-            client.hear(sequence, held.total_weight, held.positives, held.minimum)
+            client.hear(sequence, held.total_weight, held.positives, held.minimum, self._is_limited)
             held.arrived = client.heard
             self._held.push(client, held)
             self._added += 1
             gone = self._make_room()
             self._tell()
             return gone
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether clients' entries are used up as they are drawn into caches."""
+        return self._parameters.max_times_sampled > 0
 
     def _check_fits(self, held: "_core.HeldCache") -> None:
         if held.nbytes > self.byte_limit:
@@ -470,7 +475,7 @@ class Pool:
             if client is None:
                 client = self._enter(kept.id)
                 client.heard = math.inf if stays else self._clock()
-            client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum)
+            client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum, self._is_limited)
             if self._is_held(client, held):
                 return False, 0
             held.arrived = self._clock() - age
@@ -508,7 +513,7 @@ class Pool:
             if self._closed:
                 return False
             client = self._client(client_id)
-            if total_weight <= 0.0 and client.caches and self._parameters.max_times_sampled:
+            if total_weight <= 0.0 and client.caches and self._is_limited:
                 return False  # its entries are used up because they were drawn into the caches that are held
             is_newer = client.hear(sequence, total_weight, float(positives), minimum)
             self._tell()  # it may have had no weight before

@@ -1,5 +1,6 @@
 """Held samples that are too old are passed over, used-up ones are drawn no more, and what is left is weighed right."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,27 @@ def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     layout = cache.layout_of(SCHEMA, parameters, Kind.DRAWN)
     drawn = cache.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
     assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["first", "second", "nothing is left"])))
+@pytest.mark.parametrize("reuse", [False, True])
+def test_what_used_up_a_clients_entries_is_drawn_whatever_comes_first(order: Any, reuse: bool) -> None:
+    """Caches and UPDATEs go different ways: that all is used up may be told before the caches come that did it."""
+    limited = PLAIN.replace(max_times_sampled=1, reuse_cache=reuse)
+    pool = Pool(SCHEMA, limited, seed=1)
+    for what in order:
+        if what == "first":
+            pool.add(name(1), 1, held([0.0] * 3, [0] * 3, limited))
+        elif what == "second":
+            pool.add(name(1), 2, held([0.0] * 3, [0] * 3, limited, first=3))
+        else:
+            pool.sums(name(1), 3, 0.0, 0, 0.0)
+    made = plan([pool.reserve(b"r" * 16, 3)], 3, 0.5)
+    assert made is not None and made.left_out == 0.0
+    pool.reserve(b"r" * 16, 0)
+    assert sorted(numbers(pool, 6)) == [0, 1, 2, 3, 4, 5]
+    pool.sums(name(1), 4, 0.0, 0, 0.0)
+    assert pool.entries() == 0, "nothing of it is held, and nothing comes"
 
 
 def test_with_reuse_no_held_sample_is_drawn_more_often_than_it_may_be() -> None:

@@ -297,6 +297,11 @@ def test_a_balance_begins_with_what_was_known_of_all():
     assert balance.band("c", ["a", "b", "c"]) is None, "nothing is limited there any more"
     balance.reset()
     assert balance.band("a", ["a", "b"]) is None
+    told = {"a": Standing(30.0, True, 40, 50, 2.0, 100.0), "b": Standing(25.0, True, 9, 9, 2.0, 100.0)}
+    for name, standing in (told | {"c": Standing(4.0, False, 7, 10, 2.0, 100.0)}).items():
+        balance.heard(name, 1, standing, 50, 3)
+    assert balance.why_not_draw(parameters, ["a", "b", "c"], 1, 0) == ""
+    assert balance.band("a", ["a", "b", "c"]).surplus == 34.0, "what two were told is of all, and counts once"
 
 
 def test_a_draw_that_waits_goes_on_when_entries_come():
