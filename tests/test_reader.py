@@ -18,6 +18,7 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.parameters import Parameters
+from memoire.reader import _Remote
 from memoire.schema import Column, Schema
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
@@ -139,6 +140,20 @@ def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
     one, value = np.transpose(means)
     for found, expected in ((one, 1.0), (value, total / entries)):
         assert abs(found.mean() - expected) < 5.0 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-3 * abs(expected)
+
+
+def test_samples_of_a_draw_that_is_on_its_way_are_not_there_for_the_next_one():
+    """A server says what it has before it has seen the newest draws; with reuse_cache these take nothing away."""
+    table, counts = np.zeros(3, wire.CLIENT_SUMS), np.zeros(2, wire.CLIENT_COUNTS)
+    table["client"][:, 0], table["reserved"], table["flags"] = [7, 8, 9], [20, 20, 4], [0, 1, 0]
+    counts["client"][:, 0], counts["count"] = [9, 7], [6, 5]
+    remote = _Remote("a", None)
+    remote.open = {1: counts, 2: counts[1:]}
+    remote.said(table, 0.0)
+    assert remote.table["reserved"].tolist() == [10, 20, 0] and table["reserved"].tolist() == [20, 20, 4]
+    remote.open = {3: np.array([(np.array([8, 0], "<u8"), 3, 0)], wire.CLIENT_COUNTS)}
+    remote.said(table, 0.0)
+    assert remote.table["reserved"].tolist() == [20, 20, 4]
 
 
 def drawn(server):
