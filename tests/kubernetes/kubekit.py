@@ -40,11 +40,10 @@ request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
 if token.exists():
     request.add_header("Authorization", "Bearer " + token.read_text().split()[0])
 page = urllib.request.urlopen(request, timeout=10).read()
-if page[:1] in (b"{", b"["):
-    print(page.decode())
-else:
+if path.startswith("/accounts"):  # packed
     import base64
-    print(base64.b64encode(page).decode())
+    page = base64.b64encode(page)
+print(page.decode())
 """
 
 
