@@ -1,6 +1,6 @@
 """Accounts that are not in a ledger's memory: found again by their client, and read in pages. No file is touched here.
 
-KeptAccounts      what both share: packed accounts become accounts and rows again
+KeptAccounts    what both share: packed accounts become accounts and rows again
 MemoryAccounts  packed, in dictionaries: of a server without a state folder
 StoredAccounts  read from the state folder, beside what is still on its way there
 """

@@ -77,8 +77,6 @@ LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
-PASSING = ("busy", "closed", "denied")
-"""Codes of refusals that end by themselves: what was asked is asked again."""
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
 1.5."""
@@ -308,7 +306,7 @@ class Client(Node):
         """128 random bits: who this client is; new for each one made."""
         self.uuid = input_uuid or secrets.randbelow((1 << 32) - 1) + 1
         """The label of its log lines."""
-        self._folder = None if state_dir is None else untold.check_folder(state_dir)
+        self._folder = None if state_dir is None else untold.folder_at(state_dir)
         self.push_reason = ""
         """Why the newest push_cache returned False; "" when it did not."""
         self._limits = limits or Limits()
@@ -1384,7 +1382,7 @@ class Client(Node):
 
     def _welcomed(self, answer: Answer) -> None:
         self._hello_open = self._is_moving = False
-        if isinstance(answer, Refused) and answer.code in PASSING:
+        if isinstance(answer, Refused) and answer.code in wire.PASSING:
             self._hello_at = time.monotonic() + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
             self._put_off = answer
             return

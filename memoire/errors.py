@@ -54,7 +54,7 @@ class UnknownName(ParameterError, TypeError):
 
     def __str__(self) -> str:
         if self.meant:
-            advice = f"Did you mean {' or '.join(map(repr, self.meant))}?"
+            advice = _guess(self.meant)
         else:
             advice = f"It takes {', '.join(self.known) or 'none'}."
         return f"{self.what} takes no {self.name!r}. {advice} Nothing was changed."
@@ -68,8 +68,12 @@ class NoSuchField(MemoireError, KeyError):
         self.what, self.name, self.meant, self.known = what, name, meant, known
 
     def __str__(self) -> str:
-        guess = f"Did you mean {' or '.join(map(repr, self.meant))}? " if self.meant else ""
+        guess = f"{_guess(self.meant)} " if self.meant else ""
         return f"{self.what} has no {self.name}. {guess}It has {', '.join(self.known) or 'nothing'}."
+
+
+def _guess(meant: tuple[str, ...]) -> str:
+    return f"Did you mean {' or '.join(map(repr, meant))}?"
 
 
 class WrongType(MemoireError, TypeError):

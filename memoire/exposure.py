@@ -7,6 +7,7 @@ be anybody's, and is taken as such. Nothing is looked up.
 from __future__ import annotations
 
 import ipaddress
+import sys
 import warnings
 from collections.abc import Iterable
 
@@ -58,10 +59,10 @@ def refuse(option: str, address: str, *, guard: str) -> None:
         raise ParameterError(option, address, expected)
 
 
-def warn(
-    what: str, addresses: Iterable[str], *, guard: str, may: str = "push, draw and publish", stacklevel: int = 3
-) -> None:
+def warn(what: str, addresses: Iterable[str], *, guard: str, may: str = "push, draw and publish") -> None:
     """Say with an `InsecureWarning` which of these addresses everybody can reach; nothing where there is none.
+
+    It points at the line that called into memoire.
 
     Args:
         what: Who listens there.
@@ -73,4 +74,12 @@ def warn(
             f"{what} listens at {', '.join(found)} for everybody who can reach it: whoever comes may {may}. "
             f"Give it {guard}, or an address of this machine only (127.0.0.1)."
         )
-        warnings.warn(text, InsecureWarning, stacklevel=stacklevel)
+        warnings.warn(text, InsecureWarning, stacklevel=_level_outside())
+
+
+def _level_outside() -> int:
+    """How many calls up the first function outside of this package is, counted as by who calls `warnings.warn` here."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    return level + 1

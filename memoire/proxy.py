@@ -421,7 +421,7 @@ class Proxy(Node):
             if self.keys is None:
                 bound = self._endpoints
                 addresses = [bound.request, bound.push, bound.publish]
-                exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)", stacklevel=4)
+                exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)")
             self._backs += [_Back(self, endpoint) for endpoint in servers]
         except BaseException:
             self._worker.stop(0.0)

@@ -512,7 +512,7 @@ class Server(Node):
         """Warn of addresses that were bound since the last call, and of `plain` ones, where everybody may come in."""
         if self.keys is None and self._warned is not None:
             news, self._warned = self._bound[self._warned :], len(self._bound)
-            exposure.warn(f"server {self.name!r}", [*news, *plain], guard="keys (keys=)", stacklevel=5)
+            exposure.warn(f"server {self.name!r}", [*news, *plain], guard="keys (keys=)")
 
     def run_request_proxy(self, front: str, back: str) -> None:
         """Share the requests of one address out among the workers that connect to another; blocks until `close`."""

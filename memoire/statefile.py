@@ -514,10 +514,6 @@ class Reader:
         """Keys and bodies of a kind, in the order of their keys."""
         return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
 
-    def account(self, run: int, key: bytes) -> bytes | None:
-        """The body of an account."""
-        return next((body for _, body in self.accounts(run, key, 1, key + b"\0")), None)
-
     def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
         """At most so many accounts of a run, ascending, from this key on and below `before`."""
         return self._read(lambda connection: list(read_accounts(connection, self._path, run, begin, most, before)))

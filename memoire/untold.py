@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from . import wire
+from . import ownfiles, wire
 from .calls import Answer
 from .channel import Channel
 from .errors import MemoireError, Refused, StateUnusable
@@ -31,7 +31,7 @@ MAX_BYTES = 256 << 20
 """Of a file that is read: what a client keeps at most is far less."""
 AGAIN = 5.0
 """Seconds before a home that had no time is asked again."""
-LATER = ("busy", "closed", "disk", "client")
+LATER = (*wire.PASSING, "client")
 """Codes of refusals that end by themselves, or by another HELLO."""
 _PREFIX, _SUFFIX = "untold-", ".msgpack"
 
@@ -69,12 +69,7 @@ def save(folder: Path, untold: Untold) -> Path:
     """
     path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
     made = path.with_suffix(".new")
-    opened = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(opened, msgspec.msgpack.encode(untold))
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    ownfiles.write(made, msgspec.msgpack.encode(untold))
     made.replace(path)
     return path
 
@@ -100,11 +95,11 @@ def found(folder: Path) -> list[tuple[Path, Untold]]:
     return files
 
 
-def check_folder(folder: str | Path) -> Path:
+def folder_at(place: str | Path) -> Path:
     """The folder, made where it is not there. Raises StateUnusable."""
-    path = Path(folder)
+    path = Path(place)
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        ownfiles.make_folder(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "it is not writable for this user")
     except OSError as error:

@@ -62,6 +62,8 @@ CODES: Final = {
     "missing": "asked for something that is not stored here (any more)",
 }
 """Every refusal code and what it says; a refusal's text adds which value and what was expected."""
+PASSING: Final = ("busy", "closed", "denied", "disk")
+"""Codes of refusals that end by themselves: what was asked is asked again."""
 
 
 MOST_RETURN: Final = 1e280

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +75,7 @@ def _of_environment(env: str) -> Schema:
 
 def read_parameters(settings: Sequence[str]) -> Parameters:
     """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount_factor=[0.99]", "start=repeat")."""
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        name, is_given, text = setting.partition("=")
-        if not is_given:
-            raise ParameterError("--set", setting, "NAME=VALUE, such as multi_step=3")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        changes[name] = value
-    refuse_unknown("--set", changes, NAMES)
-    return parameters_from(changes)
+    return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
 
 
 def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
@@ -95,17 +84,26 @@ def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
     Raises:
         ParameterError: a name is none of `Limits`, or a value does not fit.
     """
+    changes = _settings("--limit", settings, Limits.__dataclass_fields__, such_as="new_clients=100000")
+    for name, value in changes.items():
+        if isinstance(value, str):
+            raise ParameterError("--limit", f"{name}={value}", "a number behind the =")
+    return Limits(**changes | fixed)
+
+
+def _settings(option: str, settings: Sequence[str], known: Iterable[str], *, such_as: str) -> dict[str, Any]:
+    """What "name=value" texts say, values in JSON, or texts where they are none."""
     changes: dict[str, Any] = {}
     for setting in settings:
         name, is_given, text = setting.partition("=")
         if not is_given:
-            raise ParameterError("--limit", setting, "NAME=VALUE, such as new_clients=100000")
-        refuse_unknown("--limit", {name: text}, Limits.__dataclass_fields__)
+            raise ParameterError(option, setting, f"NAME=VALUE, such as {such_as}")
         try:
             changes[name] = json.loads(text)
         except json.JSONDecodeError:
-            raise ParameterError("--limit", setting, "a number behind the =") from None
-    return Limits(**changes | fixed)
+            changes[name] = text
+    refuse_unknown(option, changes, known)
+    return changes
 
 
 def serve(
