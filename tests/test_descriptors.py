@@ -179,10 +179,10 @@ sys.exit(main())
 """
 
 
-def answer(url):
-    """Status and text of a page; none where it does not answer."""
+def answer(url, patience=DEADLINE / 4):
+    """Status and text of a page; none where it does not answer within so many seconds."""
     try:
-        with urllib.request.urlopen(url, timeout=DEADLINE / 4) as said:
+        with urllib.request.urlopen(url, timeout=patience) as said:
             return said.status, said.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -194,12 +194,36 @@ KINDS = (b"DEALER", b"PUSH", b"SUB")
 """Of sockets, by whose port they connect to."""
 
 
-def greet(strangers):
-    """Those that are connected by now say who they are, and are silent no more."""
-    for made, kind in list(strangers.items()):
-        with contextlib.suppress(OSError):
-            made.send(GREETING + ready(kind))
-            del strangers[made]
+class Stranger:
+    """A connection that greets and stays; one that is not let in soon, or was ended, is made anew."""
+
+    def __init__(self, port, kind):
+        self._address, self._greeting = ("127.0.0.1", port), GREETING + ready(kind)
+        self._connect()
+
+    def _connect(self):
+        self._made = socket.socket()
+        self._made.setblocking(False)
+        self._made.connect_ex(self._address)
+        self._has_greeted, self._until = False, time.monotonic() + 2.0
+
+    def turn(self):
+        try:
+            if not self._has_greeted:
+                self._made.send(self._greeting)
+                self._has_greeted = True
+            is_lost = not self._made.recv(1000)
+            self._until = float("inf")  # it was greeted back: it is in
+        except BlockingIOError:
+            is_lost = time.monotonic() > self._until
+        except OSError:
+            is_lost = True
+        if is_lost:
+            self.close()
+            self._connect()
+
+    def close(self):
+        self._made.close()
 
 
 def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
@@ -213,12 +237,17 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_pages():
         stack.callback(process.kill)
         process.stdout.readline()
         pages = process.stdout.readline().split()[-1].removesuffix("/status")
-        strangers = stack.enter_context(contextlib.ExitStack())
-        silent = {strangers.enter_context(socket.socket()): KINDS[number % 3] for number in range(500)}
-        for number, made in enumerate(silent):
-            made.setblocking(False)
-            made.connect_ex(("127.0.0.1", port + number % 3))
-        until(lambda: greet(silent) or "all but a few of 256 are open" in answer(f"{pages}/readyz")[1])
+        strangers = [Stranger(port + number % 3, KINDS[number % 3]) for number in range(500)]
+        leaving = stack.enter_context(contextlib.ExitStack())
+        for stranger in strangers:
+            leaving.callback(stranger.close)
+
+        def is_full():
+            for stranger in strangers:
+                stranger.turn()
+            return "all but a few of 256 are open" in answer(f"{pages}/readyz", 2.0)[1]
+
+        until(is_full)
         assert [answer(f"{pages}/livez")[0] for _ in range(3)] == [200] * 3
-        strangers.close()
+        leaving.close()
         until(lambda: answer(f"{pages}/readyz")[0] == 200)
