@@ -15,7 +15,7 @@ from memoire.limits import Limits
 from memoire.models import Model
 from memoire.parameters import Parameters
 from memoire.server import Server
-from netkit import QUICK, Cluster, record, until
+from netkit import DEADLINE, QUICK, Cluster, record, until
 
 
 @pytest.fixture
@@ -68,6 +68,18 @@ def told(client):
     except MemoireTimeout:
         return False
     return True
+
+
+def test_a_server_whose_disk_hangs_ends_in_time(cluster, durable):
+    server = durable.start(limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    durable.disk.may_save.clear()
+    record(client)
+    assert not told(client)
+    ending = threading.Thread(target=server.close, args=(0.5,), daemon=True)
+    ending.start()
+    ending.join(DEADLINE / 2)
+    assert not ending.is_alive() and durable.disk.lines == {} and durable.saved(client.client_id) is None
 
 
 def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, durable):

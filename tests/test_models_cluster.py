@@ -11,7 +11,7 @@ import zmq
 
 from history.ports import block
 from memoire import subscriptions, wire
-from memoire.errors import Closed, MemoireTimeout
+from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
 from netkit import DEADLINE, QUICK, Cluster, in_thread, until
 
@@ -103,6 +103,25 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     fetched = [model._client.stats().fetched_bytes for model in models + late]
     assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
     assert served == crossed, "who comes late costs the way nothing"
+
+
+def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch):
+    monkeypatch.setattr("memoire.proxy.HOLD", 0.2)
+    server = cluster.server(name="anna")
+    proxy = cluster.proxy([server], limits=PATIENT)
+    client = cluster.client(proxy, limits=PATIENT)
+    answer = server._desk._answers[wire.Fetch]
+
+    def to_the_client_alone(header, asked, payload):
+        if header.client != client.client_id:
+            raise ProtocolError("busy", "not now")
+        return answer(header, asked, payload)
+
+    monkeypatch.setitem(server._desk._answers, wire.Fetch, to_the_client_alone)
+    model, body = client.model("policy"), body_of(1)
+    server.publish("policy", body)
+    assert model.wait(100.0).body == body
+    assert proxy.stats().models == {}, "the proxy has never had it"
 
 
 def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
