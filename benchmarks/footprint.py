@@ -7,6 +7,7 @@ grown by, as the system counts it, is divided by what can be drawn afterwards. T
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def of_server(workload: Workload, storage: str, count: int) -> Grown:
     return grown, samples
 
 
-def rows(entries: dict[str, int], peers: list[str], leave_out: Callable[[str], object]) -> Iterator[Result]:
+def rows(entries: dict[str, int], peers: list[str], leave_out: Callable[[str], object], only: str) -> Iterator[Result]:
     """A row for everybody with whom memoire is compared: the ratio is how many times as much they take."""
     for name, count in entries.items():
         workload = {"W1": w1, "W2": w2}[name](count)
@@ -104,15 +105,18 @@ def rows(entries: dict[str, int], peers: list[str], leave_out: Callable[[str], o
             except PeerUnavailable as error:
                 leave_out(f"Left out: {error}")
         ours = {
-            "in a process": of_buffer(name, count),
-            "at a server, caches": of_server(workload, "caches", count // BATCH),
-            "at a server, episodes": of_server(workload, "episodes", count // EPISODE),
+            f"a sample in a process, {name}": partial(of_buffer, name, count),
+            f"a sample at a server, caches, {name}": partial(of_server, workload, "caches", count // BATCH),
+            f"a sample at a server, episodes, {name}": partial(of_server, workload, "episodes", count // EPISODE),
         }
-        for where, (grown, samples) in ours.items():
+        for what, measured in ours.items():
+            if only not in what:
+                continue
+            grown, samples = measured()
             for baseline, (others, of_them) in theirs.items():
                 mine, taken = grown / samples, others / of_them
                 figures = (Spread(value, value, value) for value in (mine, taken, taken / mine))
-                yield Result(f"a sample {where}, {name}", "B", *figures, baseline)
+                yield Result(what, "B", *figures, baseline)
 
 
 def main() -> None:
@@ -121,7 +125,7 @@ def main() -> None:
     report.heading()
     entries = {"W2": 1_000} if chosen.quick else {"W1": 100_000, "W2": 10_000}
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
-    for row in rows(entries, peers, report.facts.append):
+    for row in rows(entries, peers, report.facts.append, chosen.only):
         report.add(row)
     report.finish(chosen.write, "footprint")
 

@@ -1,6 +1,8 @@
 """What every test stands on: which build is tested, and that no test is skipped in silence."""
 
+import faulthandler
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+TRACES = "memoire-crash-{}-{}.txt"
+"""Of a run and a worker of pytest-xdist: what it says as it crashes."""
 
 
 NOT_ABOUT_ARRAYS = frozenset(
@@ -61,6 +65,31 @@ def pytest_configure(config: pytest.Config) -> None:
             f"MEMOIRE_CHECKED asks for the {'checked' if wanted else 'plain'} build, but {_core.__file__} is the other one. "
             "Run `make test` or `make test-checked`."
         )
+
+
+CRASH: pytest.StashKey[object] = pytest.StashKey()
+"""The file, which has to stay open."""
+
+
+@pytest.hookimpl(trylast=True)  # pytest's own has said it to the log, far above the summary
+def pytest_sessionstart(session: pytest.Session) -> None:
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        path = Path(tempfile.gettempdir()) / TRACES.format(worker["testrunuid"], worker["workerid"])
+        session.config.stash[CRASH] = file = path.open("w")
+        faulthandler.enable(file)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the threads of workers that crashed were."""
+    workers = getattr(terminalreporter.config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
+    if workers is None:
+        return
+    for path in sorted(Path(tempfile.gettempdir()).glob(TRACES.format(workers.testrunuid, "*"))):
+        if said := path.read_text(encoding="utf-8", errors="replace"):
+            terminalreporter.section(path.stem.rpartition("-")[2] + " crashed")
+            terminalreporter.write_line(said)
+        path.unlink()
 
 
 def allowed_skips() -> list[str]:

@@ -45,3 +45,13 @@ def test_an_endless_hang_is_ended_and_named(tmp_path):
     assert "_ test_hangs _" in done.stdout and "Timeout (>2.0s) from pytest-timeout" in done.stdout
     assert "threading.Event().wait()" in done.stdout, "the line where it hung"
     assert "test_planted.py" in done.stderr, "all threads' lines, a moment before"
+
+
+def test_a_worker_that_crashes_says_where_it_was(tmp_path):
+    (tmp_path / "test_planted.py").write_text("import os\n\ndef test_crashes():\n    os.abort()\n")
+    settings = ["-c", TESTS.parent / "pyproject.toml", "--rootdir", tmp_path, "-p", "conftest", "-n", "1"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, tmp_path / "test_planted.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = done.stdout.partition("gw0 crashed")[2]
+    assert "Fatal Python error: Aborted" in said and "in test_crashes" in said

@@ -31,7 +31,7 @@ EPISODES = 20
 GOALS = {"CartPole-v1": 195.0}
 """Where the environment's own threshold is not what the demo waits for."""
 LARGEST_EPSILON = 0.05
-FINISH_TIMEOUT = 15.0
+FINISH_TIMEOUT = 60.0
 """Seconds that actors and learner have to end once the run is finished."""
 ACTORS_NICE = 10
 """Actors use whatever the others leave: on few cores the learner would else wait for servers that wait for a core."""
