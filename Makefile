@@ -15,7 +15,7 @@ BIN := .venv/bin
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-imports lint-chart
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-chart
 
 .PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
@@ -30,7 +30,7 @@ help:
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
-	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell"
+	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/benchmarks/"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
 	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
@@ -96,6 +96,9 @@ lint-cython:
 
 lint-spelling:
 	$(BIN)/codespell
+
+lint-english:
+	$(BIN)/python tools/english.py --check
 
 lint-imports:
 	$(BIN)/pytest tests/test_imports.py

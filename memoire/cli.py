@@ -129,7 +129,7 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=float,
         default=8.0,
         metavar="SECONDS",
-        help="time that it has to save and to say goodbye when it is told to end; three quarters of it are for what it "
+        help="time that it has to save its state and close its connections when it is told to end; three quarters of it are for what it "
         "holds (default: %(default)s)",
     )
     server.add_argument(
@@ -671,7 +671,7 @@ def _add_insecure(to: argparse.ArgumentParser) -> None:
         "--insecure",
         action="store_true",
         help="listen beyond this machine without keys and tokens: "
-        "whoever reaches it may push, draw, read, and end the process",
+        "anybody who can reach it may push, draw, read, and end the process",
     )
 
 

@@ -1,11 +1,12 @@
 """Measure the English of pages: how long sentences and lines are, and words that readers trip over.
 
-    python tools/english.py [PAGE ...]     a row for each page; by default README.md, CONTRIBUTING.md, SECURITY.md and docs/
+    python tools/english.py [PAGE ...]     a row for each page; by default those at the top and in docs/
     python tools/english.py --long PAGE    also print what is too long or not plain, with its line
     python tools/english.py --check        fail for a page beyond the bounds
 
 A sentence has at most 15 words in the median of a page, nine in ten have at most 28, and none has more than 45. A line
-has at most 100 columns, but for rows of tables and lines that are one link. Code blocks are not English.
+has at most 100 columns, but for rows of tables, lines that are one link, and code, which is not English either: blocks
+between fences, and lines indented by four.
 """
 
 import argparse
@@ -64,14 +65,24 @@ class Page:
             yield f"{self.path}:{line}: {word}: {text[:100]}"
 
 
+def is_fence(line: str) -> bool:
+    """Whether a block of code begins or ends here."""
+    return line.strip().startswith(("```", "~~~"))
+
+
+def is_indented(line: str) -> bool:
+    """Whether a line is code by its indent. Items of lists go on with two or three."""
+    return line.startswith("    ")
+
+
 def paragraphs(text: str) -> Iterator[tuple[int, str, bool]]:
     """First line, words and whether it is a table's cell, of each paragraph, item of a list, heading and cell."""
     begun, words, is_code = 0, [], False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         bare = line.strip()
-        if bare.startswith(("```", "~~~")):
+        if is_fence(line):
             is_code = not is_code
-        ends = is_code or not bare or bare.startswith(("```", "~~~", "|", "#", "<", "!["))
+        ends = is_code or not bare or is_indented(line) or bare.startswith(("```", "~~~", "|", "#", "<", "!["))
         if words and (ends or re.match(r"([*+-]|\d+\.) ", bare)):
             yield begun, " ".join(words), False
             words = []
@@ -96,18 +107,23 @@ def look(path: Path) -> Page:
     page = Page(path.resolve().relative_to(ROOT).as_posix())
     for line, words, is_cell in paragraphs(text):
         for sentence in sentences(words):
-            found = (len(re.findall(r"[A-Za-z0-9][\w'’.-]*", sentence)), line, sentence)
+            found = (len(re.findall(r"[A-Za-z0-9][\w'.-]*", sentence)), line, sentence)
             (page.cells if is_cell else page.sentences).append(found)
         page.awkward += [(word, line, words) for word in AWKWARD.findall(words)]
+    is_code = False
     for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > COLUMNS and not line.lstrip().startswith(("|", "<")) and " " in line.strip("*-[]() ")[:COLUMNS]:
+        is_code = is_code != is_fence(line)
+        is_prose = not (is_code or is_indented(line) or line.startswith(("|", "<")))
+        if len(line) > COLUMNS and is_prose and " " in line.strip("*-[]() ")[:COLUMNS]:
             page.wide.append((len(line), number, line))
     return page
 
 
 def pages() -> list[Path]:
     """Those that people write."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").glob("*.md"))
+    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+        (ROOT / "docs").glob("*.md")
+    )
     return [path for path in found if path.relative_to(ROOT).as_posix() not in RECORDED]
 
 
@@ -121,7 +137,14 @@ def main() -> int:
     print("| page | sentences | median | 90 % | longest | wide lines | awkward words |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for page in looked:
-        figures = (len(page.sentences), page.share(0.5), page.share(0.9), page.longest, len(page.wide), len(page.awkward))
+        figures = (
+            len(page.sentences),
+            page.share(0.5),
+            page.share(0.9),
+            page.longest,
+            len(page.wide),
+            len(page.awkward),
+        )
         print(f"| {page.path} | {' | '.join(map(str, figures))} |")
     for page in looked if chosen.long else ():
         print(*page.faults(), sep="\n")

@@ -57,7 +57,9 @@ def tree_of(path: Path) -> ast.Module:
     """The statements of a file; of a Cython source, its plain import lines alone."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".pyx":
-        plain = [line for line in text.splitlines() if line.startswith(("import ", "from ")) and " cimport " not in line]
+        plain = [
+            line for line in text.splitlines() if line.startswith(("import ", "from ")) and " cimport " not in line
+        ]
         text = "\n".join(plain)
     return ast.parse(text, str(path))
 
@@ -191,6 +193,7 @@ class Box:
 
     @property
     def middle(self) -> float:
+        """The box's middle, from the left."""
         return self.left + self.width / 2
 
 
@@ -221,7 +224,8 @@ def drawing(root: Path) -> str:
     boxes = boxes_of(rooms, floors)
     height = max(box.top for box in boxes.values()) + HEIGHT + MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-labelledby="title">',
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title" '
+        f'viewBox="0 0 {WIDTH} {height:.0f}">',
         '  <title id="title">The rooms of memoire, each above the rooms that it imports</title>',
         f"  <style>{STYLE}  </style>",
     ]

@@ -249,7 +249,7 @@ SERVER = (
     _of_tables("gauge", "draws_limited", "1 while a batch has to wait for entries, 0 otherwise.", "rate.draws_wait"),
     _of_tables("gauge", "inserts_limited", "1 while clients have to wait for draws, 0 otherwise.", "rate.inserts_wait"),
     _of_tables("counter", "limited_seconds", "Seconds that batches waited for entries.", "rate.waited"),
-    _of_tables("gauge", "table_clients", "Clients of the table that have not said goodbye.", "clients"),
+    _of_tables("gauge", "table_clients", "Clients of the table that have not left.", "clients"),
     _of_tables("gauge", "parameters_version", "One more with each change of the parameters.", "parameters_version"),
     _of_tables(
         "gauge", "samples_per_insert_target", "The parameter samples_per_insert of the table.", "samples_per_insert"
