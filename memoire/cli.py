@@ -129,8 +129,8 @@ def _add_server(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=float,
         default=8.0,
         metavar="SECONDS",
-        help="time that it has to save its state and close its connections when it is told to end; three quarters of it are for what it "
-        "holds (default: %(default)s)",
+        help="time that it has to save its state and close its connections when it is told to end; three quarters of "
+        "it are for what it holds (default: %(default)s)",
     )
     server.add_argument(
         "--restore",
