@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from memoire.clock import wall_clock
 from memoire.errors import MemoireError
-from memoire.worker import wall_clock
 
 from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, RunInfo
 from .cluster import Answer, Cluster

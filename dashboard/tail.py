@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from memoire.clock import wall_clock
 from memoire.cluster.tokens import Tokens
 from memoire.errors import EndpointError, ParameterError
 from memoire.logbook import escape, format_line
-from memoire.worker import wall_clock
 
 from . import logs
 from .answers import LogPage, LogRow

@@ -9,15 +9,19 @@ by it.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from .errors import ParameterError
+from .checks import seconds
+from .errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
 
 T = TypeVar("T")
 IsOver = Callable[[], bool]
 MOST_AHEAD = 1024
+STRETCH = 0.25
+"""Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
 
 
 def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> Iterator[T]:
@@ -100,3 +104,38 @@ class _Drawer(Generic[T]):
             with self._changed:
                 self._is_done = True
                 self._changed.notify_all()
+
+
+def batches_until_over(
+    get_batch: Callable[[float], T],
+    is_over: Callable[[], bool],
+    what: str,
+    timeout: float,
+    where: str,
+    advice: Callable[[], str],
+) -> Iterator[T]:
+    """Batches of a server or reader until the run is over; each waits at most `timeout` seconds, in stretches.
+
+    Args:
+        get_batch: Its own, given how long to wait.
+        what, where, advice: For the error: what is waited for, whom it comes from, and what to look at when none comes.
+
+    Raises:
+        MemoireTimeout: not enough samples came in that time, or nobody answered.
+    """
+    timeout = seconds(timeout)
+    deadline = time.monotonic() + timeout
+    while not is_over():
+        try:
+            batch = get_batch(max(0.0, min(STRETCH, deadline - time.monotonic())))
+        except Closed:
+            return
+        except (NotEnoughSamples, MemoireTimeout) as error:
+            if time.monotonic() < deadline or is_over():
+                continue
+            if isinstance(error, MemoireTimeout):
+                raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
+            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout, error.reason)
+            raise MemoireTimeout(what, where, timeout, f"{short} {advice()}") from error
+        yield batch
+        deadline = time.monotonic() + timeout

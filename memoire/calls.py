@@ -12,12 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import wire
-from .errors import MemoireError
-
-Answer = wire.Message | MemoireError
-"""How a request ends: its reply, or why there is none."""
-
 
 @dataclass(slots=True)
 class Call:

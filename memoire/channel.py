@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from . import links, sockets, wire
-from .calls import Answer, Call, Calls
+from .calls import Call, Calls
 from .errors import AuthError, MemoireError, MemoireTimeout, ProtocolError, Refused
 from .limits import Limits
 from .security import Keys
@@ -145,7 +145,7 @@ class Channel:
     def ask(
         self,
         body: wire.Body,
-        finish: Callable[[Answer], None],
+        finish: Callable[[wire.Answer], None],
         deadline: float = float("inf"),
         *,
         payload: Any = None,

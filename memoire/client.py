@@ -29,9 +29,9 @@ import numpy as np
 import zmq
 
 from . import _core, cache, checks, links, sockets, untold, wire
-from .calls import Answer
 from .channel import Channel
 from .checks import mapping, seconds, table_name, whole
+from .clock import wall_clock
 from .errors import (
     Closed,
     EmptyMemory,
@@ -56,7 +56,7 @@ from .sockets import Context, Socket
 from .subscriptions import Subscription, Topics, fetch_patience
 from .suggestions import checked_names, one_of
 from .version import SOFTWARE
-from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit, wall_clock
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 from .writer import Writer, Writers, layout
 
 if TYPE_CHECKING:
@@ -1380,7 +1380,7 @@ class Client(Node):
         )
         self._channel.ask(hello, self._welcomed, run=0, home=home)
 
-    def _welcomed(self, answer: Answer) -> None:
+    def _welcomed(self, answer: wire.Answer) -> None:
         self._hello_open = self._is_moving = False
         if isinstance(answer, Refused) and answer.code in wire.PASSING:
             self._hello_at = time.monotonic() + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
@@ -1579,7 +1579,7 @@ class Client(Node):
         )
 
     def _updated(
-        self, answer: Answer, covers: int, counts: _Counts, asked_at: float, boundary: _Boundary | None
+        self, answer: wire.Answer, covers: int, counts: _Counts, asked_at: float, boundary: _Boundary | None
     ) -> None:
         self._update_open = False
         if isinstance(answer, MemoireError) or not isinstance(answer.body, wire.Updated):
@@ -1632,7 +1632,7 @@ class Client(Node):
             self._is_moving = not self._hello_open
             self._hello(home=0)
 
-    def _update_refused(self, answer: Answer) -> None:
+    def _update_refused(self, answer: wire.Answer) -> None:
         """The server does not take an UPDATE of ours: ask it anew what run, schema and home are."""
         if isinstance(answer, Refused) and answer.code == "run":
             with self._changed:
@@ -1679,7 +1679,7 @@ class Client(Node):
         self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, wire.topic_frame(topic))
         return True
 
-    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
+    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[wire.Answer], None]) -> None:
         asked = wire.Fetch(topic=topic, version=version, offset=offset, size=size)
         self._channel.ask(asked, finish, patience=fetch_patience(self._limits))
 

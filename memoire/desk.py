@@ -29,7 +29,7 @@ from .learners import Learners
 from .ledger import Account, Ledger, sums_of
 from .limits import Limits
 from .logbook import Entry, Logbook
-from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, make
+from .models import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, chunk_of, make
 from .parameters import Parameters
 from .runs import Past, Run, Runs
 from .table import OpenTable, Tables
@@ -43,10 +43,6 @@ DEFAULT_RUN = "default"
 MOST_UPLOADS = 16
 MOST_READERS = 64
 KEPT_REPLIES = 64
-DRAWS_IN_FLIGHT = 2
-"""Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
-nothing.
-"""
 FEEDBACK_SAMPLES = 1 << 16
 """Samples of feedback that wait for one client; the oldest are lost (and counted) beyond."""
 FEEDBACK_PER_REPLY = 1 << 14
@@ -174,7 +170,7 @@ class Desk:
             wire.Fetch: self._fetch,
             wire.Publish: self._once(self._publish, KEPT_REPLIES),
             wire.Sums: self._sums,
-            wire.Draw: self._once(self._draw, DRAWS_IN_FLIGHT),  # batches: only as many as can be on their way
+            wire.Draw: self._once(self._draw, wire.DRAWS_IN_FLIGHT),  # batches: only as many as can be on their way
             wire.Feedback: self._once(self._feedback, KEPT_REPLIES),
             wire.Control: self._once(self._control, KEPT_REPLIES),  # one sent again must not undo a later one
             wire.Ledger: self._page,
@@ -767,7 +763,7 @@ class Desk:
         if model is None and 0 < body.version < newest:  # overtaken while it was asked for: nothing is wrong
             text = f"version {body.version} of topic {body.topic!r} has made room for {newest}"
             return Reply(wire.Refused(code="missing", text=text))
-        return chunk_of(model, body, self.limits, home=self.home, epoch=self.epoch)
+        return Reply(*chunk_of(model, body, self.limits, home=self.home, epoch=self.epoch))
 
     # ------------------------------------------------------------------------------------------------ learners
 
@@ -1025,28 +1021,3 @@ def _chosen(key: str, saved: str) -> _Chosen:
         return msgspec.json.decode(saved, type=_Chosen)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error
-
-
-def chunk_of(model: Model | None, body: wire.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0) -> Reply:
-    """The stretch of a model that was asked for; `home` and `epoch` are its publisher's, as in its notice.
-
-    Raises:
-        ProtocolError: (code "missing") there is no such model here, or no such stretch in it.
-    """
-    if model is None:
-        what = f"version {body.version}" if body.version else "model"
-        raise ProtocolError("missing", f"no {what} of topic {body.topic!r} is here")
-    if body.offset > model.size:
-        raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
-    end = body.offset + min(body.size or limits.model_chunk, limits.model_chunk)
-    chunk = wire.Chunk(
-        topic=model.topic,
-        version=model.version,
-        size=model.size,
-        sha256=model.digest,
-        offset=body.offset,
-        text=model.is_text,
-        home=home,
-        epoch=epoch,
-    )
-    return Reply(chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None)

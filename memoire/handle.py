@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .ahead import drawn_ahead
+from .ahead import batches_until_over, drawn_ahead
 from .batch import Batch
 from .checks import seconds, whole
 from .desk import Desk
@@ -24,7 +24,6 @@ from .pool import MOST_BATCH
 from .rate import RateStats
 from .schema import Schema
 from .table import OpenTable, Storage
-from .worker import batches_until_over
 
 STRETCH = 0.1
 """Seconds after which a draw that waits for samples says so again."""

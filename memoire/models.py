@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from . import wire
 from .checks import is_name
 from .errors import MemoireError, ParameterError, ProtocolError, WrongType
+from .limits import Limits
 
 TOPIC_BYTES = 255
 MOST_TOPICS = 256
@@ -334,3 +336,30 @@ def check_text(body: bytes, topic: str, version: int) -> None:
         body.decode()
     except UnicodeDecodeError as error:
         raise ProtocolError("value", f"model {topic!r} version {version} says it is text and is not UTF-8") from error
+
+
+def chunk_of(
+    model: Model | None, body: wire.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0
+) -> tuple[wire.Chunk, memoryview | None]:
+    """The stretch of a model that was asked for, with its bytes; `home` and `epoch` are those of its notice.
+
+    Raises:
+        ProtocolError: (code "missing") there is no such model here, or no such stretch in it.
+    """
+    if model is None:
+        what = f"version {body.version}" if body.version else "model"
+        raise ProtocolError("missing", f"no {what} of topic {body.topic!r} is here")
+    if body.offset > model.size:
+        raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
+    end = body.offset + min(body.size or limits.model_chunk, limits.model_chunk)
+    chunk = wire.Chunk(
+        topic=model.topic,
+        version=model.version,
+        size=model.size,
+        sha256=model.digest,
+        offset=body.offset,
+        text=model.is_text,
+        home=home,
+        epoch=epoch,
+    )
+    return chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None

@@ -30,17 +30,14 @@ import zmq
 
 from . import addresses, descriptors, exposure, links, sockets, wire
 from .authenticator import Gate, Security
-from .calls import Answer
 from .channel import Channel
 from .checks import seconds
-from .desk import chunk_of
 from .errors import Closed, EndpointError, MemoireError, ProtocolError, Refused
 from .lanes import Lane, Lanes
 from .limits import Limits, MiB
-from .models import Model, ModelStore
+from .models import Model, ModelStore, chunk_of
 from .notices import Notices, notice_of
 from .security import OPEN, Given, Keys, Peer
-from .server import ENVELOPE
 from .sockets import Context, Socket
 from .subscriptions import Topics, fetch_patience
 from .suggestions import checked_names
@@ -213,7 +210,7 @@ class _Back:
             self.channel.ask(wire.Hello(role="proxy", host=self._proxy.name[:256]), self._welcomed)
         if ready.get(self.dealer, 0) & zmq.POLLIN:
             for _ in range(MESSAGES_PER_TURN):
-                frames = sockets.receive(self.dealer, most=ENVELOPE)
+                frames = sockets.receive(self.dealer, most=sockets.ENVELOPE)
                 if frames is None:
                     break
                 self._proxy._reply(self, frames)
@@ -250,7 +247,7 @@ class _Back:
             self._writing[made] = blocked
             self.doors.watch(made, reading=reading, writing=blocked)
 
-    def _welcomed(self, answer: Answer) -> None:
+    def _welcomed(self, answer: wire.Answer) -> None:
         self._looking = False
         self._denied_there = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
         if isinstance(answer, MemoireError):
@@ -623,7 +620,7 @@ class Proxy(Node):
 
     def _take_requests(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
-            frames = sockets.receive(self._router, most=ENVELOPE)
+            frames = sockets.receive(self._router, most=sockets.ENVELOPE)
             if frames is None:
                 return
             received = len(frames)
@@ -640,7 +637,9 @@ class Proxy(Node):
         self._gate.refuse(error.code, error.detail)
 
     def _request(self, asked: _Request) -> None:
-        if asked.empty is None or len(asked.frames) > ENVELOPE - 1:  # every proxy puts one more address in front
+        if (
+            asked.empty is None or len(asked.frames) > sockets.ENVELOPE - 1
+        ):  # every proxy puts one more address in front
             self._refused["frames"] += 1
             return
         try:
@@ -729,9 +728,9 @@ class Proxy(Node):
         if model is None:
             return self._hold(asking, header, asked)
         told = (0, 0) if source is None else (source.home, source.epoch)
-        reply = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
+        chunk, payload = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
         self._requests += 1
-        self._send_reply([*asking.envelope, *wire.reply(header, reply.body, payload=reply.payload)])
+        self._send_reply([*asking.envelope, *wire.reply(header, chunk, payload=payload)])
         return True
 
     def _hold(self, asking: _Request, header: wire.Header, asked: wire.Fetch) -> bool:

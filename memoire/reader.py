@@ -37,11 +37,10 @@ from numpy.typing import NDArray
 
 from . import cache, checks, pool, sockets, wire
 from .accounts import ClusterTotals, Rows, ServerAccounts, key_of, merge, totals_of
+from .ahead import batches_until_over
 from .batch import Batch, td_errors_for
-from .calls import Answer
 from .channel import Channel
 from .checks import mapping, seconds, table_name, text, whole
-from .desk import DRAWS_IN_FLIGHT
 from .errors import (
     AuthError,
     Closed,
@@ -67,7 +66,7 @@ from .security import Given, Keys
 from .sockets import Context
 from .suggestions import checked_names
 from .version import SOFTWARE
-from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -572,7 +571,7 @@ class Reader(Node):
             home=remote.home,
         )
 
-    def _sent(self, remote: _Remote, sending: _Sending, offset: int, answer: Answer) -> None:
+    def _sent(self, remote: _Remote, sending: _Sending, offset: int, answer: wire.Answer) -> None:
         topic = sending.model.topic
         if isinstance(answer, Closed) or remote.sending.get(topic) is not sending:
             return  # or another run has begun
@@ -636,7 +635,7 @@ class Reader(Node):
         deadline = time.monotonic() + patience
         if needs_all and not self._wait(lambda: not self._unmet(), patience):
             raise self._nobody_at_all(patience)
-        box: dict[str, Answer | None] = {}
+        box: dict[str, wire.Answer | None] = {}
         started: list[bool] = []
         # The end is of one run; the rest is taken whichever a server counts: behind one proxy they may count several.
         run = None if body.finish else 0
@@ -651,7 +650,7 @@ class Reader(Node):
                 taken = functools.partial(settle, remote.name)
                 remote.link.channel.ask(body, taken, deadline, home=remote.home, run=run)
 
-        def settle(name: str, answer: Answer) -> None:
+        def settle(name: str, answer: wire.Answer) -> None:
             self._look_soon()  # see what came of it
             with self._changed:
                 if name in box:
@@ -762,7 +761,7 @@ class Reader(Node):
         """
         patience = self._seconds(timeout)
         deadline = time.monotonic() + patience
-        box: dict[str, Answer] = {}
+        box: dict[str, wire.Answer] = {}
         for name, body in mapping("bodies", bodies).items():
             if text("server", name) not in self._remotes:
                 raise ParameterError("server", name, f"one of {', '.join(sorted(self._remotes))}")
@@ -778,7 +777,7 @@ class Reader(Node):
                     continue
                 remote.link.channel.ask(body, settled, deadline, home=remote.home, run=0)  # whatever run it counts
 
-        def settle(name: str, answer: Answer) -> None:
+        def settle(name: str, answer: wire.Answer) -> None:
             with self._changed:
                 box[name] = answer
                 self._changed.notify_all()
@@ -979,7 +978,7 @@ class Reader(Node):
         """Whether another batch is to be drawn, and none is on its way."""
         drawing = len(self._rounds)
         wanted = self._batch_size > 0 and len(self._ready) + drawing < self._ahead and not self._closing
-        return wanted and drawing < DRAWS_IN_FLIGHT
+        return wanted and drawing < wire.DRAWS_IN_FLIGHT
 
     def _is_awaited(self, remote: _Remote) -> bool:
         return remote.is_asked and not remote.is_away
@@ -1027,7 +1026,7 @@ class Reader(Node):
         figures |= {"batches": self._batches, "samples": self._samples, "waited": self._waited}
         return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
-    def _looked_at(self, remote: _Remote, answer: Answer) -> None:
+    def _looked_at(self, remote: _Remote, answer: wire.Answer) -> None:
         said = answer.body if isinstance(answer, wire.Message) else None
         if isinstance(said, wire.Welcome) and said.home_name == remote.name:
             self._met(remote, said.epoch)
@@ -1039,7 +1038,7 @@ class Reader(Node):
             remote.taken.clear()
         self._offer_all(remote)
 
-    def _welcomed(self, link: _Link, answer: Answer) -> None:
+    def _welcomed(self, link: _Link, answer: wire.Answer) -> None:
         link.is_looking = False
         if isinstance(answer, (Closed, MemoireTimeout)):
             return
@@ -1216,7 +1215,7 @@ class Reader(Node):
         answered = functools.partial(self._answered, remote, number)
         return remote.link.channel.ask(body, answered, home=remote.home, sequence=number)
 
-    def _answered(self, remote: _Remote, number: int, answer: Answer) -> None:
+    def _answered(self, remote: _Remote, number: int, answer: wire.Answer) -> None:
         remote.open.pop(number, None)
         remote.asked_at = time.monotonic()
         if isinstance(answer, Closed):
@@ -1286,7 +1285,7 @@ class Reader(Node):
                     remote.link.channel.ask(wire.Feedback(), taken, deadline, payload=payload, home=remote.home)
         self._feedback_lost += int(left.sum())
 
-    def _feedback_taken(self, samples: int, answer: Answer) -> None:
+    def _feedback_taken(self, samples: int, answer: wire.Answer) -> None:
         said = answer.body if isinstance(answer, wire.Message) else None
         self._feedback_lost += said.lost if isinstance(said, wire.Taken) else samples
 

@@ -30,11 +30,12 @@ import zmq
 
 from . import checks, descriptors, exposure, links, sockets, wire
 from .accounts import Rows, ServerAccounts, merge, totals_of_pages
-from .ahead import drawn_ahead
+from .ahead import batches_until_over, drawn_ahead
 from .archive import Archive, Snapshot
 from .authenticator import Gate, Security
 from .batch import Batch
 from .checks import FOR_EVER, mapping, seconds, whole
+from .clock import wall_clock
 from .desk import Desk, Reply
 from .episodes import EpisodePool
 from .errors import Closed, MemoireError, ParameterError, ProtocolError, WrongType
@@ -63,12 +64,10 @@ from .sockets import Context, Socket
 from .suggestions import checked_names
 from .table import OpenTable, Storage, Table, Tables, checked, shared_out
 from .throttle import ConnectionClients
-from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, batches_until_over, close_at_exit, wall_clock
+from .worker import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 
 _log = logging.getLogger(__name__)
 
-ENVELOPE = 10
-"""Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
 FOLD_INTERVAL = 5.0
 """Seconds between two looks for accounts that may leave memory."""
 REQUESTS_PER_TURN = 100
@@ -572,7 +571,7 @@ class Server(Node):
     def _turn(self, ready: dict[object, int]) -> None:
         for made in () if self._is_drained.is_set() else self._request_sockets.intersection(ready):
             for _ in range(REQUESTS_PER_TURN):
-                frames = sockets.receive(made, most=ENVELOPE)
+                frames = sockets.receive(made, most=sockets.ENVELOPE)
                 if frames is None:
                     break
                 self._serve(made, frames)

@@ -55,6 +55,8 @@ VANISHED = 15_000
 STALLED = 60_000
 """The same for data: a receiver that has no room acknowledges nothing either, and what is on the way to it is lost with
 the connection."""
+ENVELOPE = 10
+"""Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
 HANDSHAKE = 5_000
 """Milliseconds that somebody who has connected may take to say who he is."""
 PATIENCE = 0.5

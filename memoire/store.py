@@ -36,6 +36,7 @@ import msgspec
 
 from . import _core, ownfiles, statefile
 from .account_store import Packed, StoredAccounts
+from .clock import wall_clock
 from .errors import (
     Closed,
     StateCorrupt,
@@ -65,7 +66,6 @@ from .statefile import (
     run_key,
 )
 from .wire import name_hash
-from .worker import wall_clock
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from . import ownfiles, wire
-from .calls import Answer
 from .channel import Channel
 from .errors import MemoireError, Refused, StateUnusable
 from .version import SOFTWARE
@@ -132,7 +131,7 @@ class Teller:
         hello = wire.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
         self.channel.ask(hello, self._welcomed, run=0, home=wire.name_hash(self.untold.home))
 
-    def _welcomed(self, answer: Answer) -> None:
+    def _welcomed(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Message) and isinstance(answer.body, wire.Welcome):
             self.channel.home, self.channel.table = answer.header.home, answer.body.table
             self.channel.fingerprint = answer.header.fingerprint
@@ -154,14 +153,14 @@ class Teller:
             update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
         self.channel.ask(update, self._updated, run=part.run)
 
-    def _updated(self, answer: Answer) -> None:
+    def _updated(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Message) and isinstance(answer.body, wire.Updated):
             del self._left[0]
             self._next()
         else:
             self._refused(answer)
 
-    def _refused(self, answer: Answer) -> None:
+    def _refused(self, answer: wire.Answer) -> None:
         if isinstance(answer, Refused) and answer.code not in LATER:
             _log.warning("%s cannot be told, and stays: %s", self.path, answer)
             self._done(self)

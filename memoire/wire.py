@@ -16,7 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from . import _core
-from .errors import ProtocolError
+from .errors import MemoireError, ProtocolError
 from .limits import Limits
 
 MAGIC: Final = b"MEMR"
@@ -70,6 +70,10 @@ MOST_RETURN: Final = 1e280
 """Most that one episode may have returned, either way: sums over all episodes of all clients stay finite."""
 MOST_RETURNS: Final = 1e300
 """The same of all episodes of one client."""
+DRAWS_IN_FLIGHT = 2
+"""Draws that a reader may have on their way to one server: the replies to these are kept, so that a resend eats
+nothing.
+"""
 NO_LIMIT = 2**53 - 1
 """Entries that a client may record where nothing holds it back."""
 
@@ -692,6 +696,9 @@ class Message(msgspec.Struct, frozen=True):
         """Which message it is: the header's type, and its body's."""
         return self.header.type
 
+
+Answer = Message | MemoireError
+"""How a request ends: its reply, or why there is none."""
 
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
 _SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum

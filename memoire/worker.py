@@ -17,17 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
-from .checks import seconds
-from .errors import Closed, ForkedError, MemoireTimeout, NotEnoughSamples
+from .errors import Closed, ForkedError
 from .guarded import Guarded
 from .sockets import Doors
 
 _log = logging.getLogger(__name__)
 
-STRETCH = 0.25
-"""Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
 UNDO_TIMEOUT = 1.0
 """Seconds that a node whose making failed waits for its threads: one that went on would use sockets of a context that
 its owner is about to end.
@@ -38,10 +35,6 @@ IDLE = 1.0
 
 STUCK_AFTER = 15.0
 """Seconds without a turn after which a thread that takes one a second counts as stuck."""
-
-
-wall_clock: Callable[[], float] = time.time  # noqa: TID251
-"""Seconds since 1970: the default of whatever takes a clock."""
 
 
 class Node(Guarded, ABC):
@@ -266,41 +259,3 @@ class Worker:
             _log.exception("%s: did not end cleanly", self._thread.name)
         finally:
             self.doors.close(self._linger)
-
-
-_Drawn = TypeVar("_Drawn")
-
-
-def batches_until_over(
-    get_batch: Callable[[float], _Drawn],
-    is_over: Callable[[], bool],
-    what: str,
-    timeout: float,
-    where: str,
-    advice: Callable[[], str],
-) -> Iterator[_Drawn]:
-    """Batches of a server or reader until the run is over; each waits at most `timeout` seconds, in stretches.
-
-    Args:
-        get_batch: Its own, given how long to wait.
-        what, where, advice: For the error: what is waited for, whom it comes from, and what to look at when none comes.
-
-    Raises:
-        MemoireTimeout: not enough samples came in that time, or nobody answered.
-    """
-    timeout = seconds(timeout)
-    deadline = time.monotonic() + timeout
-    while not is_over():
-        try:
-            batch = get_batch(max(0.0, min(STRETCH, deadline - time.monotonic())))
-        except Closed:
-            return
-        except (NotEnoughSamples, MemoireTimeout) as error:
-            if time.monotonic() < deadline or is_over():
-                continue
-            if isinstance(error, MemoireTimeout):
-                raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
-            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout, error.reason)
-            raise MemoireTimeout(what, where, timeout, f"{short} {advice()}") from error
-        yield batch
-        deadline = time.monotonic() + timeout

@@ -271,7 +271,7 @@ def test_the_clock_of_another_machine_is_compared() -> None:
 
 
 def roles_clock() -> float:
-    from memoire.worker import wall_clock
+    from memoire.clock import wall_clock
 
     return wall_clock()
 

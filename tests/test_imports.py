@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
 # A package stands for everything in it. `__init__` only names what users import, and is left out.
 LAYERS: dict[str, set[str]] = {
     "words": {
-        "built", "errors", "frozen", "checks", "suggestions", "addresses", "exposure", "limits", "version", "_core",
+        "built", "errors", "frozen", "checks", "clock", "suggestions", "addresses", "exposure", "limits", "version", "_core",
         "parameters", "guarded", "ragged", "schema",
     },
     "what decides": {

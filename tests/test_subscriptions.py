@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire import subscriptions, wire
-from memoire.desk import chunk_of
 from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.models import ModelStore
+from memoire.models import ModelStore, chunk_of
 from memoire.subscriptions import Topics
 
 HOME = 7
@@ -66,15 +65,15 @@ class Node:
         asked, finish = self.asked.pop(place)
         try:
             model = self.store.serve(asked.topic, asked.version)
-            reply = chunk_of(model, asked, self.limits, home=HOME, epoch=self.epoch)
+            chunk, stretch = chunk_of(model, asked, self.limits, home=HOME, epoch=self.epoch)
         except ProtocolError as error:
             finish(Refused("node", error.code, error.detail))
             return
-        payload = None if reply.payload is None else bytes(reply.payload)
+        payload = None if stretch is None else bytes(stretch)
         if damage and payload:
             payload = bytes([payload[0] ^ 1]) + payload[1:]
         header = wire.encode(wire.Fetch(topic="t"), client=b"c" * 16)
-        finish(wire.parse(wire.reply(wire.parse(header).header, reply.body, payload=payload)))
+        finish(wire.parse(wire.reply(wire.parse(header).header, chunk, payload=payload)))
 
     def answer_all(self):
         while self.asked:

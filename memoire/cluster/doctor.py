@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from memoire import addresses, exposure, links, sockets, wire
+from memoire.clock import wall_clock
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.parameters import Parameters
 from memoire.schema import Schema
 from memoire.security import Given, Keys
 from memoire.version import SOFTWARE, VERSION
-from memoire.worker import wall_clock
 
 from .timed import TimedSocket
 

@@ -21,13 +21,13 @@ from memoire import descriptors
 from memoire.accounts import key_of
 from memoire.authenticator import Security
 from memoire.client import Client
+from memoire.clock import wall_clock
 from memoire.handle import TableHandle
 from memoire.logbook import timestamp
 from memoire.proxy import Proxy
 from memoire.reader import Reader
 from memoire.server import Server
 from memoire.version import SOFTWARE
-from memoire.worker import wall_clock
 
 PAGE = 100
 """Rows on a page that does not say how many it wants."""
