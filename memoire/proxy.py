@@ -637,9 +637,8 @@ class Proxy(Node):
         self._gate.refuse(error.code, error.detail)
 
     def _request(self, asked: _Request) -> None:
-        if (
-            asked.empty is None or len(asked.frames) > sockets.ENVELOPE - 1
-        ):  # every proxy puts one more address in front
+        longest = sockets.ENVELOPE - 1  # this proxy puts one more address in front
+        if asked.empty is None or len(asked.frames) > longest:
             self._refused["frames"] += 1
             return
         try:

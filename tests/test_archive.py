@@ -178,6 +178,15 @@ def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
     assert not (tmp_path / MEMORY).exists()
 
 
+def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(cluster, tmp_path, monkeypatch):
+    server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
+    until = []
+    monkeypatch.setattr(server._archive, "save", until.append)
+    begun = time.monotonic()
+    server.close(80.0)
+    assert begun + 50.0 < until[0] < begun + 65.0
+
+
 def content_of(server):
     names, weights = weights_of(server._tables["whole"].pool.memory)
     return sorted(zip(names, weights, strict=True))

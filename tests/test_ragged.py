@@ -434,6 +434,10 @@ def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None
     before = memory.num_episodes
     memory.limit_ragged(2000)
     assert memory.ragged_bytes <= 2000 and memory.num_episodes < before
+    for wrong in (-1, 2**62 + 1):
+        with pytest.raises(ParameterError, match="ragged_limit"):
+            memory.limit_ragged(wrong)
+    memory.limit_ragged(2**62)
     memory.limit_ragged(0)
     memory.extend(0, (np.ones((100, 9, 3), np.float32), [[]] * 100))
     assert memory.ragged_bytes > 10_000
