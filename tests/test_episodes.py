@@ -352,6 +352,14 @@ def test_the_oldest_episodes_make_room() -> None:
     assert stats.bytes == 8 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)
 
 
+def test_values_of_any_length_are_counted_among_the_bytes_that_are_held() -> None:
+    made = EpisodePool(Schema({"obs": Column(np.uint8, (None,), "state")}), capacity=10)
+    before = made.stats().bytes
+    made.memory.open()
+    made.memory.add(0, (np.zeros(100_000, np.uint8),))
+    assert made.stats().bytes >= before + 100_000
+
+
 def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
     made, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
     shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})

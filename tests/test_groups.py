@@ -315,6 +315,19 @@ def ship(client, length, begin, prompt):
     assert client.push_episode(columns, final_state=final, terminated=True, timeout=100.0)
 
 
+def test_a_call_without_a_timeout_does_not_wait(cluster, monkeypatch):
+    server, asked = cluster.server(schema=SCHEMA, storage="episodes", capacity=500), []
+
+    def spy(*_, timeout, **__):
+        asked.append(timeout)
+        raise EmptyMemory(0)
+
+    monkeypatch.setattr(server._tables["default"].pool, "sample_episodes", spy)
+    with pytest.raises(EmptyMemory):
+        server.sample_episodes(1)
+    assert asked == [0.0] and 0.0 <= server.stats().waited < 100.0
+
+
 def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors_by_entry(cluster):
     server = cluster.server(schema=SCHEMA, storage="episodes", capacity=500, sampler=Prioritized(1.0))
     clients = [cluster.client(server, capacity=None) for _ in range(2)]
