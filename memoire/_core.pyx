@@ -536,15 +536,19 @@ cdef inline double tree_total(const Tree* tree) noexcept nogil:
 
 
 cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64_t* leaves) noexcept nogil:
-    """For each mass in [0, total) the leaf whose stretch of cumulative weight holds it, all of a level before the next."""
+    """For each mass in [0, total) the leaf whose stretch of cumulative weight holds it, all of a level before the next.
+
+    A mass of the total or beyond has the last leaf above 0. It is infinite here: a finite one could be rounded into the leaf before.
+    """
     cdef double left[CHUNK]
+    cdef double total = tree_total(tree)
     cdef int64_t start, i, size
     cdef int level
     start = 0
     while start < count:
         size = min(<int64_t>CHUNK, count - start)
         for i in range(size):
-            left[i] = masses[start + i]
+            left[i] = masses[start + i] if masses[start + i] < total else INFINITY
             leaves[start + i] = 0
         for level in range(tree.levels - 2, -1, -1):
             for i in range(start, start + size):
