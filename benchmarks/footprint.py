@@ -98,20 +98,21 @@ def rows(entries: dict[str, int], peers: list[str], leave_out: Callable[[str], o
     """A row for everybody with whom memoire is compared: the ratio is how many times as much they take."""
     for name, count in entries.items():
         workload = {"W1": w1, "W2": w2}[name](count)
+        ours = {
+            f"a sample in a process, {name}": partial(of_buffer, name, count),
+            f"a sample at a server, caches, {name}": partial(of_server, workload, "caches", count // BATCH),
+            f"a sample at a server, episodes, {name}": partial(of_server, workload, "episodes", count // EPISODE),
+        }
+        ours = {what: measured for what, measured in ours.items() if only in what}
+        if not ours:
+            continue
         theirs = {LIMIT: (wire.batch_bytes(workload), BATCH)}
         for peer in peers:
             try:
                 theirs[NAMES[peer]] = of_peer(peer, name, count)
             except PeerUnavailable as error:
                 leave_out(f"Left out: {error}")
-        ours = {
-            f"a sample in a process, {name}": partial(of_buffer, name, count),
-            f"a sample at a server, caches, {name}": partial(of_server, workload, "caches", count // BATCH),
-            f"a sample at a server, episodes, {name}": partial(of_server, workload, "episodes", count // EPISODE),
-        }
         for what, measured in ours.items():
-            if only not in what:
-                continue
             grown, samples = measured()
             for baseline, (others, of_them) in theirs.items():
                 mine, taken = grown / samples, others / of_them

@@ -3,7 +3,7 @@
     thread   draw ▶ [batch] [batch] ▶ waits for room          learner   takes one ▶ trains ▶ takes one
 
 Samples are copied without the GIL, so that a learner that waits for a GPU, or computes in NumPy or torch, loses no time
-by it.
+by it. `batches_until_over` is the loop below it: one batch after the other, until the run ends.
 """
 
 from __future__ import annotations

@@ -637,8 +637,8 @@ class Proxy(Node):
         self._gate.refuse(error.code, error.detail)
 
     def _request(self, asked: _Request) -> None:
-        longest = sockets.ENVELOPE - 1  # this proxy puts one more address in front
-        if asked.empty is None or len(asked.frames) > longest:
+        most = sockets.ENVELOPE - 1  # this proxy puts one more address in front
+        if asked.empty is None or len(asked.frames) > most:
             self._refused["frames"] += 1
             return
         try:

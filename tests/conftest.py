@@ -17,7 +17,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 TRACES = "memoire-crash-{}-{}.txt"
-"""Of a run and a worker of pytest-xdist: what it says as it crashes."""
+"""Name of the file with the stacks of a crashed worker, by run and worker of pytest-xdist."""
 
 
 NOT_ABOUT_ARRAYS = frozenset(
@@ -68,10 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 CRASH: pytest.StashKey[object] = pytest.StashKey()
-"""The file, which has to stay open."""
+"""The open file: faulthandler has only its descriptor."""
 
 
-@pytest.hookimpl(trylast=True)  # pytest's own has said it to the log, far above the summary
+@pytest.hookimpl(trylast=True)  # after pytest's own, which writes far above the summary
 def pytest_sessionstart(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is not None:

@@ -355,12 +355,11 @@ SUMMARY = re.compile(r"solved CartPole-v1 in ([0-9.]+) s: the last 20 episodes r
 
 @pytest.mark.slow
 def test_the_demo_learns_to_balance_the_pole() -> None:
-    # Its own goal, 195, takes a learner some three seconds of a core: a minute and a half where thirty others want one.
-    status, said = finish("--seed", "0", "--goal", "100", "--seconds", "100", timeout=115)
+    status, said = finish("--seed", "0", "--seconds", "100", timeout=115)
     assert status == 0, said
     found = SUMMARY.search(said)
     assert found is not None, said
-    assert float(found[2]) > 100.0
+    assert float(found[2]) > 195.0
     assert "what the actors counted is what the servers counted, and sums to the cluster's totals" in said
     totals = [line.split() for line in said.splitlines() if re.match(r"  ([0-9a-f]{32}|cluster) ", line)]
     columns = np.array([[int(number.replace(",", "")) for number in row[1:]] for row in totals])

@@ -114,9 +114,14 @@ def floors_of(imports: dict[str, set[str]]) -> dict[str, int]:
     return floors
 
 
+def floors_of_rooms(rooms: dict[str, Room]) -> dict[str, int]:
+    """The floor of each room."""
+    return floors_of({room.name: room.imports for room in rooms.values()})
+
+
 def circles(rooms: dict[str, Room]) -> list[str]:
     """Names of rooms, and of files inside of rooms, that import each other in a circle."""
-    stuck = sorted(rooms.keys() - floors_of({room.name: room.imports for room in rooms.values()}).keys())
+    stuck = sorted(rooms.keys() - floors_of_rooms(rooms).keys())
     for room in rooms.values():
         inside = {name: targets - {"__init__"} for name, targets in room.files.items() if name != "__init__"}
         stuck += sorted(f"{room.name}/{name}" for name in inside.keys() - floors_of(inside).keys())
@@ -145,7 +150,7 @@ def lines(node: ast.stmt) -> int:
 def figures(root: Path) -> str:
     """What there is, as a table in Markdown."""
     rooms, sizes = rooms_of(root), sizes_of(root)
-    floors = floors_of({room.name: room.imports for room in rooms.values()})
+    floors = floors_of_rooms(rooms)
     functions = sorted(sizes.functions)
     large = sorted((size, name) for name, size in sizes.classes.items() if size > 400)[::-1]
     long = sorted((size, name) for name, size in sizes.files.items() if size > 500)[::-1]
@@ -220,7 +225,7 @@ def boxes_of(rooms: dict[str, Room], floors: dict[str, int]) -> dict[str, Box]:
 def drawing(root: Path) -> str:
     """The house as an SVG: rooms stand above the rooms that they import."""
     rooms = rooms_of(root)
-    floors = floors_of({room.name: room.imports for room in rooms.values()})
+    floors = floors_of_rooms(rooms)
     boxes = boxes_of(rooms, floors)
     height = max(box.top for box in boxes.values()) + HEIGHT + MARGIN
     parts = [
