@@ -24,10 +24,10 @@ NOT_ABOUT_ARRAYS = frozenset(
     """
     access accounts ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds contract_cluster
     contract_docs dashboard dashboard_bounds dashboard_figures dashboard_pages dashboard_parts deadlines
-    demonstrations descriptors desk docs durable errors exposure faults folding fuzz guarantees_docs imports ipc_paths
+    demo_progress demonstrations descriptors desk docs durable errors exposure faults folding fuzz guarantees_docs imports ipc_paths
     journal lanes learners ledger limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse
     models models_cluster monitoring moves mutants names node notices oversized ownfiles packages parameters partition
-    plan profile prometheus proxy rate_cluster release roundtrip schema search security security_docs settings
+    plan profile prometheus proxy qlearning rate_cluster release roundtrip schema search security security_docs settings
     settings_guard setup signatures slow_nodes soak sockets starts store store_damage store_disk store_kills
     store_model store_server subscriptions supervision tablefile tables terminal thin_client throttle tokens transport
     unbuilt untold wire wire_bounds

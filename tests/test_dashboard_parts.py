@@ -378,6 +378,16 @@ def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(
     assert sorted(followed) == sorted(now - everything)
 
 
+def test_what_a_server_does_not_understand_is_the_fault_of_the_question_but_for_a_run_that_it_never_met():
+    def ask(questions):
+        return dict.fromkeys(questions, NodeError("level=9: one of the levels", 400))
+
+    with pytest.raises(ParameterError, match="one of the levels"):
+        logs.search(ask, ["a"], {"level": "9"}, {}, "older", 10)
+    page = logs.search(ask, ["a"], {"run": "7"}, {}, "older", 10)
+    assert (page.rows, page.missing) == ([], [])
+
+
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 10**15 - 1), max_size=4))
 def test_a_cursor_is_read_as_it_was_written(places):
     places = {name.encode("utf-8", "replace").decode(): index for name, index in places.items()}

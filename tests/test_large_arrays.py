@@ -86,6 +86,14 @@ def test_what_is_kept_is_bounded() -> None:
     assert _core.spare_bytes() <= MOST_SPARE  # went back to the system
 
 
+def test_the_oldest_blocks_give_way_to_a_newer_one_that_does_not_fit_beside_them() -> None:
+    large, newest = MOST_SPARE * 15 // 16, MOST_SPARE * 10 // 16
+    for size in (LARGE, large, newest):
+        made = _core.empty((size,), BYTE)
+        del made
+    assert newest <= _core.spare_bytes() < newest + LARGE, "whatever is older than the large one went before it"
+
+
 def test_many_small_blocks_are_kept_to_a_number_too() -> None:
     del_me = [_core.empty((40_000,), BYTE) for _ in range(200)]
     del del_me

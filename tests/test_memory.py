@@ -612,7 +612,7 @@ def test_adding_to_many_lanes_is_all_or_none():
     memory.close(1)
     with pytest.raises(EpisodeClosedError, match="episode 1 is not open"):
         memory.add_many(np.arange(4), columns)
-    with pytest.raises(ParameterError, match="at most once"):
+    with pytest.raises(ParameterError, match="lanes must be each at most once in a call, got 0"):
         memory.add_many([0, 0, 2, 3], columns)
     with pytest.raises(EntryError, match=r"column 'state' stores float32\[3, 3\]"):
         memory.add_many([0, 2, 3], columns)

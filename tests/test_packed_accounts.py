@@ -60,6 +60,7 @@ def accounts(draw, client=CLIENTS[0]):
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=64), st.binary(max_size=5))
+@example([127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1], b"")  # the ends of what so many bytes hold
 def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
     packed = _core.pack_counts(numbers)
     assert _core.unpack_counts(packed + rest, len(numbers)) == (numbers, len(packed))

@@ -395,6 +395,16 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
     assert "value" in box
 
 
+def test_each_request_without_an_envelope_counts_once(cluster):
+    proxy = cluster.proxy([cluster.server()])
+    dealer = cluster.context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.connect(proxy.endpoint)
+    for _ in range(7):
+        dealer.send_multipart([b"no empty frame"])
+    until(lambda: proxy.stats().refused.get("frames", 0) == 7)
+
+
 def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
     proxy = cluster.proxy(["tcp://127.0.0.1:9"])
     with pytest.raises(EndpointError, match="in use"):

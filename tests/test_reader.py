@@ -106,6 +106,7 @@ def test_who_waits_in_vain_has_waited(cluster):
     with pytest.raises(NotEnoughSamples):
         reader.get_batch(8, 0.1)
     assert reader.stats().waited > 0.05  # what is left of its time when it begins to wait
+    assert repr(reader) == f"<memoire.Reader {reader.reader_id.hex()[:8]} of {reader.urls[0]}>"
 
 
 def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):

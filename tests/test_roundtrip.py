@@ -1,12 +1,14 @@
 """`memoire doctor --roundtrip`: a cache goes there and back, beside what learners read, and what is counted is said."""
 
 import threading
+import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import memoire
-from memoire.cluster import doctor
+from memoire.cluster import doctor, roundtrip
 from memoire.errors import ParameterError
 from memoire.pool import Pool
 from memoire.table import ROUNDTRIP, Table, Tables
@@ -62,6 +64,16 @@ def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
 
 def refuse(*_, **__):
     raise memoire.errors.ProtocolError("column", "not today")
+
+
+def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
+    client = mock.MagicMock(spec=memoire.Client)
+    client.stats.return_value = mock.Mock(accepted_caches=0, rejected={})
+    client.push_cache.return_value, client.push_reason = True, ""
+    client.update.side_effect = lambda left: time.sleep(min(left, 0.01))
+    with pytest.raises(roundtrip.Stuck, match="nobody has acknowledged it within 0.1 s"):
+        roundtrip._push(client, np.arange(3), 0.1)
+    assert all(0.0 < call.args[0] <= 0.1 for call in client.update.call_args_list) and client.update.called
 
 
 def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):

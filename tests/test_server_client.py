@@ -541,6 +541,7 @@ def test_waiting_has_an_end_and_says_what_it_waited_for(serve, join):
     server = serve()
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         server.get_batch(8, 0.1)
+    assert 0.1 <= server.stats().waited < 100.0
     with pytest.raises(NotEnoughSamples, match="None was taken"):
         server.get_batch(8)
     with pytest.raises(MemoireTimeout, match=r"within 0\.6 s.*after waiting \d+\.\d s.*Are actors running"):

@@ -75,6 +75,7 @@ def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(clu
     assert re.search(
         r"server 'home' at tcp://\S+ has acknowledged nothing for \d{1,3} s\. 20 steps, 2 episodes and 1 log", text
     )
+    assert 0 <= int(re.search(r"nothing for (\d+) s", text)[1]) <= 200
     assert "nothing listens" in text or "memoire doctor" in text
     assert client.stats().untold_steps == 20
     cluster.restart(server)
