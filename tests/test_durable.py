@@ -166,6 +166,9 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     server = durable.start(run="c")  # another one than was asked for before
     assert (server.run, server.finished, [facts.name for facts in server.runs()]) == ("c", False, ["a", "b", "c"])
     assert [facts.ended > 0 for facts in server.runs()] == [True, True, False]
+    server.begin_run("d")
+    server.close()
+    assert durable.start(run="c").run == "d", "what was asked for the last time is known, not what was at first"
 
 
 def test_a_server_that_is_given_no_run_goes_on_with_the_last_one(durable):

@@ -846,3 +846,25 @@ def test_a_smaller_limit_lets_the_oldest_go_at_once() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         pool.limit(0)
     assert pool.clear() == 3 and pool.stats().held == 0
+
+
+def test_the_engine_refuses_what_is_not_its_own():
+    layout = cache.layout_of(SCHEMA, PLAIN).core
+    held, stranger = _core.HeldPool(1), _core.HeldClient(b"s" * 16)
+    for call in (
+        lambda: held.leave(stranger),
+        lambda: held.take(layout, bytes(16), [(stranger, 1)], False),
+        lambda: held.take(layout, bytes(16), [(stranger, 0)], True),
+    ):
+        with pytest.raises(ValueError, match="not in this pool"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "field", [(0, -1, 0, 1, 4), (0, -1, 3, 2, 4), (0, -1, 2, 1, 4), (1, -1, 1, 1, 4), (0, 1, 1, 1, 4)]
+)
+def test_a_layout_whose_fields_reach_behind_their_blocks_is_refused(field):
+    rows = [(0, 0, 0, 4)]  # column, part, extent, bytes of a row
+    _core.Layout(1, 1, 4, rows, [(0, -1, 1, 1, 4)], 0, {}, [])
+    with pytest.raises(IndexError):
+        _core.Layout(1, 1, 4, rows, [field], 0, {}, [])
