@@ -57,7 +57,7 @@ def test_several_go_there_and_back_at_once(cluster):
 def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
     monkeypatch.setattr(Pool, "check", refuse)
-    status, said = examine(server.endpoint, timeout=2.0)
+    status, said = examine(server.endpoint)
     assert status == doctor.STUCK
     assert "FAIL a cache did not arrive: column" in said
 
