@@ -113,7 +113,15 @@ SAMPLING = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
 
 def test_the_vignette_says_why_and_cites_the_papers():
     why = SAMPLING[SAMPLING.index("## Why replay") : SAMPLING.index("## One memory")]
-    for reason in ("correlat", "rare event", "fewer environment steps", "surprising", "random", "not\nfully observed"):
+    for reason in (
+        "strongly correlated",
+        "forgets rare events",
+        "use a rare event again",
+        "fewer environment steps",
+        "surprising",
+        "random",
+        "not\nfully observed",
+    ):
         assert reason in why, reason
     for paper in ("1511.05952", "1710.02298", "1803.00933"):
         assert paper in SAMPLING

@@ -33,7 +33,7 @@ FIRST_SECONDS = 6.0
 """What the first tests that are tried take together; most mistakes are found by them."""
 FILES_AT_ONCE = 30
 """Test files that are recorded before what was noted is kept."""
-ALL_SECONDS = 60.0
+ALL_SECONDS = 180.0
 """What all tests that are tried take together."""
 SURE_SECONDS = 1.0
 """A test that takes longer may have failed because the machine is busy: it is run again without the mistake."""
@@ -122,7 +122,7 @@ def kernels_built(tree: Tree, seed: int) -> list[Place]:
 def set_up(workers: int, seed: int) -> list[Tree]:
     """A copy for each worker, with the same extension. What was built for the same kernels is used again."""
     trees = [Tree(FOLDER / f"tree{number}") for number in range(workers)]
-    by_hand = [row["why"] for row in toml("by_hand.toml", "mistake") if row["file"] == kernels.FILE]
+    by_hand = [(row["why"], row["new"]) for row in toml("by_hand.toml", "mistake") if row["file"] == kernels.FILE]
     listed, key = FOLDER / "kernels.json", f"{seed} {digest(ROOT / kernels.FILE)} {QUOTAS[kernels.FILE]} {by_hand}"
     built = json.loads(listed.read_text()) if listed.exists() else {}
     if built.get("key") != key:
@@ -216,7 +216,7 @@ class Examiner:
             self._tree.write(place.file, place.planted(source))
         try:
             if tests is not None:
-                return self._tree.try_tests(tests, 120.0), len(tests)
+                return self._tree.try_tests(tests, 120.0, MEMOIRE_MUTANT=str(number)), len(tests)
             return self._search(place, number, seconds)
         finally:
             self._tree.write(place.file, source)
@@ -230,7 +230,7 @@ class Examiner:
         if not place.function and not number:  # runs when the module is imported, before any test
             looking = {test for test in self._recording.seconds if test.startswith(LOOKING)}
         chosen = {test for test in chosen if test in self._recording.seconds} | looking
-        return self._recording.nearest(place.file, chosen, looking if place.kind == "default" else set())
+        return self._recording.nearest(place.file, chosen, looking)
 
     def _search(self, place: Place, number: int, most: float) -> tuple[Verdict, int]:
         waiting, tried, spent = self._candidates(place, number), 0, 0.0
@@ -304,16 +304,22 @@ Job = tuple[Place, int, list[str] | None]
 def jobs_of(seed: int) -> list[Job]:
     """All mistakes: those by hand, those in Python, those in the kernels with their numbers."""
     by_hand: list[Job] = []
+    named: dict[str, list[str]] = {}
     for row in toml("by_hand.toml", "mistake"):
         place = place_by_hand(row)
-        if place is not None and place.file == kernels.FILE:
-            continue  # built, and so among the kernels' places
+        if place is not None and place.file == kernels.FILE:  # built, and so among the kernels' places
+            named |= {row["why"]: row["tests"]} if "tests" in row else {}
+            continue
         if place is None:
             say(f"by_hand.toml: {row['file']} does not have exactly once: {row['old']!r}")
         else:
             by_hand.append((place, 0, row.get("tests")))
     python: list[Job] = [(place, 0, None) for place in drawn(seed)]
-    return python + [(place, number, None) for number, place in enumerate(kernel_places(), 1)] + by_hand
+    built = [
+        (place, number, named.get(place.statement) if place.kind == "by hand" else None)
+        for number, place in enumerate(kernel_places(), 1)
+    ]
+    return python + built + by_hand
 
 
 def work(tree: Tree, recording: Recording, queue: "SimpleQueue[Job]", results: Results, limit: float) -> None:
