@@ -2,7 +2,7 @@
 #
 #     docker build --tag memoire .                          server, proxy, relay, dashboard, doctor, ... by command
 #     docker build --tag memoire-actor --target actor .     numpy, pyzmq, msgspec and memoire; nothing else
-#     docker build --tag memoire-demo --target demo .       and Gymnasium: python3 -m memoire.cluster.actor | learner
+#     docker build --tag memoire-demo --target demo .       and Gymnasium: python3 -m memoire.rl.demo.actor | learner
 #
 # All run as user 10001 with a root file system that nobody can write to, and hold no compiler. What is installed is what
 # deploy/requirements names, by version and hash: `make lock`. The Python may be any that memoire takes: --build-arg
@@ -80,7 +80,7 @@ COPY deploy/requirements/demo.txt /tmp/
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --quiet --require-hashes --only-binary :all: -r /tmp/demo.txt && rm /tmp/demo.txt
 USER 10001:0
-CMD ["python3", "-m", "memoire.cluster.actor", "--help"]
+CMD ["python3", "-m", "memoire.rl.demo.actor", "--help"]
 
 # -------------------------------------------------------------------------------------------------------- every role
 FROM base AS memoire

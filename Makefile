@@ -15,9 +15,9 @@ BIN := .venv/bin
 # which lies in the working directory, out of the way of every child process too.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
-LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-chart
+LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -65,7 +65,10 @@ test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
 # MEMOIRE_HELM names helms that are not on PATH, with : between; where there is none, two are fetched into build/helm.
-test-chart: setup-dev
+test-house: setup-dev
+	$(BIN)/python tools/house.py --draw docs/house.svg
+
+chart: setup-dev
 	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
@@ -103,8 +106,14 @@ lint-english:
 lint-imports:
 	$(BIN)/pytest tests/test_imports.py
 
+lint-house:
+	$(BIN)/python tools/house.py --check docs/house.svg
+
 lint-chart:
 	$(BIN)/python tools/chart.py --check
+
+house: setup-dev
+	$(BIN)/python tools/house.py --draw docs/house.svg
 
 chart: setup-dev
 	$(BIN)/python tools/chart.py

@@ -15,7 +15,7 @@ import numpy as np
 from measure import machine
 
 from memoire import Greedy, Memory, Parameters, Prioritized, RankBased, Schema, Uniform
-from memoire.sampling import Sampler
+from memoire.replay.sampling import Sampler
 
 SAMPLERS: dict[str, Sampler] = {
     "uniform": Uniform(),

@@ -9,10 +9,10 @@ from measure import Report, Result, Side, arguments, distinct, race
 from workloads import BATCH, EPISODE, NumpyGather, Workload, six_columns, w1, w2
 
 from memoire import _core
-from memoire import cache as caches
-from memoire.batch import Gathered
-from memoire.memory import Memory
-from memoire.pool import Pool
+from memoire.pool.caches import Pool
+from memoire.replay.batch import Gathered
+from memoire.replay.memory import Memory
+from memoire.wire import container as caches
 
 MiB = 1 << 20
 SLOTS = "column[row] = value for each column, a ring"

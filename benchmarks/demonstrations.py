@@ -22,7 +22,7 @@ import numpy as np
 from measure import machine
 
 import memoire
-from memoire.cluster import qlearning
+from memoire.rl.demo import qlearning
 
 ENV = "MountainCar-v0"
 DATA_SET = "memoire/mountain-car/demonstrations-v0"

@@ -6,14 +6,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import wire as plain
+import messages as plain
 import zmq
 from measure import Report, arguments
 from workloads import BATCH, Workload, w1
 
 import memoire
-from memoire import _core, cache, security, sockets, wire
-from memoire.security import Keys
+from memoire import _core
+from memoire.net import sockets
+from memoire.security import keyfolder
+from memoire.security.keyfolder import Keys
+from memoire.wire import container, messages
 
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
 the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.
@@ -26,11 +29,11 @@ nothing."""
 def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | None, rank: int) -> None:
     """PUSH caches that were made beforehand, by the key in a folder or without one."""
     memory = plain.filled(workload, rank)
-    payloads = [cache.build(memory, BATCH, now=time.time()) for _ in range(64)]
+    payloads = [container.build(memory, BATCH, now=time.time()) for _ in range(64)]
     checksums = [_core.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
-        "client": f"bench sender {rank:03}".encode(), "run": wire.name_hash("default"),
-        "home": wire.name_hash("bench"), "fingerprint": workload.schema.fingerprint,
+        "client": f"bench sender {rank:03}".encode(), "run": messages.name_hash("default"),
+        "home": messages.name_hash("bench"), "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
@@ -47,9 +50,9 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | No
                 payload = payloads[turn % len(payloads)]
                 sequence += 1
                 pushed += payload.nbytes
-                body = wire.Cache(number=sequence, pushed_bytes=pushed)
+                body = messages.Cache(number=sequence, pushed_bytes=pushed)
                 known_sum = checksums[turn % len(payloads)]
-                frames = wire.encode(body, sequence=sequence, payload=payload, payload_checksum=known_sum, **facts)
+                frames = messages.encode(body, sequence=sequence, payload=payload, payload_checksum=known_sum, **facts)
                 push.send_multipart(frames, copy=False)
         push.close(0)
 
@@ -110,7 +113,7 @@ def main() -> None:
     report.heading()
     workload = w1()
     with tempfile.TemporaryDirectory() as folder:
-        security.write_cluster(Path(folder) / "keys")
+        keyfolder.write_cluster(Path(folder) / "keys")
         keys = str(Path(folder) / "keys")
         for senders, threads, proxies in ((1, 1, 0), (2, 1, 0), (2, 2, 0), (2, 1, 1), (2, 1, 2), (2, 2, 2)):
             what = f"{senders} senders, {threads} I/O threads, {proxies} proxies"

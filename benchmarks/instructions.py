@@ -29,9 +29,9 @@ from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
 from memoire import _core
-from memoire import cache as caches
-from memoire.memory import Memory
-from memoire.pool import Pool
+from memoire.pool.caches import Pool
+from memoire.replay.memory import Memory
+from memoire.wire import container as caches
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"

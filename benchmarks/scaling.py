@@ -23,8 +23,9 @@ import numpy as np
 from measure import amount, arguments, distinct, machine
 
 import memoire
-from memoire.cluster import local, plan
-from memoire.cluster.launch import Child, Launcher
+from memoire.cli import plan
+from memoire.nodes import local_cluster
+from memoire.nodes.launcher import Child, Launcher
 
 QUESTION = str(__doc__)
 PROCESSES = 3
@@ -158,14 +159,14 @@ class Setup:
             }
         )
 
-    def start(self, launcher: Launcher) -> local.Local:
+    def start(self, launcher: Launcher) -> local_cluster.Local:
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
-        cluster = local.start(launcher, self.schema, settings, servers=self.servers, proxies=self.proxies)
+        cluster = local_cluster.start(launcher, self.schema, settings, servers=self.servers, proxies=self.proxies)
         if cluster is None:
             raise KeyboardInterrupt
         return cluster
 
-    def actors(self, cluster: local.Local, count: int) -> Group:
+    def actors(self, cluster: local_cluster.Local, count: int) -> Group:
         return Group(actors, count, cluster.endpoints[0], count and self.state, self.dtype)
 
     @property

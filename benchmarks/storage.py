@@ -11,7 +11,7 @@ from measure import arguments, machine
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
-from memoire.client import Client
+from memoire.client.client import Client
 from memoire.limits import Limits
 
 QUESTION = str(__doc__)

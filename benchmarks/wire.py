@@ -14,8 +14,11 @@ from measure import Report, Result, arguments, distinct, in_turns, results
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
-from memoire import _core, cache, sockets, wire
-from memoire.memory import Memory
+from memoire import _core
+from memoire.net import sockets
+from memoire.replay.memory import Memory
+from memoire.wire import container
+from memoire.wire import messages as wire
 
 TCP = "tcp://127.0.0.1:0"
 W1_BYTES = 152_256
@@ -154,7 +157,7 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     facts = np.ones(EPISODE, np.float32), np.zeros(EPISODE, np.float32), np.zeros(EPISODE, np.int64)
-    return cache.pack_episode(workload.schema, fill_column, *facts, now=time.time())
+    return container.pack_episode(workload.schema, fill_column, *facts, now=time.time())
 
 
 def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
@@ -162,7 +165,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     memory = filled(workload, 0)
 
     def make(rank: int) -> np.ndarray:
-        return episode(workload, rank) if storage == "episodes" else cache.build(memory, BATCH, now=time.time())
+        return episode(workload, rank) if storage == "episodes" else container.build(memory, BATCH, now=time.time())
 
     first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)

@@ -10,7 +10,7 @@ import numpy as np
 from measure import distinct
 
 import memoire
-from memoire.memory import Memory
+from memoire.replay.memory import Memory
 
 BATCH = 256
 EPISODE = 1000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memoire import exposure
-from memoire.cluster.tokens import Tokens
 from memoire.errors import ParameterError
+from memoire.security import exposure
+from memoire.security.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

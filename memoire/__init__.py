@@ -1,24 +1,24 @@
 """memoire: a distributed prioritized replay memory for reinforcement learning."""
 
-from . import built as built
-from .batch import Batch
-from .buffer import Buffer
-from .classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
-from .client import Client, connect
-from .errors import InsecureWarning, MemoireError
-from .memory import Memory
-from .mixed import MixedBatch
-from .parameters import Parameters
-from .prioritized import PrioritizedReplayBuffer, PriorityExperienceReplayBuffer, Transition
-from .proxy import Proxy
-from .ragged import Ragged
-from .reader import Reader
-from .sampling import Greedy, Linear, Prioritized, RankBased, Uniform
-from .schema import Column, Schema
-from .server import Server
-from .table import Table
-from .version import VERSION
-from .writer import Writer
+from memoire import built as built
+from memoire.classic.classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.notebook import PrioritizedReplayBuffer, PriorityExperienceReplayBuffer, Transition
+from memoire.client.client import Client, connect
+from memoire.errors import InsecureWarning, MemoireError
+from memoire.pool.tables import Table
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.batch import Batch
+from memoire.replay.buffer import Buffer
+from memoire.replay.memory import Memory
+from memoire.replay.mixing import MixedBatch
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
+from memoire.replay.schema import Column, Schema
+from memoire.replay.writer import Writer
+from memoire.server.server import Server
+from memoire.version import VERSION
 
 __version__ = VERSION
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from memoire.cli import main
+from memoire.cli.main import main
 
 sys.exit(main())

@@ -236,7 +236,7 @@ def empty(tuple shape not None, dtype):
 # In C, because counters are attributes: a client sets several at each step of its environment.
 @cython.auto_pickle(False)
 cdef class Guarded:
-    """What `memoire.guarded.Guarded` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
+    """What `memoire.replay.guarded.Guarded` is made of: `_check_public(name)` is asked before an attribute is set, unless its name begins
     with "_"."""
 
     def __setattr__(self, name, value):
@@ -1268,7 +1268,7 @@ assert (sizeof(Meta), sizeof(Episode), sizeof(Lane), sizeof(Page)) == (64, 64, 4
 
 @cython.auto_pickle(False)
 cdef class EntryStore:
-    """The loops of `memoire.memory.Memory`, which checks, explains and documents: use that.
+    """The loops of `memoire.replay.memory.Memory`, which checks, explains and documents: use that.
 
     Every method is safe to call from several threads: those that release the GIL do it holding `_lock`, with `busy` above
     0 meanwhile; those that neither release it nor wait look at `busy` first.

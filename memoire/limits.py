@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from .checks import FOR_EVER, whole
+from .arguments import FOR_EVER, whole
 from .errors import ParameterError
 from .frozen import says_instead
 from .suggestions import checked_fields

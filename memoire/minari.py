@@ -16,10 +16,11 @@ import minari
 import numpy as np
 from minari.data_collector import EpisodeBuffer
 
-from . import dataset
+from memoire.replay import dataset
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Schema
+
 from .errors import DataError, ParameterError
-from .memory import Memory
-from .schema import Schema
 
 
 def schema(data: Any, extra: Mapping[str, Any] | None = None) -> Schema:

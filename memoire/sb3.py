@@ -19,11 +19,12 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch.nn import functional
 
-from .batch import Batch
-from .buffer import Buffer
+from memoire.replay.batch import Batch
+from memoire.replay.buffer import Buffer
+from memoire.replay.sampling import Sampler, Uniform
+from memoire.replay.schema import Schema
+
 from .errors import ParameterError
-from .sampling import Sampler, Uniform
-from .schema import Schema
 from .torch import TorchBatch
 
 

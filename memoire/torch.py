@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from numpy.typing import NDArray
 
-from .batch import Batch
+from memoire.replay.batch import Batch
+from memoire.replay.mixing import MixedBatch
+
 from .errors import ParameterError
-from .mixed import MixedBatch
 from .suggestions import no_field
 
 

@@ -29,7 +29,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     models models_cluster monitoring moves mutants names node notices oversized ownfiles packages parameters partition
     plan profile prometheus proxy qlearning rate_cluster release roundtrip schema search security security_docs settings
     settings_guard setup signatures slow_nodes soak sockets starts store store_damage store_disk store_kills
-    store_model store_server subscriptions supervision tablefile tables terminal thin_client throttle tokens transport
+    stability store_model store_server subscriptions supervision tablefile tables terminal thin_client throttle tokens transport
     unbuilt untold wire wire_bounds
     """.split()  # noqa: SIM905
 )

@@ -9,12 +9,12 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from memoire.account_store import StoredAccounts
-from memoire.journal import Group
-from memoire.packed_accounts import Packing, Words
-from memoire.runs import FolderStats
-from memoire.statefile import LAST, pack_accounts
-from memoire.wire import name_hash
+from memoire.accounting.journal import Group
+from memoire.accounting.kept_accounts import StoredAccounts
+from memoire.accounting.packing import Packing, Words
+from memoire.accounting.runs import FolderStats
+from memoire.storage.database import LAST, pack_accounts
+from memoire.wire.messages import name_hash
 
 
 class Disk:
@@ -48,7 +48,7 @@ class Disk:
 
 
 class DiskReader:
-    """The accounts of one run on a `Disk`: `memoire.account_store.PackedReader`."""
+    """The accounts of one run on a `Disk`: `memoire.accounting.kept_accounts.PackedReader`."""
 
     def __init__(self, disk, run):
         self.disk, self.run = disk, run
@@ -65,7 +65,7 @@ class DiskReader:
 
 
 class MemoryStore:
-    """`memoire.runs.Keeper` on a `Disk`."""
+    """`memoire.accounting.runs.Keeper` on a `Disk`."""
 
     def __init__(self, disk, name="home"):
         self.disk, self.name, self.folder = disk, name, disk.folder

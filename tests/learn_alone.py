@@ -10,10 +10,10 @@ from collections import deque
 import numpy as np
 
 import memoire
-from memoire.cluster import demo
-from memoire.cluster.actor import Player
-from memoire.cluster.envs import make_envs, sizes
-from memoire.cluster.qlearning import DoubleQ
+from memoire.nodes.environments import make_envs, sizes
+from memoire.rl.demo import demo
+from memoire.rl.demo.actor import Player
+from memoire.rl.demo.qlearning import DoubleQ
 
 
 class Returns:

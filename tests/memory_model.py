@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memoire.parameters import Parameters
+from memoire.replay.parameters import Parameters
 
 
 @dataclass

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry, UsedUp
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.schema import Column, Schema
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
 from memory_model import Model, Ring
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}

@@ -8,8 +8,8 @@ from collections import Counter
 from contextlib import contextmanager
 
 from memoire.errors import StateError
-from memoire.models import make
-from memoire.store import Store
+from memoire.models.model import make
+from memoire.storage.state_folder import Store
 from statekit import CLIENTS, account, contents, filled
 
 VERDICTS = ("exact", "refused", "a model less")

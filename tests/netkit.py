@@ -12,12 +12,12 @@ import numpy as np
 import zmq
 
 from history.ports import held
-from memoire.client import connect
+from memoire.client.client import connect
 from memoire.limits import Limits
-from memoire.proxy import Proxy
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
-from memoire.server import Server
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
+from memoire.server.server import Server
 
 SCHEMA = Schema(
     {

@@ -8,7 +8,7 @@ import urllib.parse
 
 import pytest
 
-serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 

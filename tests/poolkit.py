@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from memoire.parameters import Parameters
-from memoire.schema import Schema
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
 PLAIN = Parameters(importance_exponent=1.0)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from memoire import wire
-from memoire.journal import Journal, RunFacts
-from memoire.ledger import Account
-from memoire.logbook import Entry
-from memoire.models import make
-from memoire.store import Store
-from memoire.wire import Line, Update
+from memoire.accounting.journal import Journal, RunFacts
+from memoire.accounting.ledger import Account
+from memoire.accounting.logbook import Entry
+from memoire.models.model import make
+from memoire.storage.state_folder import Store
+from memoire.wire import messages
+from memoire.wire.messages import Line, Update
 from netkit import until
 
 RUN = "ant/7"
@@ -121,7 +121,7 @@ class Keeper:
 
 
 def rows(*homes, episodes=1):
-    packed = np.zeros(len(homes), wire.ACCOUNT)
+    packed = np.zeros(len(homes), messages.ACCOUNT)
     packed["home"], packed["episodes"] = homes, episodes
     packed["client"] = np.frombuffer(CLIENTS[0], "<u8")
     return packed.tobytes()

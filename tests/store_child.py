@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from memoire import snapshotfile
-from memoire.journal import RunFacts
+from memoire.accounting.journal import RunFacts
 from memoire.limits import Limits
-from memoire.models import make
-from memoire.snapshotfile import About, Client, Record, TableAbout
+from memoire.models.model import make
+from memoire.storage import snapshot_file
+from memoire.storage.snapshot_file import About, Client, Record, TableAbout
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)
@@ -48,7 +48,7 @@ def run(folder, acks, at, steps):
         os.write(acks, b".")
         if step % 2 == 0:
             keeper.store.back_up()
-            snapshotfile.write(folder / "state" / "memory.snapshot", ABOUT, [Record(Client(id=CLIENTS[0]))], at=at)
+            snapshot_file.write(folder / "state" / "memory.snapshot", ABOUT, [Record(Client(id=CLIENTS[0]))], at=at)
     keeper.close()
 
 

@@ -10,33 +10,36 @@ import pytest
 import zmq
 
 from classic_help import tcp, templates
-from memoire import ReplayMemoryServer, authenticator, descriptors, security, sockets, wire
-from memoire.client import Client, connect
-from memoire.cluster import doctor
+from memoire import ReplayMemoryServer
+from memoire.cli import doctor
+from memoire.client.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
-from memoire.proxy import Proxy
-from memoire.reader import Reader
-from memoire.security import Keys
-from memoire.server import Server
-from memoire.showing import Shown
+from memoire.net import curve_server, descriptors, sockets
+from memoire.net.curve_client import Shown
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.security import keyfolder
+from memoire.security.keyfolder import Keys
+from memoire.server.server import Server
+from memoire.wire import messages
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
     """Keys are looked at more often than once a second."""
-    monkeypatch.setattr(security, "REREAD", 0.05)
-    monkeypatch.setattr("memoire.showing.REREAD", 0.05)
-    monkeypatch.setattr("memoire.showing.PAUSE", 0.05)
-    monkeypatch.setattr("memoire.showing.LONGEST_PAUSE", 0.5)
-    monkeypatch.setattr("memoire.authenticator.LOOK", 0.05)
-    monkeypatch.setattr("memoire.channel.DENIED_FOR_GOOD", 0.5)
-    monkeypatch.setattr("memoire.authenticator.SECOND_KEY", 120.0)
+    monkeypatch.setattr(keyfolder, "REREAD", 0.05)
+    monkeypatch.setattr("memoire.net.curve_client.REREAD", 0.05)
+    monkeypatch.setattr("memoire.net.curve_client.PAUSE", 0.05)
+    monkeypatch.setattr("memoire.net.curve_client.LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr("memoire.net.curve_server.LOOK", 0.05)
+    monkeypatch.setattr("memoire.net.channel.DENIED_FOR_GOOD", 0.5)
+    monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 120.0)
 
 
 @pytest.fixture
 def keys(tmp_path):
-    security.write_cluster(tmp_path / "keys")
+    keyfolder.write_cluster(tmp_path / "keys")
     return tmp_path / "keys"
 
 
@@ -98,7 +101,7 @@ def test_behind_a_proxy_everybody_is_who_he_is(server, keys, context, storage, t
 def another_key(keys, role="actor", name="other"):
     """A keys folder that nobody has authorized."""
     folder = keys.parent / f"{role}-{name}"
-    security.write_one(folder, security.make(role, name), (keys / "actor" / "server.pub").read_text())
+    keyfolder.write_one(folder, keyfolder.make(role, name), (keys / "actor" / "server.pub").read_text())
     return folder
 
 
@@ -158,14 +161,14 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, mon
 
 
 def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, monkeypatch):
-    monkeypatch.setattr("memoire.authenticator.SECOND_KEY", 0.05)
+    monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 0.05)
     with pytest.raises(AuthError, match=r"does not know the key actor/other [0-9a-f]{16} .*memoire keys authorize"):
         connect(server.endpoint, keys=another_key(keys), context=context, timeout=100.0)
     assert server._gate.refused["unknown"] >= 1
     with pytest.raises(AuthError, match="asks for a key, and this process has none"):
         connect(server.endpoint, context=context, timeout=100.0)
     until(lambda: server._gate.refused.get("plain"))
-    security.write_cluster(keys.parent / "elsewhere")
+    keyfolder.write_cluster(keys.parent / "elsewhere")
     with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
     until(lambda: server._gate.refused["server_key"] >= 2)
@@ -183,12 +186,12 @@ def fronts(monkeypatch):
     """What counts at the listening addresses of nodes that are made from now on."""
     found = []
 
-    class Kept(authenticator._Front):
+    class Kept(curve_server._Front):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.append(self)
 
-    monkeypatch.setattr(authenticator, "_Front", Kept)
+    monkeypatch.setattr(curve_server, "_Front", Kept)
     return found
 
 
@@ -255,10 +258,10 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
                 "FAIL the proxy or relay there is refused itself: not let in at tcp://.*proxy/other", said[-2]
             )
             until(lambda: re.search(r"\(denied\): not let in at tcp://.*proxy/other", sent_away(node)))  # noqa: B023
-        assert [each.message for each in caplog.records if each.name == "memoire.channel"][0].startswith(
+        assert [each.message for each in caplog.records if each.name == "memoire.net.channel"][0].startswith(
             "not let in at"
         )
-        security.authorize(keys / "server", Keys(folder).own)
+        keyfolder.authorize(keys / "server", Keys(folder).own)
         with connect(behind.endpoint, timeout=100.0, **options) as actor:
             push(actor)
         until(lambda: relay.readiness() == behind.readiness() == [])
@@ -280,8 +283,8 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
         connect(server.endpoint, keys=folder, context=context, timeout=100.0)
     with Reader([server.endpoint], keys=another_key(keys, "reader"), context=context, timeout=None) as reader:
         until(lambda: reader._links[0].channel.denied)
-        security.authorize(keys / "server", Keys(folder).own)
-        security.authorize(keys / "server", reader._keys.own)
+        keyfolder.authorize(keys / "server", Keys(folder).own)
+        keyfolder.authorize(keys / "server", reader._keys.own)
         with connect(server.endpoint, keys=folder, context=context, timeout=100.0) as actor:
             push(actor)
         assert len(reader.get_batch(16, 100.0).ids) == 16
@@ -289,7 +292,7 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
 
 def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, context):
     folder = another_key(keys)
-    security.authorize(keys / "server", Keys(folder).own)
+    keyfolder.authorize(keys / "server", Keys(folder).own)
     until(lambda: server.keys.peer(Keys(folder).own.public))
     with (
         connect(server.endpoint, keys=keys, context=context, limits=QUICK) as staying,
@@ -302,7 +305,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         for client in (staying, leaving):
             assert client.model("policy").wait(100.0).body == b"1"
         until(lambda: server.total_episodes == 2)  # a cache may be there before the counts
-        security.revoke(keys / "server", "actor/other")
+        keyfolder.revoke(keys / "server", "actor/other")
         until(lambda: leaving._channel.denied)
         server.publish("policy", b"2")
         until(lambda: staying.model("policy").newest().body == b"2")
@@ -313,7 +316,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
-        security.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
+        keyfolder.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
         until(lambda: server.total_episodes == 4)
         until(lambda: leaving.model("policy").newest().body == b"2")
         push(leaving)
@@ -327,12 +330,12 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
     ):
         push(actor)
         for role in ("actor", "proxy"):  # a new key is let in, taken up, and the old one revoked
-            former, new = Keys(keys / role).own, security.make(role)
+            former, new = Keys(keys / role).own, keyfolder.make(role)
             for folder in (keys / "server", keys / "proxy"):
-                security.authorize(folder, new)
+                keyfolder.authorize(folder, new)
             until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
             if role == "proxy":  # others know it by its key
-                for other in security.ROLES:
+                for other in keyfolder.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
                 until(lambda: new.public in {key.public for key in actor._keys.servers})  # noqa: B023
@@ -342,7 +345,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
             until(lambda: (actor._keys if role == "actor" else proxy.keys).own == new)  # noqa: B023
             push(actor)
             for folder in (keys / "server", keys / "proxy"):
-                security.revoke(folder, former.fingerprint)
+                keyfolder.revoke(folder, former.fingerprint)
             push(actor)
         actor.update(100.0)
         assert server.total_episodes == 5 and server._desk.ledger.find(actor.client_id).owner == "actor/actors"
@@ -401,24 +404,24 @@ class Sender:
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
         facts = {"run": self.server._desk.run, "home": self.server._desk.home}
-        sent = wire.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
+        sent = messages.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
         made = self.open(zmq.DEALER, self.server.endpoint)
         made.send_multipart([*extra, b"", *sent])
         frames = made.recv_multipart()
-        return wire.parse(frames[frames.index(b"") + 1 :]).body
+        return messages.parse(frames[frames.index(b"") + 1 :]).body
 
 
 BODIES = {
-    wire.Type.HELLO: wire.Hello(role="doctor"),
-    wire.Type.UPDATE: wire.Update(),
-    wire.Type.FETCH: wire.Fetch(topic="policy"),
-    wire.Type.PUBLISH: wire.Publish(topic="policy", size=0, sha256=bytes(32)),
-    wire.Type.SUMS: wire.Sums(),
-    wire.Type.DRAW: wire.Draw(),
-    wire.Type.CONTROL: wire.Control(finish=True),
-    wire.Type.LEDGER: wire.Ledger(),
-    wire.Type.INHERIT: wire.Inherit(run_name="other"),
-    wire.Type.TAKE_SNAPSHOT: wire.TakeSnapshot(name="x", order=bytes(16)),
+    messages.Type.HELLO: messages.Hello(role="doctor"),
+    messages.Type.UPDATE: messages.Update(),
+    messages.Type.FETCH: messages.Fetch(topic="policy"),
+    messages.Type.PUBLISH: messages.Publish(topic="policy", size=0, sha256=bytes(32)),
+    messages.Type.SUMS: messages.Sums(),
+    messages.Type.DRAW: messages.Draw(),
+    messages.Type.CONTROL: messages.Control(finish=True),
+    messages.Type.LEDGER: messages.Ledger(),
+    messages.Type.INHERIT: messages.Inherit(run_name="other"),
+    messages.Type.TAKE_SNAPSHOT: messages.TakeSnapshot(name="x", order=bytes(16)),
 }
 
 
@@ -427,13 +430,13 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         sender = Sender(context, server, keys / role)
         for kind, body in BODIES.items():
             said = sender.ask(body)
-            is_refused = isinstance(said, wire.Refused) and said.code == "role"
-            assert is_refused == (kind not in security.MAY[role]), (role, kind.name, said)
-        said = sender.ask(wire.Feedback(), payload=b"x")
-        assert (isinstance(said, wire.Refused) and said.code == "role") == (role != "learner")
+            is_refused = isinstance(said, messages.Refused) and said.code == "role"
+            assert is_refused == (kind not in keyfolder.MAY[role]), (role, kind.name, said)
+        said = sender.ask(messages.Feedback(), payload=b"x")
+        assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # or its close would wait until everybody knows
-    assert server._gate.refused["role"] == sum(len(set(BODIES) - security.MAY[role]) for role in security.MAY) + 3
+    assert server._gate.refused["role"] == sum(len(set(BODIES) - keyfolder.MAY[role]) for role in keyfolder.MAY) + 3
 
 
 def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):
@@ -441,7 +444,9 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
         sender = Sender(context, server, keys / role)
         made = sender.open(zmq.PUSH, server.push_endpoint)
         before = server._gate.refused.get("role", 0), server.stats().refused.get("schema", 0)
-        made.send_multipart(wire.encode(wire.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
+        made.send_multipart(
+            messages.encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64)
+        )
         counted = (
             (lambda: server.stats().refused.get("schema", 0))
             if is_taken
@@ -456,41 +461,43 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
 
 def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(keys, context, tmp_path):
     folder = another_key(keys)
-    security.authorize(keys / "server", Keys(folder).own)
+    keyfolder.authorize(keys / "server", Keys(folder).own)
     options = {"keys": keys, "context": context, "limits": QUICK, "state_dir": tmp_path / "state", "name": "a"}
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine, other = Sender(context, server, keys / "actor"), Sender(context, server, folder)
-        assert isinstance(mine.ask(wire.Hello()), wire.Welcome)
-        assert isinstance(mine.ask(wire.Update(episodes=1)), wire.Updated)
-        said = other.ask(wire.Update(episodes=1000), client=mine.client)
+        assert isinstance(mine.ask(messages.Hello()), messages.Welcome)
+        assert isinstance(mine.ask(messages.Update(episodes=1)), messages.Updated)
+        said = other.ask(messages.Update(episodes=1000), client=mine.client)
         assert said.code == "owner" and "belongs to the key actor/actors, not actor/other" in said.text
         made = other.open(zmq.PUSH, server.push_endpoint)
-        made.send_multipart(wire.encode(wire.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
+        made.send_multipart(
+            messages.encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64)
+        )
         until(lambda: server._gate.refused.get("owner", 0) == 2)
         assert server.total_episodes == 1
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine.server = other.server = server
-        assert other.ask(wire.Hello(), client=mine.client).code == "owner"
-        assert isinstance(mine.ask(wire.Update(episodes=2)), wire.Updated) and server.total_episodes == 2
+        assert other.ask(messages.Hello(), client=mine.client).code == "owner"
+        assert isinstance(mine.ask(messages.Update(episodes=2)), messages.Updated) and server.total_episodes == 2
 
 
 def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
-    forged = security.passport(security.Peer("learner", "learners"))
-    said = Sender(context, server, keys / "proxy").ask(wire.Control(finish=True), extra=[forged, b"12345"])
-    assert isinstance(said, wire.Taken)
+    forged = keyfolder.passport(keyfolder.Peer("learner", "learners"))
+    said = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
+    assert isinstance(said, messages.Taken)
     for role in ("actor", "reader"):
         sender = Sender(context, server, keys / role)
         before = server._gate.refused.get("passport", 0)
         with pytest.raises(zmq.Again):
             sender.open(zmq.DEALER, server.endpoint)
             sender.sockets[-1].rcvtimeo = 300
-            sent = wire.encode(wire.Control(finish=True), client=sender.client, sequence=1)
+            sent = messages.encode(messages.Control(finish=True), client=sender.client, sequence=1)
             sender.sockets[-1].send_multipart([forged, b"", *sent])
             until(lambda: server._gate.refused.get("passport", 0) > before)  # noqa: B023
             sender.sockets[-1].recv_multipart()
     damaged = Sender(context, server, keys / "proxy")
     made = damaged.open(zmq.DEALER, server.endpoint)
-    made.send_multipart([b"MEMP\x01\x09x", b"", *wire.encode(wire.Hello(), client=damaged.client, sequence=1)])
+    made.send_multipart([b"MEMP\x01\x09x", b"", *messages.encode(messages.Hello(), client=damaged.client, sequence=1)])
     until(lambda: server._gate.refused["passport"] == 3)
 
 
@@ -509,7 +516,7 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     try:
         sender = Sender(context, server, keys / "learner")
         made = sender.open(zmq.DEALER, way.endpoint)
-        made.send_multipart([b"", *wire.encode(wire.Control(run="second"), client=sender.client, sequence=1)])
+        made.send_multipart([b"", *messages.encode(messages.Control(run="second"), client=sender.client, sequence=1)])
         made.recv_multipart()
     finally:
         way.close()
@@ -547,7 +554,7 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
     with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
         in_thread(getattr(server, loop), front, back)
         got_in = {}
-        for role in security.ROLES:
+        for role in keyfolder.ROLES:
             made, own = context.socket(kind), Keys(keys / role).own
             made.linger = 0
             watching = sockets.monitor(made, HANDSHAKES)
@@ -559,7 +566,7 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
             made.disable_monitor()
             watching.close(0)
             made.close(0)
-        assert got_in == {role: role == "server" for role in security.ROLES}
+        assert got_in == {role: role == "server" for role in keyfolder.ROLES}
         assert server._gate.refused["role"] >= 4
 
 
@@ -567,13 +574,13 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
 
 
 def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):
-    from memoire import authenticator
+    from memoire.net import curve_server
 
     with connect(server.endpoint, keys=keys, context=context, limits=QUICK) as actor:
         push(actor)
         until(lambda: server.total_caches == 1)
         deciding = server._gate._authenticator
-        monkeypatch.setattr(authenticator._Authenticator, "revive", lambda self: None)
+        monkeypatch.setattr(curve_server._Authenticator, "revive", lambda self: None)
         deciding._worker.stop(20.0)
         until(lambda: not deciding._worker.is_alive)
         with pytest.raises((MemoireTimeout, AuthError)):
@@ -608,7 +615,7 @@ def test_options_of_sockets_are_as_the_page_says(server, keys, context):
 
 
 def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):
-    from memoire.cluster.doctor import REFUSED, WELL, examine
+    from memoire.cli.doctor import REFUSED, WELL, examine
 
     assert examine(server.endpoint, keys=keys / "actor", roundtrip=True, timeout=100.0) == WELL
     said = capsys.readouterr().out

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import accounts, wire
-from memoire.ledger import Account, Ledger
-from memoire.wire import Ended, Update
+from memoire.accounting import merge
+from memoire.accounting.ledger import Account, Ledger
+from memoire.wire import messages
+from memoire.wire.messages import Ended, Update
 
 CLIENTS = [bytes([n]) * 15 + b"\0" for n in range(4)]
-HOMES = [wire.name_hash(name) for name in ("a", "b", "c")]
+HOMES = [messages.name_hash(name) for name in ("a", "b", "c")]
 moves = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.integers(0, 90), st.booleans()), max_size=25
 )
@@ -44,7 +45,7 @@ class Model:
         return account
 
     def table(self, home):
-        return accounts.merge(accounts.rows_of(accounts.row_of(account, home) for account in self.ledgers[home]))
+        return merge.merge(merge.rows_of(merge.row_of(account, home) for account in self.ledgers[home]))
 
 
 @settings(max_examples=50)
@@ -55,8 +56,8 @@ def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_co
         model.step(*step)
     tables = [*model.tables, *model.tables, *map(model.table, HOMES)]  # old ones, doubled, and the present ones
     rng.shuffle(tables)
-    rows = accounts.merge(*tables)
-    totals = accounts.totals_of(rows)
+    rows = merge.merge(*tables)
+    totals = merge.totals_of(rows)
     heard = {CLIENTS[who] for who, *_ in history}
     assert totals.clients == len(heard)
     assert totals.episodes == sum(model.sums[client][0] for client in heard)
@@ -64,10 +65,10 @@ def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_co
     assert totals.pushed_caches == totals.accepted_caches == sum(model.pushed.values())
     assert totals.returns_count == sum(len(ledger.ended) for ledger in model.ledgers.values())
     assert totals.returns_sum == sum(ended.returned for ledger in model.ledgers.values() for _, ended in ledger.ended)
-    again = accounts.merge(rows, rows, *tables[:3])
+    again = merge.merge(rows, rows, *tables[:3])
     np.testing.assert_array_equal(again, rows)
-    assert [accounts.key_of(row) for row in rows] == sorted(accounts.key_of(row) for row in rows)
-    clients = accounts.by_client(rows)
+    assert [merge.key_of(row) for row in rows] == sorted(merge.key_of(row) for row in rows)
+    clients = merge.by_client(rows)
     assert {row["client"].tobytes(): (row["episodes"], row["steps"]) for row in clients} == {
         client: tuple(model.sums[client]) for client in heard
     }
@@ -81,43 +82,43 @@ def test_one_server_alone_has_the_totals_of_its_ledger():
         account = ledger.arrived(client, 10, 1.0, 3, 30)
         ledger.accepted(account, 10, 5)
         ledger.rejected(ledger.arrived(client, 10, 1.0, 5, 50), "size")
-    rows = accounts.rows_of(accounts.row_of(account, HOMES[0]) for account in ledger)
-    assert accounts.totals_of(rows) == ledger.totals()
+    rows = merge.rows_of(merge.row_of(account, HOMES[0]) for account in ledger)
+    assert merge.totals_of(rows) == ledger.totals()
 
 
 def test_no_rows_are_no_totals():
-    assert accounts.totals_of(accounts.merge()) == Ledger().totals()
-    assert accounts.page(accounts.merge(), b"") == (pytest.approx([]), False)
+    assert merge.totals_of(merge.merge()) == Ledger().totals()
+    assert merge.page(merge.merge(), b"") == (pytest.approx([]), False)
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2500), st.integers(0, 2500))
 def test_pages_have_every_row_once_in_order(rows, start):
-    table = np.zeros(rows, wire.ACCOUNT)
+    table = np.zeros(rows, messages.ACCOUNT)
     table["client"][:, 0] = np.random.default_rng(1).permutation(rows)
     table["home"] = 5
-    table = accounts.merge(table)
+    table = merge.merge(table)
     after, got = b"", []
     while True:
-        part, more = accounts.page(table, after)
+        part, more = merge.page(table, after)
         got.extend(part["client"][:, 0].tolist())
         assert len(part.tobytes()) <= 2**18
         if not more:
             break
-        after = accounts.key_of(part[-1])
+        after = merge.key_of(part[-1])
     assert got == table["client"][:, 0].tolist()
-    middle, _ = accounts.page(table, accounts.key_of(table[start]) if start < rows else b"\xff" * 32)
-    assert len(middle) == max(0, min(accounts.PAGE_ROWS, rows - start - 1))
+    middle, _ = merge.page(table, merge.key_of(table[start]) if start < rows else b"\xff" * 32)
+    assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
 
 
 def test_huge_counts_add_up_exactly():
-    table = np.zeros(3000, wire.ACCOUNT)
+    table = np.zeros(3000, messages.ACCOUNT)
     table["client"][:, 0] = range(3000)
     table["steps"] = 2**53 - 1
-    assert accounts.totals_of(table).steps == 3000 * (2**53 - 1)
+    assert merge.totals_of(table).steps == 3000 * (2**53 - 1)
 
 
 def test_an_account_that_says_goodbye_anywhere_is_gone():
     gone = Account(CLIENTS[0], 0.0, 0.0, report=Update(leaving=True))
-    table = accounts.rows_of([accounts.row_of(gone, HOMES[0]), accounts.row_of(Account(CLIENTS[0], 1.0, 2.0), 7)])
-    assert (accounts.totals_of(table).clients, accounts.totals_of(table).gone) == (1, 1)
+    table = merge.rows_of([merge.row_of(gone, HOMES[0]), merge.row_of(Account(CLIENTS[0], 1.0, 2.0), 7)])
+    assert (merge.totals_of(table).clients, merge.totals_of(table).gone) == (1, 1)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.ahead import MOST_AHEAD, drawn_ahead
 from memoire.errors import EmptyMemory, ParameterError
+from memoire.replay.prefetch import MOST_AHEAD, drawn_ahead
 from netkit import until
 
 SCHEMA = memoire.Schema({"state": (np.float32, (2,)), "reward": np.float32})

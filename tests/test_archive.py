@@ -14,18 +14,21 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from memoire import cli, dataset, snapshot, wire
-from memoire.archive import MEMORY
-from memoire.cluster import snapshots
+from memoire.cli import main
 from memoire.errors import Closed, MemoireError, ParameterError, Refused, SnapshotMismatch
-from memoire.parameters import Parameters
-from memoire.snapshotfile import SnapshotFile
-from memoire.table import Table
+from memoire.nodes import snapshots
+from memoire.pool.tables import Table
+from memoire.replay import dataset
+from memoire.replay.parameters import Parameters
+from memoire.server.io_snapshots import MEMORY
+from memoire.storage import snapshot
+from memoire.storage.snapshot_file import SnapshotFile
+from memoire.wire import messages
 from netkit import QUICK, SCHEMA, Cluster, record, until
 
 SMALL = Parameters(cache_size=16)
 TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
-HEADER = wire.Header(wire.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
+HEADER = messages.Header(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
 
 
 @pytest.fixture
@@ -269,7 +272,7 @@ def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_p
 
 def test_the_same_order_is_carried_out_once(cluster, tmp_path):
     server = cluster.server(state_dir=tmp_path)
-    body = wire.TakeSnapshot(name="a", order=bytes(16))
+    body = messages.TakeSnapshot(name="a", order=bytes(16))
     assert server._archive.order(HEADER, body, None).body.state == "writing"
     done = until(lambda: (told := server._archive.order(HEADER, body, None).body).state == "done" and told)
     assert server._archive.taken == 1 and done.path == str(tmp_path / "snapshots" / "a.snapshot")
@@ -279,10 +282,10 @@ def test_one_snapshot_is_ordered_at_a_time(cluster, tmp_path, monkeypatch):
     server = cluster.server(state_dir=tmp_path)
     go_on = threading.Event()
     monkeypatch.setattr(server._archive, "take", lambda path: go_on.wait(100.0) and 1 / 0)
-    first = wire.TakeSnapshot(name="a", order=bytes(16))
+    first = messages.TakeSnapshot(name="a", order=bytes(16))
     server._archive.order(HEADER, first, None)
     with pytest.raises(MemoireError, match="'a' is being written"):
-        server._archive.order(HEADER, wire.TakeSnapshot(name="b", order=bytes([1] * 16)), None)
+        server._archive.order(HEADER, messages.TakeSnapshot(name="b", order=bytes([1] * 16)), None)
     go_on.set()
     failed = until(lambda: (told := server._archive.order(HEADER, first, None).body).state == "failed" and told)
     assert "ZeroDivisionError" in failed.text
@@ -374,7 +377,7 @@ KILLED = """
     import numpy as np
     from memoire import Server, connect
     from netkit import QUICK, SCHEMA, record
-    from memoire.parameters import Parameters
+    from memoire.replay.parameters import Parameters
     with Server("tcp://127.0.0.1:0", SCHEMA, parameters=Parameters(cache_size=64), limits=QUICK) as server:
         client = connect(server.endpoint, limits=QUICK)
         record(client)
@@ -402,7 +405,7 @@ def test_a_kill_under_load_leaves_a_whole_file(tmp_path):
 
 def command(capsys, *words):
     """Exit status of a command, and what it said."""
-    status = cli.main([*map(str, words)])
+    status = main.main([*map(str, words)])
     return status, "".join(capsys.readouterr())
 
 

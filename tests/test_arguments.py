@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from classic_help import templates
-from memoire.buffer import Buffer
-from memoire.checks import FOR_EVER, seconds
-from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
-from memoire.client import Client
+from memoire.arguments import FOR_EVER, seconds
+from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.client.client import Client
 from memoire.errors import Closed, MemoireError, ParameterError, WrongType
-from memoire.handle import TableHandle
 from memoire.limits import Limits
-from memoire.proxy import Proxy
-from memoire.reader import Reader
-from memoire.server import Server
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.buffer import Buffer
+from memoire.server.server import Server
+from memoire.server.table_handle import TableHandle
 from netkit import SCHEMA, Cluster, in_thread, record, until
 
 ODD = [

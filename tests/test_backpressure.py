@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire.client import Client
+from memoire.client.client import Client
 from memoire.limits import Limits
 from netkit import DEADLINE, QUICK, WIDE, Cluster, in_thread, record, until
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire.batch import ID, Batch, Gathered
 from memoire.errors import ParameterError
-from memoire.schema import Schema
+from memoire.replay.batch import ID, Batch, Gathered
+from memoire.replay.schema import Schema
 
 B = 3
 SCHEMA = Schema(

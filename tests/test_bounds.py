@@ -6,24 +6,18 @@ import sqlite3
 import numpy as np
 import pytest
 
-from memoire import (
-    Buffer,
-    Schema,
-    descriptors,
-    proxy,
-    reader,
-    snapshot,
-    snapshotfile,
-    sockets,
-    statefile,
-    subscriptions,
-    wire,
-)
-from memoire.batch import ID, td_errors_for
-from memoire.desk import MOST_UPLOADS
+from memoire import Buffer, Schema
+from memoire.accounting.logbook import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
-from memoire.logbook import LINE_OVERHEAD, Outbox
-from memoire.pool import Pool
+from memoire.models import topics
+from memoire.net import descriptors, sockets
+from memoire.pool.caches import Pool
+from memoire.proxy import proxy
+from memoire.reader import reader
+from memoire.replay.batch import ID, td_errors_for
+from memoire.server.dispatch import MOST_UPLOADS
+from memoire.storage import database, snapshot, snapshot_file
+from memoire.wire import messages
 from poolkit import PLAIN, SCHEMA, Clock, name
 from test_desk import Asker, arrive, cache_of, desk, told  # noqa: F401  fixtures
 from test_pool import made
@@ -45,7 +39,7 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
     for _ in range(6):
         node.answer()
         at_once.append(len(node.asked))
-    node.now += 2 * subscriptions.QUICK
+    node.now += 2 * topics.QUICK
     for _ in range(5):
         node.answer()  # those that were asked for before are slow, too
         at_once.append(len(node.asked))
@@ -56,7 +50,7 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
 @pytest.mark.usefixtures("told")
 def test_uploads_are_bounded_in_number_and_the_oldest_gives_way(desk):  # noqa: F811
     for number in range(MOST_UPLOADS + 1):
-        publish = wire.Publish(topic=f"t{number}", size=500, sha256=bytes(32))
+        publish = messages.Publish(topic=f"t{number}", size=500, sha256=bytes(32))
         assert Asker(desk, bytes([number + 1]) * 16).ask(publish, payload=b"x").body.received == 1
         assert len(desk._uploads) == min(number + 1, MOST_UPLOADS)
     assert [topic for _, topic in desk._uploads] == [f"t{number}" for number in range(1, MOST_UPLOADS + 1)]
@@ -66,8 +60,8 @@ def test_uploads_are_bounded_in_number_and_the_oldest_gives_way(desk):  # noqa: 
 def test_an_upload_that_goes_on_is_not_the_oldest_and_few_bytes_drop_nothing(desk):  # noqa: F811
     askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(3)]
     for number, asker in enumerate(askers):
-        asker.ask(wire.Publish(topic=f"t{number}", size=990, sha256=bytes(32)), payload=bytes(10))
-    first = wire.Publish(topic="t0", size=990, sha256=bytes(32), offset=10)
+        asker.ask(messages.Publish(topic=f"t{number}", size=990, sha256=bytes(32)), payload=bytes(10))
+    first = messages.Publish(topic="t0", size=990, sha256=bytes(32), offset=10)
     assert askers[0].ask(first, payload=bytes(500)).body.received == 510
     assert len(desk._uploads) == 3
     assert askers[1].ask(changed(first, topic="t1"), payload=bytes(475)).body.received == 485
@@ -158,25 +152,25 @@ def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
         with pytest.raises(ProtocolError):
             snapshot.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
     with pytest.raises(ProtocolError):
-        snapshot.unpack(snapshotfile.Episode(owner=b"", number=1, length=0), record.payload, STATES)
+        snapshot.unpack(snapshot_file.Episode(owner=b"", number=1, length=0), record.payload, STATES)
 
 
 @pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])
 def test_a_file_that_another_program_holds_is_busy(code, is_busy):
     error = sqlite3.OperationalError("words")
-    assert not statefile.is_busy(error)
+    assert not database.is_busy(error)
     error.sqlite_errorcode = code | 2 << 8  # an extended code
-    assert statefile.is_busy(error) is is_busy
+    assert database.is_busy(error) is is_busy
 
 
 @pytest.mark.parametrize(("count", "is_taken"), [(0, True), (5, True), (2**53 - 1, True), (2**53, False)])
 def test_a_number_of_lines_is_one_that_can_be(count, is_taken):
-    packed = statefile._COUNT.pack(count)
+    packed = database._COUNT.pack(count)
     if is_taken:
-        assert statefile.count_of(packed) == count
+        assert database.count_of(packed) == count
     else:
         with pytest.raises(ValueError, match="lines"):
-            statefile.count_of(packed)
+            database.count_of(packed)
 
 
 def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():
@@ -194,8 +188,8 @@ def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():
 
 @pytest.mark.usefixtures("told")
 def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(desk):  # noqa: F811
-    assert Asker(desk, b"r" * 16).ask(wire.Hello(role="reader", table="default")).body.since == 0
-    assert Asker(desk).ask(wire.Hello(role="actor", table="default")).body.since == desk.epoch
+    assert Asker(desk, b"r" * 16).ask(messages.Hello(role="reader", table="default")).body.since == 0
+    assert Asker(desk).ask(messages.Hello(role="actor", table="default")).body.since == desk.epoch
     payload = cache_of()
     broken = np.array(payload)
     broken[: len(broken) // 2] = 255

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import memoire
 from coded_env import KINDS, CodedEnv, action_at, decode, reward_at
-from memoire.buffer import Buffer
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.sampling import Prioritized, Uniform, importance
-from memoire.schema import Schema
+from memoire.replay.buffer import Buffer
+from memoire.replay.sampling import Prioritized, Uniform, importance
+from memoire.replay.schema import Schema
 
 # ------------------------------------------------------------------------------------- targets in closed form
 

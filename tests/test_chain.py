@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from memoire.buffer import Buffer
-from memoire.client import connect
+from memoire.client.client import connect
 from memoire.limits import Limits
-from memoire.sampling import Prioritized
-from memoire.schema import Schema
-from memoire.server import Server
+from memoire.replay.buffer import Buffer
+from memoire.replay.sampling import Prioritized
+from memoire.replay.schema import Schema
+from memoire.server.server import Server
 from netkit import KeepingContext
 
 GAMMA = 0.8

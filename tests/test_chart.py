@@ -29,10 +29,10 @@ from chartkit import (
     run,
     text,
 )
-from memoire import cli
-from memoire.cluster import settings
-from memoire.cluster.roles import read_parameters, schema_of
-from memoire.cluster.tablefile import read_tables
+from memoire.cli import main
+from memoire.nodes import settings
+from memoire.nodes.roles import read_parameters, schema_of
+from memoire.nodes.tables_file import read_tables
 
 pytestmark = pytest.mark.chart
 
@@ -152,7 +152,7 @@ def test_every_role_reads_its_settings(values, tmp_path):
     path.write_text(written, encoding="utf-8")
     roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(settings.COMMANDS)
     for role in roles:
-        given = settings.parse(*cli._parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
+        given = settings.parse(*main._parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
         assert given.probes == "*:8081", role
         if role == "server":  # what it stores is understood, too
             if given.tables:
@@ -732,7 +732,7 @@ def test_servers_that_an_upgrade_takes_away_are_drained_before():
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade,pre-rollback"
     assert "hook-succeeded" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
     spec = job["spec"]["template"]["spec"]
-    given = cli.parser().parse_args(spec["containers"][0]["args"])
+    given = main.parser().parse_args(spec["containers"][0]["args"])
     assert given.server == "tcp://{0}-{{n}}.{0}.rl.svc:5560".format(workload["spec"]["serviceName"])
     assert (given.keep, given.timeout) == (workload["spec"]["replicas"], 90.0) == (3, 90.0)
     assert (

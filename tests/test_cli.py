@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import struct
@@ -21,9 +20,10 @@ import zmq
 import memoire
 import netkit
 from history import ports
-from memoire import cli, wire
-from memoire.cluster import doctor, local, roles
+from memoire.cli import doctor, main
 from memoire.errors import InsecureWarning, ParameterError, SchemaError
+from memoire.nodes import local_cluster, roles
+from memoire.wire import messages
 
 pytestmark = pytest.mark.processes
 
@@ -50,7 +50,7 @@ def test_the_version_is_the_package_s() -> None:
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert ended.value.code == 0
     assert "usage: memoire " + command in capsys.readouterr().out
 
@@ -58,7 +58,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["dance"], ["server"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
         with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
+            main.main(arguments)
         assert ended.value.code == 2
     assert "usage: memoire" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_done_is_explained_in_a_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments) == 1
+    assert main.main(arguments) == 1
     said = capsys.readouterr().err
     assert said.startswith("memoire: ")
     assert words in said
@@ -100,19 +100,19 @@ def test_what_cannot_be_done_is_explained_in_a_line(
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "memoire.dashboard.serve", raising=False)
-    assert cli.main(["dashboard", "http://127.0.0.1:9"]) == 1
+    monkeypatch.delitem(sys.modules, "memoire.dashboard.web.serve", raising=False)
+    assert main.main(["dashboard", "http://127.0.0.1:9"]) == 1
     assert "this needs uvicorn: pip install 'memoire-rl[dashboard]'" in capsys.readouterr().err
 
 
 def test_a_server_without_gymnasium_is_told_what_to_write_instead(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["schema", "CartPole-v1"]) == 0
+    assert main.main(["schema", "CartPole-v1"]) == 0
     printed = capsys.readouterr().out
     assert roles.schema_of(printed, None) == roles.schema_of(None, "CartPole-v1")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert cli.main(["server", "--env", "CartPole-v1"]) == 1
+    assert main.main(["server", "--env", "CartPole-v1"]) == 1
     said = capsys.readouterr().err
     assert "pip install 'memoire-rl[demo]'" in said and "`memoire schema CartPole-v1` where it is" in said
 
@@ -139,10 +139,10 @@ def test_a_schema_is_read_from_a_file_or_as_it_is(tmp_path: Path) -> None:
 
 
 def test_counts_that_make_no_cluster_are_refused() -> None:
-    local.check_counts(1, 0)
+    local_cluster.check_counts(1, 0)
     for servers, proxies in ((0, 1), (2, 0), (1, -1)):
         with pytest.raises(ParameterError):
-            local.check_counts(servers, proxies)
+            local_cluster.check_counts(servers, proxies)
 
 
 # -------------------------------------------------------------------------------------------------- as processes
@@ -348,7 +348,7 @@ def test_memoire_s_other_ports_are_told_apart() -> None:
 
 
 @contextlib.contextmanager
-def router(answer: Callable[[wire.Message], list[Any] | None]) -> Iterator[str]:
+def router(answer: Callable[[messages.Message], list[Any] | None]) -> Iterator[str]:
     """A ZeroMQ ROUTER that answers requests as told; its address."""
     context = zmq.Context()
     made = context.socket(zmq.ROUTER)
@@ -360,7 +360,7 @@ def router(answer: Callable[[wire.Message], list[Any] | None]) -> Iterator[str]:
         while not ending.is_set():
             if made.poll(50):
                 identity, empty, *frames = made.recv_multipart()
-                frames = answer(wire.parse(frames))
+                frames = answer(messages.parse(frames))
                 if frames is not None:
                     made.send_multipart([identity, empty, *frames])
 
@@ -375,13 +375,13 @@ def router(answer: Callable[[wire.Message], list[Any] | None]) -> Iterator[str]:
         context.term()
 
 
-def welcome(schema: str) -> Callable[[wire.Message], list[Any]]:
-    return lambda asked: wire.reply(asked.header, wire.Welcome(schema=schema, run_name="r", home_name="h"))
+def welcome(schema: str) -> Callable[[messages.Message], list[Any]]:
+    return lambda asked: messages.reply(asked.header, messages.Welcome(schema=schema, run_name="r", home_name="h"))
 
 
-def from_the_future(asked: wire.Message) -> list[Any]:
+def from_the_future(asked: messages.Message) -> list[Any]:
     """An answer in version 9 of the protocol."""
-    frame = bytearray(wire.reply(asked.header, wire.Welcome(schema=SCHEMA.to_json()))[0])
+    frame = bytearray(messages.reply(asked.header, messages.Welcome(schema=SCHEMA.to_json()))[0])
     struct.pack_into("<H", frame, 4, 9)
     return [bytes(frame)]
 
@@ -393,22 +393,28 @@ def from_the_future(asked: wire.Message) -> list[Any]:
         (lambda asked: [b"pong"], doctor.NOT_MEMOIRE, "the answer is not memoire's"),
         (from_the_future, doctor.OTHER_VERSION, "of another version: version 9"),
         (
-            lambda asked: wire.reply(asked.header, wire.Refused(code="version", text="speak 2", versions=[2, 3])),
+            lambda asked: messages.reply(
+                asked.header, messages.Refused(code="version", text="speak 2", versions=[2, 3])
+            ),
             doctor.OTHER_VERSION,
             "it speaks [2, 3]",
         ),
         (
-            lambda asked: wire.reply(asked.header, wire.Refused(code="busy", text="later")),
+            lambda asked: messages.reply(asked.header, messages.Refused(code="busy", text="later")),
             doctor.REFUSED,
             "refuses (busy): later",
         ),
         (welcome(""), doctor.NO_SCHEMA, "gives no schema"),
         (welcome("[]"), doctor.NO_SCHEMA, "gives no schema"),
-        (lambda asked: wire.reply(asked.header, wire.Taken()), doctor.NOT_MEMOIRE, "HELLO was answered by TAKEN"),
+        (
+            lambda asked: messages.reply(asked.header, messages.Taken()),
+            doctor.NOT_MEMOIRE,
+            "HELLO was answered by TAKEN",
+        ),
     ],
 )
 def test_what_answers_is_not_a_memoire_that_can_be_used(
-    answer: Callable[[wire.Message], list[Any] | None], status: int, words: str
+    answer: Callable[[messages.Message], list[Any] | None], status: int, words: str
 ) -> None:
     with router(answer) as endpoint:
         found, said = examine(endpoint, 0.5)
@@ -419,11 +425,11 @@ def test_a_blocked_port_for_caches_is_found() -> None:
     """What a network policy that opens only the first port does."""
     nobody = ports.address()
 
-    def answer(asked: wire.Message) -> list[Any]:
-        if isinstance(asked.body, wire.Update):
-            return wire.reply(asked.header, wire.Updated())
-        ports = wire.Endpoints(push=nobody, publish=nobody)
-        return wire.reply(asked.header, wire.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
+    def answer(asked: messages.Message) -> list[Any]:
+        if isinstance(asked.body, messages.Update):
+            return messages.reply(asked.header, messages.Updated())
+        ports = messages.Endpoints(push=nobody, publish=nobody)
+        return messages.reply(asked.header, messages.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
 
     with router(answer) as endpoint:
         status, said = examine(endpoint, 2.0)
@@ -440,7 +446,7 @@ def test_the_doctor_runs_in_a_thin_image() -> None:
     script = (
         "import sys\n"
         "for name in ('rich', 'gymnasium', 'lz4'): sys.modules[name] = None\n"
-        "from memoire.cli import main\n"
+        "from memoire.cli.main import main\n"
         "sys.exit(main(['doctor', sys.argv[1]]))\n"
     )
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
@@ -455,6 +461,6 @@ def test_the_installed_command_is_this_one() -> None:
     import tomllib
 
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert project["scripts"]["memoire"] == "memoire.cli:main"
+    assert project["scripts"]["memoire"] == "memoire.cli.main:main"
     assert json.loads(SCHEMA.to_json())
-    assert os.path.basename(cli.__file__) == "cli.py"
+    assert Path(main.__file__).parts[-2:] == ("cli", "main.py")

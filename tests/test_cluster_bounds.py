@@ -1,19 +1,20 @@
 """Processes of a cluster at their bounds: when a goal is reached, which counts make a cluster, what is closed at the end."""
 
-import os
+import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from memoire.cluster import actor, demo, doctor, local
-from memoire.cluster.launch import LINE, Child, Launcher
-from memoire.cluster.node import REQUEST_TIME, NodePages, Page
-from memoire.cluster.tether import Tether, _inherited_line
+from memoire.cli import doctor
 from memoire.errors import ParameterError
+from memoire.nodes import local_cluster, tether
+from memoire.nodes.http import REQUEST_TIME, NodePages, Page
+from memoire.nodes.launcher import LINE, Child, Launcher
+from memoire.nodes.tether import Tether, _inherited_line
+from memoire.rl.demo import actor, demo
+from netkit import until
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,9 @@ def test_the_rate_of_steps_follows_over_two_seconds():
 
 def test_where_the_dashboard_is_is_said_once(capsys):
     board = Child("dashboard", (), {})
-    assert local.announce(None) is None and local.announce(board) is board
+    assert local_cluster.announce(None) is None and local_cluster.announce(board) is board
     board.facts = {"http": "http://127.0.0.1:8265"}
-    assert local.announce(board) is None
+    assert local_cluster.announce(board) is None
     assert capsys.readouterr().out == "memoire: dashboard: http://127.0.0.1:8265\n"
 
 
@@ -59,10 +60,10 @@ def test_where_the_dashboard_is_is_said_once(capsys):
 )
 def test_counts_that_make_no_cluster_are_refused(servers, proxies, wrong):
     if not wrong:
-        local.check_counts(servers, proxies)
+        local_cluster.check_counts(servers, proxies)
     else:
         with pytest.raises(ParameterError, match=wrong):
-            local.check_counts(servers, proxies)
+            local_cluster.check_counts(servers, proxies)
 
 
 @pytest.mark.parametrize("place", ["", ":5560", "*:5560", "host:", "host:words", "host:0", "host:65536"])
@@ -95,28 +96,17 @@ def test_the_line_of_a_launcher_is_taken_out_of_the_environment_and_waits(monkey
         assert _inherited_line() is None
 
 
-LAUNCHED = """
-import sys
-from memoire.cluster import tether
-tether._hang_up_with_parent = lambda: sys.argv[1] == "True"
-with tether.Tether() as line:
-    line.wait(60.0)
-    print(line.stopping, line.finishing)
-"""
-
-
-@pytest.mark.parametrize(("launcher_lives", "words"), [(True, "False True"), (False, "True False")])
-def test_a_child_whose_launcher_died_before_it_began_ends(launcher_lives, words):
+@pytest.mark.parametrize("parent_lives", [True, False])
+def test_a_child_whose_launcher_died_before_it_began_ends(monkeypatch, parent_lives):
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(b'{"order": "finish"}\n' if launcher_lives else b"")
-        done = subprocess.run(
-            [sys.executable, "-c", LAUNCHED, str(launcher_lives)],
-            env={**os.environ, LINE: str(theirs.fileno())},
-            pass_fds=[theirs.fileno()],
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
-    assert (done.stdout.strip(), done.returncode) == (words, 0), done.stderr
+    monkeypatch.setenv(LINE, str(theirs.detach()))
+    monkeypatch.setattr(tether, "_hang_up_with_parent", lambda: parent_lives)
+    with ours, Tether(grace=300.0) as child:
+        assert child.is_launched
+        if not parent_lives:
+            until(lambda: child.stopping)
+        child.ready(place="here")
+        assert not parent_lives or (json.loads(ours.recv(100)) == {"ready": {"place": "here"}} and not child.stopping)
 
 
 def test_a_launcher_that_ends_closes_what_it_opened():

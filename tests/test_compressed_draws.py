@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire import cache, pool, reader, wire
-from memoire.cache import Kind, Part
-from memoire.episodes import EpisodePool
-from memoire.learners import MOST_LEARNERS, Learners
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.schema import Column, Schema
+from memoire.pool import caches
+from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.reader import reader
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
+from memoire.server.learners import MOST_LEARNERS, Learners
+from memoire.wire import container, messages
+from memoire.wire.container import Kind, Part
 
 SCHEMA = Schema(
     {
@@ -50,18 +52,18 @@ def pool_of(parameters: Parameters) -> Pool:
         memory.add(0, row)
     memory.close(0)
     made = Pool(SCHEMA, parameters, seed=2)
-    held = cache.check(cache.build(memory, 50, now=0.0), made.layout)
+    held = container.check(container.build(memory, 50, now=0.0), made.layout)
     made.add(CLIENT, 0, held)
     return made
 
 
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
-    chosen = pool.plan([made.reserve(READER, 40)], 40, 0.5)
-    layout = cache.layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    chosen = caches.plan([made.reserve(READER, 40)], 40, 0.5)
+    layout = container.layout_of(SCHEMA, made.parameters, Kind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
-    held = cache.check(payload, layout)
-    return pool.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
+    held = container.check(payload, layout)
+    return caches.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -79,9 +81,9 @@ def test_samples_of_caches_are_the_same_however_they_travel(name: str) -> None:
 
 def windows(memory: Memory, compression: str) -> tuple[Any, Any, int]:
     """Numbers and states of samples that a table of episodes draws, and the bytes that crossed."""
-    payload = cache.build_drawn(memory, READER, 30, now=0.0, compression=compression)
-    layout = cache.layout_of(memory.schema, memory.parameters, Kind.DRAWN)
-    held = cache.check(payload, layout)
+    payload = container.build_drawn(memory, READER, 30, now=0.0, compression=compression)
+    layout = container.layout_of(memory.schema, memory.parameters, Kind.DRAWN)
+    held = container.check(payload, layout)
     index = np.frombuffer(held.block(layout.bookkeeping(Part.PREV_INDEX)), "<u4")
     frames = np.frombuffer(held.block(layout.place(Part.FRAMES, "picture")), np.uint8).reshape(-1, 12, 12)
     numbers = np.frombuffer(held.block(layout.bookkeeping(Part.NUMBER)), "<i8")
@@ -102,7 +104,7 @@ def test_samples_of_episodes_are_the_same_however_they_travel() -> None:
 
 
 def test_a_batch_that_would_hold_others_up_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_PACKED", 1000)
+    monkeypatch.setattr(container, "MOST_PACKED", 1000)
     (_, whole), (_, same) = (far_away(pool_of(PLAIN), way) for way in ("none", "lz4"))
     assert same.nbytes == whole.nbytes
 
@@ -154,16 +156,16 @@ class Says:
         self.codecs = lambda: codecs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(cache, name)
+        return getattr(container, name)
 
 
 def test_compressions_of_learners_that_are_forgotten_are_forgotten() -> None:
     learners = Learners()
     for number in range(MOST_LEARNERS + 1):
-        learners.met(number.to_bytes(16, "big"), wire.Hello(role="reader", codecs=["lz4"]), now=0.0)
+        learners.met(number.to_bytes(16, "big"), messages.Hello(role="reader", codecs=["lz4"]), now=0.0)
     first, last = (number.to_bytes(16, "big") for number in (0, MOST_LEARNERS))
     assert not learners.has(first, "lz4")
     assert learners.has(last, "lz4")
     assert not learners.has(last, "zlib")
-    learners.met(last, wire.Hello(role="reader"), now=0.0)
+    learners.met(last, messages.Hello(role="reader"), now=0.0)
     assert not learners.has(last, "lz4")

@@ -14,10 +14,12 @@ import zmq
 
 import memoire
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
-from memoire import ReplayMemoryClient, ReplayMemoryServer, cache, wire
-from memoire.classic import FLAGS, PROPERTIES
+from memoire import ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.classic import FLAGS, PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
 from memoire.limits import Limits
+from memoire.wire import container
+from memoire.wire import messages as wire
 
 
 def arguments_of(function):
@@ -326,14 +328,14 @@ def test_each_pushed_sample_comes_out_once():
 
 
 def test_batches_without_replacement_are_exactly_what_the_caches_held(monkeypatch):
-    pushed, check = Counter(), cache.check
+    pushed, check = Counter(), container.check
 
     def spy(*arguments, **options):
         held = check(*arguments, **options)
-        pushed.update(np.frombuffer(held.part(cache.Part.NUMBER), "<i8").tolist())
+        pushed.update(np.frombuffer(held.part(container.Part.NUMBER), "<i8").tolist())
         return held
 
-    monkeypatch.setattr(cache, "check", spy)
+    monkeypatch.setattr(container, "check", spy)
     with Cluster(cache_size=37, priority_exponent=0.0) as cluster:
         client = cluster.client()
         play(client, 1, length=50)
@@ -517,7 +519,7 @@ def lines_now(path):
 
 
 def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monkeypatch):
-    monkeypatch.setattr("memoire.server.LOG_FLUSH", 3600.0)
+    monkeypatch.setattr("memoire.server.server.LOG_FLUSH", 3600.0)
     path = tmp_path / "log"
     with Cluster() as cluster:
         cluster.server.set_logfile(path, "w")
@@ -834,7 +836,7 @@ class Actors:
         memory.open()
         memory.extend(0, (np.zeros((100, 4), np.float32), np.ones(100, np.float32)))
         memory.close(terminated=True)
-        self.payload = bytes(memoryview(cache.build(memory, 32, now=0.0)))
+        self.payload = bytes(memoryview(container.build(memory, 32, now=0.0)))
         self.requests, self.pushes = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
         for made, at in ((self.requests, server.endpoint), (self.pushes, server.push_endpoint)):
             made.linger, made.rcvtimeo, made.sndtimeo = 0, 60_000, 60_000

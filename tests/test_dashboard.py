@@ -22,16 +22,16 @@ import pytest
 
 import memoire
 from boardkit import three_actors
-from memoire.cluster.node import NodePages
-from memoire.cluster.tokens import MOST_WRONG, MOST_WRONG_OF_PROXY, Guesses, Tokens
 from memoire.errors import EndpointError, InsecureWarning
-from memoire.parameters import Parameters
+from memoire.nodes.http import NodePages
+from memoire.replay.parameters import Parameters
+from memoire.security.tokens import MOST_WRONG, MOST_WRONG_OF_PROXY, Guesses, Tokens
 from netkit import DEADLINE, SCHEMA, Cluster, record, until
 
-serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
-api = pytest.importorskip("memoire.dashboard.api")
-access = pytest.importorskip("memoire.dashboard.access")
+api = pytest.importorskip("memoire.dashboard.web.api")
+access = pytest.importorskip("memoire.dashboard.web.access")
 
 TOKEN = "a-token-that-nobody-knows"
 QUICK = 0.12
@@ -277,7 +277,7 @@ def test_who_comes_back_gets_what_he_missed_and_no_more(small):
 
 def test_too_many_listeners_are_told_to_ask_now_and_then(small, monkeypatch):
     _, _, board = small
-    monkeypatch.setattr("memoire.dashboard.api.MOST_LISTENERS", 0)
+    monkeypatch.setattr("memoire.dashboard.web.api.MOST_LISTENERS", 0)
     status, headers, body = ask(board, "/api/stream")
     assert (status, headers["Retry-After"]) == (503, "10") and b"/api/overview" in body
 
@@ -445,7 +445,7 @@ def test_curves_are_exported(small):
 
 
 def test_the_dashboards_metrics_are_its_catalogue(small):
-    from memoire.dashboard import metrics
+    from memoire.dashboard.web import metrics
 
     _, _, board = small
     text = ask(board, "/metrics")[2].decode()
@@ -718,8 +718,8 @@ def test_under_a_sub_path_it_is_the_same(small):
 
 
 def test_before_the_first_look_it_is_alive_and_not_ready(small):
-    from memoire.dashboard.aggregator import Aggregator
-    from memoire.dashboard.history import History
+    from memoire.dashboard.collect.aggregator import Aggregator
+    from memoire.dashboard.collect.history import History
 
     aggregator = Aggregator(Settings(nodes=("http://127.0.0.1:1",)), History(None))
     assert aggregator.liveness() == [] and aggregator.readiness() == ["starting: the nodes have not been asked yet"]
@@ -752,7 +752,7 @@ def test_the_command_prints_its_address_and_ends_when_told(small, tmp_path):
 
 
 def test_the_command_says_what_is_wrong(capsys):
-    from memoire.cli import main
+    from memoire.cli.main import main
 
     assert main(["dashboard", "server-0:8080"]) == 1
     assert "http://HOST:PORT" in capsys.readouterr().err
@@ -766,7 +766,7 @@ def test_its_version_is_memoires(small):
 
 
 def test_curves_are_described_as_they_are_sent() -> None:
-    from memoire.dashboard.api import CurvesAnswer
-    from memoire.dashboard.history import Curves
+    from memoire.dashboard.collect.history import Curves
+    from memoire.dashboard.web.api import CurvesAnswer
 
     assert list(CurvesAnswer.model_fields) == [field.name for field in dataclasses.fields(Curves)]

@@ -10,15 +10,15 @@ import urllib.request
 import pytest
 from starlette.datastructures import Headers
 
-from memoire.dashboard import nodes, verdict
-from memoire.dashboard.access import MOST_BODY_BYTES, too_long
-from memoire.dashboard.cluster import ACTORS_EVERY, FULL, WINDOW, Cluster, _until
-from memoire.dashboard.exports import _bytes, _varint
-from memoire.dashboard.history import History
-from memoire.dashboard.serve import Dashboard
+from memoire.dashboard.collect import nodes, verdict
+from memoire.dashboard.collect.cluster import ACTORS_EVERY, FULL, WINDOW, Cluster, _until
+from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.tail import _write, tail
-from memoire.dashboard.top import _section
+from memoire.dashboard.terminal.log_tail import _write, tail
+from memoire.dashboard.terminal.top import _section
+from memoire.dashboard.web.access import MOST_BODY_BYTES, too_long
+from memoire.dashboard.web.exports import _bytes, _varint
+from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
 from test_dashboard_parts import account, one
 

@@ -12,7 +12,7 @@ import pytest
 
 import memoire
 from history import ports
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
 from netkit import SCHEMA, Cluster, record, until
 from pageskit import NAMES, ask, browser, open_page, tiles, watch, window
 

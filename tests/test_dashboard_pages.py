@@ -11,12 +11,12 @@ import pytest
 
 import memoire
 from boardkit import three_actors
-from memoire import wire
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
+from memoire.wire import messages
 from netkit import Cluster, until
 from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
 
-pages = pytest.importorskip("memoire.dashboard.pages")
+pages = pytest.importorskip("memoire.dashboard.web.pages")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
 pytestmark = [pytest.mark.browser]
@@ -124,11 +124,11 @@ def test_whatever_actors_call_themselves_stays_text(browser):
         names = {"host": HOSTILE, "software": HOSTILE, "scalar": "<img src=x onerror=alert(3)>"}
         client, run = bytes(range(16)), server._desk.run
         bodies = [
-            wire.Hello(label=7, host=names["host"], software=names["software"]),
-            wire.Update(steps=5, scalars={names["scalar"]: 0.5}),
+            messages.Hello(label=7, host=names["host"], software=names["software"]),
+            messages.Update(steps=5, scalars={names["scalar"]: 0.5}),
         ]
         for number, body in enumerate(bodies, 1):
-            server._desk.answer(wire.parse(wire.encode(body, client=client, sequence=number, run=run)))
+            server._desk.answer(messages.parse(messages.encode(body, client=client, sequence=number, run=run)))
         with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
             with window(browser, board.url) as page:
@@ -267,7 +267,7 @@ def test_nothing_but_the_pages_files_is_served(board):
 
 def test_no_page_makes_markup_of_text():
     """What actors send goes into pages as text nodes only."""
-    folder = os.path.join(os.path.dirname(pages.__file__), "static")
+    folder = os.path.join(os.path.dirname(memoire.__file__), "dashboard", "static")
     scripts = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names if name.endswith(".js")]
     assert len(scripts) > 10 and memoire.__version__
     for script in scripts:

@@ -11,26 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import wire
-from memoire.dashboard import distributions, exports, logs
-from memoire.dashboard.answers import LogRow
-from memoire.dashboard.cluster import Cluster, Ring, Sums, _quantile, _until
-from memoire.dashboard.history import LEVELS, Curves, History, Point
-from memoire.dashboard.ledgers import Kept
-from memoire.dashboard.nodes import Addresses, NodeError
+from memoire.dashboard.collect import distributions, logs
+from memoire.dashboard.collect.answers import LogRow
+from memoire.dashboard.collect.cluster import Cluster, Ring, Sums, _quantile, _until
+from memoire.dashboard.collect.history import LEVELS, Curves, History, Point
+from memoire.dashboard.collect.ledgers import Kept
+from memoire.dashboard.collect.nodes import Addresses, NodeError
+from memoire.dashboard.collect.verdict import Signs, verdicts
 from memoire.dashboard.settings import Settings
-from memoire.dashboard.verdict import Signs, verdicts
+from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
-from memoire.figures import BOUNDS
+from memoire.pool.freshness import BOUNDS
+from memoire.wire import messages
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 
 
 def account(client, home, *, steps, accepted, seen, since=0):
     """One row: this client's steps in all, and its caches that this account of this home has taken."""
-    row = np.zeros(1, wire.ACCOUNT)
+    row = np.zeros(1, messages.ACCOUNT)
     row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
-    row["home"], row["since"] = wire.name_hash(f"server-{home}"), since
+    row["home"], row["since"] = messages.name_hash(f"server-{home}"), since
     row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
     row["first_seen"], row["last_seen"] = 1.0, seen
     return row
@@ -60,7 +61,7 @@ class Servers:
     def read(self, home):
         mine = self.accounts[home].items()
         rows = [account(c, home, steps=s, accepted=a, seen=self.now, since=opened) for c, (s, a, opened) in mine]
-        self.said.append(np.concatenate(rows) if rows else np.empty(0, wire.ACCOUNT))
+        self.said.append(np.concatenate(rows) if rows else np.empty(0, messages.ACCOUNT))
         return self.said[-1]
 
 
@@ -86,7 +87,7 @@ def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come
         elif step == "late" and servers.said:
             kept.take(servers.said[arguments[0] % len(servers.said)])
         elif step == "restart":
-            kept = Kept(np.frombuffer(kept.rows.tobytes(), wire.ACCOUNT))
+            kept = Kept(np.frombuffer(kept.rows.tobytes(), messages.ACCOUNT))
     for home in (0, 1):
         kept.take(servers.read(home))
     totals = kept.totals()
@@ -201,7 +202,7 @@ def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_names_beyond_the_bound_are_counted_and_not_kept(history, monkeypatch):
-    monkeypatch.setattr("memoire.dashboard.history.MOST_SERIES", 3)
+    monkeypatch.setattr("memoire.dashboard.collect.history.MOST_SERIES", 3)
     history.add("r", NOW, {f"x{n}": one(1.0) for n in range(5)})
     assert len(history.names("r")) == 3 and history.left_out == 2
 
@@ -226,7 +227,7 @@ def test_an_event_file_is_read_by_the_rules_of_its_format(history):
 
 
 def test_the_description_of_curves_is_what_is_sent():
-    api = pytest.importorskip("memoire.dashboard.api", reason="fastapi is not installed")
+    api = pytest.importorskip("memoire.dashboard.web.api", reason="fastapi is not installed")
     assert list(api.CurvesAnswer.model_fields) == list(Curves.__dataclass_fields__)
 
 
@@ -459,7 +460,7 @@ def test_secrets_are_not_shown():
 
 
 def test_what_is_seen_late_has_a_rate_from_then_on():
-    from memoire.dashboard.cluster import Ring
+    from memoire.dashboard.collect.cluster import Ring
 
     ring = Ring(60.0)
     for second in range(10):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
 from netkit import until
 from pageskit import PHONE, browser, open_page, watch, window
 

@@ -5,7 +5,7 @@ import http
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
 from netkit import Cluster, record, until
 from pageskit import watch
 

@@ -7,9 +7,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from memoire import Buffer, Prioritized, Schema, _core, dataset
+from memoire import Buffer, Prioritized, Schema, _core
 from memoire.errors import DataError, EpisodeTooLong, MemoireError, ParameterError
-from memoire.memory import Memory
+from memoire.replay import dataset
+from memoire.replay.memory import Memory
 from memory_walk import Walk
 
 

@@ -18,16 +18,16 @@ import zmq
 
 from classic_help import templates
 from history.ports import address
-from memoire import wire
-from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
-from memoire.client import Client, ModelHandle, Receiver, connect
+from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.client.client import Client, ModelHandle, Receiver, connect
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
-from memoire.handle import TableHandle
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.proxy import Proxy
-from memoire.reader import Reader
-from memoire.server import Server
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.parameters import Parameters
+from memoire.server.server import Server
+from memoire.server.table_handle import TableHandle
+from memoire.wire import messages
 from netkit import Cluster, FaultyWay, in_thread, record, until
 
 TIMEOUT = 0.2
@@ -130,8 +130,8 @@ WAITS = {
     (Reader, "finish"): Waits(lambda at, t: at.reader.finish(t)),
     (Reader, "begin_run"): Waits(lambda at, t: at.reader.begin_run("next", t)),
     (Reader, "snapshot"): Waits(lambda at, t: at.reader.snapshot("name", t), gives="inside"),
-    (Reader, "tell"): Waits(lambda at, t: at.reader.tell(at.server.name, wire.Sums(), t)),
-    (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: wire.Sums()}, t), gives="inside"),
+    (Reader, "tell"): Waits(lambda at, t: at.reader.tell(at.server.name, messages.Sums(), t)),
+    (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: messages.Sums()}, t), gives="inside"),
     (Reader, "accounts"): Waits(lambda at, t: at.reader.accounts(timeout=t), gives="inside"),
     (Reader, "totals"): Waits(lambda at, t: at.reader.totals(timeout=t), gives="anything"),
     (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=None, ended=None),

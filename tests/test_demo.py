@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memoire.cluster import local
-from memoire.cluster.launch import ONE_THREAD
+from memoire.nodes import local_cluster
+from memoire.nodes.launcher import ONE_THREAD
 
 pytestmark = pytest.mark.processes
 
@@ -137,7 +137,7 @@ def playing() -> Iterator[tuple["subprocess.Popen[str]", dict[int, str]]]:
             assert line, f"the demo ended by itself: {said}"
             said += line
         found = children(process.pid)
-        has_board = all(importlib.util.find_spec(module) for module in local.DASHBOARD_NEEDS)
+        has_board = all(importlib.util.find_spec(module) for module in local_cluster.DASHBOARD_NEEDS)
         assert len(found) == 5 + has_board, f"{found}: {said}"
         yield process, found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memoire.cluster import demo, learner
+from memoire.rl.demo import demo, learner
 
 
 def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **totals: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from history.ports import block
-from memoire import cli
+from memoire.cli import main
 from netkit import until
 
 pytestmark = pytest.mark.processes
@@ -59,7 +59,7 @@ def status(port):
 def test_an_actor_and_a_learner_to_begin_with_learn_and_end_when_they_are_asked_to(embeds, tmp_path, capsys):
     first, actor_page, learner_page = block(3), block(1), block(1)
     endpoint = f"tcp://127.0.0.1:{first}"
-    assert cli.main(["schema", "CartPole-v1"]) == 0
+    assert main.main(["schema", "CartPole-v1"]) == 0
     schema = capsys.readouterr().out
     with contextlib.ExitStack() as stack:
 

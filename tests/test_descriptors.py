@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire import descriptors
 from memoire.limits import Limits
+from memoire.net import descriptors
 from netkit import DEADLINE, SCHEMA, Cluster, until
 from rawpeer import GREETING, ready
 
@@ -38,7 +38,7 @@ def in_child(code, **options):
 
 def test_a_process_may_open_as_many_as_the_system_lets_it():
     code = (
-        "import json, resource; from memoire import descriptors as d;"
+        "import json, resource; from memoire.net import descriptors as d;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 345));"
         "print(json.dumps([d.limit(), d.raise_limit(), d.limit()]))"
     )
@@ -86,9 +86,10 @@ def test_servers_and_proxies_warn_at_their_start_and_show_the_figures(cluster, m
 CROWDED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from memoire import Server, descriptors
+from memoire import Server
+from memoire.net import descriptors
 from memoire.limits import Limits
-from memoire.schema import Schema
+from memoire.replay.schema import Schema
 descriptors.LOOK = 0.1
 port = int(sys.argv[1])
 places = {"push_endpoint": f"tcp://127.0.0.1:{port + 1}", "pub_endpoint": f"tcp://127.0.0.1:{port + 2}"}
@@ -174,7 +175,7 @@ def test_a_server_without_descriptors_left_goes_on_for_those_it_has(cluster):
 PAGES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from memoire.cli import main
+from memoire.cli.main import main
 sys.exit(main())
 """
 

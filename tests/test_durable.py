@@ -8,13 +8,13 @@ import zmq
 
 import statekit
 from fake_store import Disk, MemoryStore
-from memoire import server as server_module
-from memoire import wire
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.models import Model
-from memoire.parameters import Parameters
-from memoire.server import Server
+from memoire.models.model import Model
+from memoire.replay.parameters import Parameters
+from memoire.server import server as server_module
+from memoire.server.server import Server
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, Cluster, record, until
 
 
@@ -204,14 +204,14 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     asker.connect(server.endpoint)
     me = b"m" * 16
     durable.disk.may_save.clear()
-    asker.send_multipart([b"", *wire.encode(wire.Update(episodes=3), client=me, sequence=1)])
+    asker.send_multipart([b"", *messages.encode(messages.Update(episodes=3), client=me, sequence=1)])
     until(lambda: server.total_episodes == 3)
     closing = threading.Thread(target=server.close, args=(5.0,))
     closing.start()
     until(server._is_drained.is_set)
     assert not asker.poll(0)
     durable.disk.may_save.set()
-    reply = wire.parse(asker.recv_multipart()[1:]).body
+    reply = messages.parse(asker.recv_multipart()[1:]).body
     assert (reply.episodes, reply.durable) == (3, True)
     assert durable.saved(me).report.episodes == 3
     closing.join(100.0)
@@ -262,7 +262,7 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
 def news_of(cluster, server):
     sub = cluster.context.socket(zmq.SUB)
     sub.linger, sub.rcvtimeo = 0, 10_000
-    sub.subscribe(wire.NEWS_FRAME)
+    sub.subscribe(messages.NEWS_FRAME)
     sub.connect(server.pub_endpoint)
     return sub
 
@@ -278,8 +278,8 @@ def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, chan
     server.publish("topic", b"x")
     client.model("topic").wait(100.0)
     change(server)
-    message = wire.parse_notice(sub.recv_multipart())
-    assert message.body == wire.News(epoch=server.stats().epoch)
+    message = messages.parse_notice(sub.recv_multipart())
+    assert message.body == messages.News(epoch=server.stats().epoch)
 
 
 def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, durable):
@@ -310,20 +310,20 @@ def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     me = b"m" * 16
 
     def ask(body, number, run):
-        header = {"client": me, "sequence": number, "run": wire.name_hash(run)}
-        return desk.answer(wire.parse(wire.encode(body, **header))).body
+        header = {"client": me, "sequence": number, "run": messages.name_hash(run)}
+        return desk.answer(messages.parse(messages.encode(body, **header))).body
 
-    ask(wire.Hello(), 1, "a")
-    ask(wire.Update(episodes=3), 2, "a")
+    ask(messages.Hello(), 1, "a")
+    ask(messages.Update(episodes=3), 2, "a")
     server.begin_run("b")
-    reply = ask(wire.Update(episodes=5), 3, "a")
+    reply = ask(messages.Update(episodes=5), 3, "a")
     assert (reply.run_name, reply.episodes) == ("b", 5)
     assert (server.totals("a").episodes, server.totals("b").episodes) == (5, 0)
-    assert ask(wire.Update(episodes=5), 4, "never heard of").code == "run"
+    assert ask(messages.Update(episodes=5), 4, "never heard of").code == "run"
     server.close()
     server = durable.start(run="a")
     desk = server._desk
-    assert ask(wire.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
+    assert ask(messages.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
     assert server.run == "b"
 
 
@@ -412,19 +412,19 @@ CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "nex
 def promised():
     """Requests whose replies say that something is on disk, in the order in which they can be asked."""
     model = b"model"
-    publish = wire.Publish(topic="t", size=len(model), sha256=hashlib.sha256(model).digest(), version=3)
-    yield "UPDATE", wire.Update(episodes=1, steps=20), None
-    yield "WELCOME of a client whose account is not saved", wire.Hello(), None
+    publish = messages.Publish(topic="t", size=len(model), sha256=hashlib.sha256(model).digest(), version=3)
+    yield "UPDATE", messages.Update(episodes=1, steps=20), None
+    yield "WELCOME of a client whose account is not saved", messages.Hello(), None
     yield "PUBLISHED", publish, model
     yield "PUBLISHED, to somebody who asks again", publish, model
     yield (
         "PUBLISHED of a model that has no bytes",
-        wire.Publish(topic="u", size=0, sha256=hashlib.sha256(b"").digest()),
+        messages.Publish(topic="u", size=0, sha256=hashlib.sha256(b"").digest()),
         None,
     )
-    yield "TAKEN of accounts", wire.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None
+    yield "TAKEN of accounts", messages.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None
     for what, change in CONTROLS.items():
-        yield f"TAKEN of {what}", wire.Control(**change), None
+        yield f"TAKEN of {what}", messages.Control(**change), None
 
 
 def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable):
@@ -434,7 +434,7 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
         asker = cluster.context.socket(zmq.DEALER)
         asker.linger, asker.rcvtimeo = 0, 60_000
         asker.connect(server.endpoint)
-        asker.send_multipart([b"", *wire.encode(body, client=client, sequence=number, payload=payload)])
+        asker.send_multipart([b"", *messages.encode(body, client=client, sequence=number, payload=payload)])
         until(lambda: sum(sum(timing.counts) for timing in server.stats().requests.values()) >= number)
         return asker
 
@@ -443,12 +443,14 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
     for number, (what, body, payload) in enumerate(promised(), 1):
         client = b"m" * 16 if what.startswith(("UPDATE", "WELCOME")) else bytes([number]) * 16
         held.append((what, ask(client, number, body, payload)))
-    ask(b"r" * 16, len(held) + 1, wire.Hello(role="reader")).recv_multipart()  # which promises nothing, and is the last
+    ask(
+        b"r" * 16, len(held) + 1, messages.Hello(role="reader")
+    ).recv_multipart()  # which promises nothing, and is the last
     for what, asker in held:
         assert not asker.poll(0), f"{what} left before the disk"
     assert len(durable.disk.saved) == before
     durable.disk.may_save.set()
     for what, asker in held:
-        reply = wire.parse(asker.recv_multipart()[1:]).body
-        assert not isinstance(reply, wire.Refused), f"{what}: {reply}"
+        reply = messages.parse(asker.recv_multipart()[1:]).body
+        assert not isinstance(reply, messages.Refused), f"{what}: {reply}"
     assert len(durable.disk.saved) > before and set(durable.disk.models["default"]) == {"t", "u"}

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire import _core, cache, pool, wire
-from memoire.batch import ID, Gathered
-from memoire.episodes import ENTRY_OVERHEAD, EpisodePool
+from memoire import _core
+from memoire.client.episodes import OpenEpisodes
 from memoire.errors import (
     Closed,
     EmptyEpisodeError,
@@ -20,10 +19,13 @@ from memoire.errors import (
     WrongType,
 )
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.schema import Column, Schema
-from memoire.shipping import OpenEpisodes
+from memoire.pool import caches
+from memoire.pool.episodes import ENTRY_OVERHEAD, EpisodePool
+from memoire.replay.batch import ID, Gathered
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
+from memoire.wire import container, messages
 from netkit import in_thread, until
 
 SCHEMA = Schema(
@@ -62,7 +64,7 @@ class Actor:
 
         def pack(*columns: Any) -> Any:
             *given, final = columns
-            return cache.pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
+            return container.pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
 
         self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=self.shipped.append)
         for memory in (self.reference, self.open):
@@ -164,9 +166,9 @@ def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
     entries = sum(shipment.entries for shipment in actor.shipped)
     assert entries == 20
     for shipment in actor.shipped:
-        rows = {row.part: row.rows for row in cache.table(shipment.payload)}
-        assert rows[cache.Part.PREV] == shipment.entries
-        assert rows.get(cache.Part.FINAL, 1) == 1
+        rows = {row.part: row.rows for row in container.table(shipment.payload)}
+        assert rows[container.Part.PREV] == shipment.entries
+        assert rows.get(container.Part.FINAL, 1) == 1
     assert actor.open.num_entries == actor.open.num_episodes == 0
     assert actor.open.sums() == (0.0, 0, 0.0)
     actor.open.check_invariants()
@@ -181,11 +183,11 @@ def test_only_what_changes_little_is_packed() -> None:
             target[:] = arrays[name].reshape(-1).view(np.uint8)
 
         facts = np.ones(50, np.float32), np.zeros(50, np.float32), np.zeros(50, np.int64)
-        payload = cache.pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
-        assert [row.codec for row in cache.table(payload) if row.column == 0] == [codec]
-        held = cache.check(payload, cache.layout_of(PLAIN, Parameters(), cache.Kind.EPISODE))
+        payload = container.pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
+        assert [row.codec for row in container.table(payload) if row.column == 0] == [codec]
+        held = container.check(payload, container.layout_of(PLAIN, Parameters(), container.Kind.EPISODE))
         np.testing.assert_array_equal(
-            cache.read_episode(held, cache.layout_of(PLAIN, Parameters(), cache.Kind.EPISODE))
+            container.read_episode(held, container.layout_of(PLAIN, Parameters(), container.Kind.EPISODE))
             .columns["obs"]
             .view(np.uint32),
             arrays["obs"].view(np.uint32),
@@ -290,7 +292,7 @@ def test_an_episode_without_entries_is_refused() -> None:
 # What comes in
 
 
-def refused(made: EpisodePool, body: wire.Body, payload: Any, **options: Any) -> str:
+def refused(made: EpisodePool, body: messages.Body, payload: Any, **options: Any) -> str:
     with pytest.raises(ProtocolError) as caught:
         made.check(body, payload, **options)
     return f"{caught.value.code}: {caught.value.detail}"
@@ -303,10 +305,10 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
     message = good.message(0, 1, 1)
     assert (
-        refused(made, wire.Cache(number=1, pushed_bytes=1), good.payload)
+        refused(made, messages.Cache(number=1, pushed_bytes=1), good.payload)
         == "unexpected: CACHE was pushed; this table stores whole episodes"
     )
-    bare = wire.Episode(number=1, pushed_bytes=1)
+    bare = messages.Episode(number=1, pushed_bytes=1)
     assert refused(made, bare, good.payload).startswith("parameters:")  # it has a final state, which the message denies
     assert refused(made, message, good.payload, checksum=1).startswith("payload:")
     assert refused(made, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
@@ -314,11 +316,11 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     assert "there is room for 300 in all" in refused(made, long.message(0, 1, 1), long.payload)
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
-        assert refused(made, wire.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
-    layout = cache.layout_of(SCHEMA, Parameters(), cache.Kind.EPISODE, final=True)
+        assert refused(made, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
+    layout = container.layout_of(SCHEMA, Parameters(), container.Kind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
-        row = cache.table(broken)[layout.place(cache.Part.PREV, name)]  # type: ignore[index]
+        row = container.table(broken)[layout.place(container.Part.PREV, name)]  # type: ignore[index]
         broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
         assert refused(made, message, broken) == f"value: column {name!r} is not finite"
     assert made.stats() == before
@@ -384,16 +386,16 @@ def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() 
 
 def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = filled(Parameters(max_age=10.0))
-    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    counts = np.zeros(1, messages.CLIENT_COUNTS)
     counts["client"], counts["count"] = made.reserve(b"r" * 16, 5)["client"], 5
 
     def later(*arguments: Any, **options: Any) -> Any:
         made.memory._set_clock(2000.0)
         return build_drawn(*arguments, **options)
 
-    build_drawn = cache.build_drawn
+    build_drawn = container.build_drawn
     assert made.draw_counts(b"r" * 16, counts) is not None
-    monkeypatch.setattr(cache, "build_drawn", later)
+    monkeypatch.setattr(container, "build_drawn", later)
     assert made.draw_counts(b"r" * 16, counts) is None
     assert made.stats().drawn == 5
 
@@ -514,7 +516,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     waiting.join(100.0)
     assert isinstance(box["error"], Closed)
     with pytest.raises(Closed):
-        made.draw_counts(b"r" * 16, np.zeros(0, wire.CLIENT_COUNTS))
+        made.draw_counts(b"r" * 16, np.zeros(0, messages.CLIENT_COUNTS))
     shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
     assert received(made, shipment) == 0
     assert made.stats().held == 0
@@ -543,13 +545,13 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     made, _ = filled(parameters, capacity=300)
     rows = made.reserve(b"r" * 16, 64)
     assert rows["client"].tobytes() == made.owner
-    planned = pool.plan([rows], 64, 0.5)
+    planned = caches.plan([rows], 64, 0.5)
     assert planned is not None
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
-    layout = cache.layout_of(SCHEMA, parameters, cache.Kind.DRAWN)
-    held = cache.check(payload, layout)
-    drawn = pool.finish(planned, [held], layout, parameters, 1, 1.0)
+    layout = container.layout_of(SCHEMA, parameters, container.Kind.DRAWN)
+    held = container.check(payload, layout)
+    drawn = caches.finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == made.owner * 64
     expected = made.memory.gather(gathered.ids["number"])
@@ -560,12 +562,12 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
 
 
 def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
-    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, wire.CLIENT_COUNTS)
+    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, messages.CLIENT_COUNTS)
     assert len(made.reserve(b"r" * 16, 10)) == 0
     assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
     counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3
     assert made.draw_counts(b"r" * 16, counts) is None
-    counts["count"] = pool.MOST_DRAWN
+    counts["count"] = caches.MOST_DRAWN
     with pytest.raises(ProtocolError, match="samples at once"):
         made.draw_counts(b"r" * 16, counts)
 
@@ -576,12 +578,12 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     seen = made.get(20).gathered.ids["number"].tolist()
     (row,) = made.reserve(b"r" * 16, 10)
     assert (int(row["reserved"]), int(row["flags"])) == (allowed - 20, 0)
-    planned = pool.plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
+    planned = caches.plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
     assert planned is not None
     counts = planned.counts[0].copy()
-    layout = cache.layout_of(SCHEMA, made.parameters, cache.Kind.DRAWN)
+    layout = container.layout_of(SCHEMA, made.parameters, container.Kind.DRAWN)
     while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
-        seen += np.frombuffer(cache.check(payload, layout).part(cache.Part.NUMBER), "<i8").tolist()
+        seen += np.frombuffer(container.check(payload, layout).part(container.Part.NUMBER), "<i8").tolist()
         with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
             made.get(allowed)
         counts["count"] = 17
@@ -599,7 +601,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         values = rng.normal(scale, 1.0, entries).astype(np.float32)
 
         def pack(*columns: Any) -> Any:
-            return cache.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+            return container.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
         shipped: list[Any] = []
         store = OpenEpisodes(PLAIN, 300, parameters, pack=pack, ship=shipped.append)
@@ -610,14 +612,14 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         pools.append(made)
         truth.append(values)
     expected = np.concatenate(truth).mean()
-    layout = cache.layout_of(PLAIN, parameters, cache.Kind.DRAWN)
+    layout = container.layout_of(PLAIN, parameters, container.Kind.DRAWN)
     means = []
     for draw in range(300):
-        planned = pool.plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
+        planned = caches.plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
         assert planned is not None
         parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
-        held = [cache.check(part, layout) for part in parts]
-        drawn = pool.finish(planned, held, layout, parameters, draw, 1.0)
+        held = [container.check(part, layout) for part in parts]
+        drawn = caches.finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
     error = np.std(means) / np.sqrt(len(means))
@@ -629,7 +631,7 @@ def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry
     made, rng = EpisodePool(PLAIN, Parameters(frame_stack=1), capacity=120, seed=3), np.random.default_rng(3)
 
     def pack(*columns: Any) -> Any:
-        return cache.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+        return container.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
     shipped: list[Any] = []
     store = OpenEpisodes(PLAIN, 300, Parameters(), pack=pack, ship=shipped.append)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from classic_help import templates
-from memoire.buffer import Buffer
-from memoire.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.schema import Column, Schema
-from memoire.table import Table
+from memoire.pool.tables import Table
+from memoire.replay.buffer import Buffer
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
 from netkit import QUICK, SCHEMA, WIDE, Cluster, in_thread, record, until
 
 VALUED = Schema(

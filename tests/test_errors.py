@@ -5,20 +5,23 @@ import builtins
 import importlib
 import inspect
 import pickle
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-from memoire import errors, models
+import memoire
+from memoire import errors
 from memoire.errors import MemoireError
+from memoire.models import model
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "memoire"
 TREE = sorted(
     {
         found
-        for module in (errors, models)
+        for module in (errors, model)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, MemoireError)
     },
@@ -26,22 +29,22 @@ TREE = sorted(
 )
 FOREIGN = {
     "torch.py": {"AttributeError"},  # as batch.py
-    "batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
-    "wire.py": {"ValueError"},  # inside of a parser or encoder: a parser's becomes ProtocolError
-    "linelog.py": {"OSError"},  # a write that fell short, caught with those that failed
-    "security.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
-    "statefile.py": {"ValueError"},  # a mistake of ours
-    "packed_accounts.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
-    "untold.py": {"ValueError", "PermissionError"},  # caught where they are raised
-    "memory.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
-    "glance.py": {"AssertionError"},  # a mistake of ours
-    "sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
-    "cluster/timed.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
-    "cluster/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cluster/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
-    "cluster/roundtrip.py": {"Stuck"},  # likewise
-    "cluster/node.py": {"Asked"},  # inside of the pages, which answer with it
-    "cluster/pages.py": {"Asked", "ValueError"},  # the same; inside of a parser
+    "replay/batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
+    "wire/messages.py": {"ValueError"},  # inside of a parser or encoder: a parser's becomes ProtocolError
+    "storage/rotating_log.py": {"OSError"},  # a write that fell short, caught with those that failed
+    "security/keyfolder.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
+    "storage/database.py": {"ValueError"},  # a mistake of ours
+    "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
+    "client/unreported.py": {"ValueError", "PermissionError"},  # caught where they are raised
+    "replay/memory.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
+    "pool/inspection.py": {"AssertionError"},  # a mistake of ours
+    "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
+    "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
+    "cli/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
+    "cli/roundtrip.py": {"Stuck"},  # likewise
+    "nodes/http.py": {"Asked"},  # inside of the pages, which answer with it
+    "nodes/pages.py": {"Asked", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
 """Others that a file may raise, each for the reason beside it."""
 
@@ -73,10 +76,10 @@ def test_every_allowed_stranger_is_still_there():
 
 
 def test_every_error_of_the_package_is_in_the_tree():
-    for path in sorted(PACKAGE.glob("*.py")):
-        if path.stem != "__main__":
+    for found in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if not found.name.endswith("__main__"):
             try:
-                importlib.import_module(f"memoire.{path.stem}")
+                importlib.import_module(found.name)
             except ModuleNotFoundError as error:  # of an extra that is not installed
                 assert error.name and not error.name.startswith("memoire")
     everywhere, waiting = set(), [MemoireError]

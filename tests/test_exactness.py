@@ -13,18 +13,18 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from memoire import cache
-from memoire.buffer import Buffer
-from memoire.client import Client
+from memoire.client.client import Client
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.proxy import Proxy
-from memoire.reader import Reader
-from memoire.sampling import Greedy, Prioritized, RankBased, importance
-from memoire.schema import Column, Schema
-from memoire.server import Server
-from memoire.table import Table
+from memoire.pool.tables import Table
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.buffer import Buffer
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Greedy, Prioritized, RankBased, importance
+from memoire.replay.schema import Column, Schema
+from memoire.server.server import Server
+from memoire.wire import container
 from netkit import KeepingContext, in_thread, until
 
 SCHEMA = Schema(
@@ -163,11 +163,11 @@ def test_draws_of_caches_follow_the_weights():
     entries = Entries(memory, np.random.default_rng(2))
     for _ in range(6):
         entries.record(40)
-    layout = cache.layout_of(SCHEMA, EXACT)
+    layout = container.layout_of(SCHEMA, EXACT)
     counts = Counter()
     for _ in range(300):
-        held = cache.check(cache.build(memory, 128, now=0.0), layout)
-        counts.update(np.frombuffer(held.part(cache.Part.NUMBER), "<i8").tolist())
+        held = container.check(container.build(memory, 128, now=0.0), layout)
+        counts.update(np.frombuffer(held.part(container.Part.NUMBER), "<i8").tolist())
     numbers, _, weights = entries.columns()
     follows([counts[number] for number in numbers.tolist()], weights)
     assert held.total_weight == pytest.approx(weights.sum())
@@ -218,13 +218,13 @@ class Tap:
         self.pushed = Counter()
         self.origin = {}
         self.made = defaultdict(int)
-        build = cache.build
+        build = container.build
 
         def tapped(memory, *arguments, **options):
             payload = build(memory, *arguments, **options)
-            held = cache.check(payload, cache.layout_of(memory.schema, memory.parameters))
+            held = container.check(payload, container.layout_of(memory.schema, memory.parameters))
             numbers, ages = (
-                np.frombuffer(held.part(p), d) for p, d in ((cache.Part.NUMBER, "<i8"), (cache.Part.AGE, "<f4"))
+                np.frombuffer(held.part(p), d) for p, d in ((container.Part.NUMBER, "<i8"), (container.Part.AGE, "<f4"))
             )
             client = self.clients[id(memory)]
             for key in zip(numbers.tolist(), ages.tolist(), strict=True):
@@ -234,9 +234,9 @@ class Tap:
             return payload
 
         self.clients = {}
-        monkeypatch.setattr(cache, "build", tapped)
+        monkeypatch.setattr(container, "build", tapped)
         # Ages as they came, without the time at the server: with the number they name a sample.
-        monkeypatch.setattr(cache, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
+        monkeypatch.setattr(container, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
 
     def watch(self, client):
         self.clients[id(client.memory)] = client.client_id

@@ -10,11 +10,11 @@ import pytest
 import memoire
 import netkit
 from history.ports import block
-from memoire import cli, exposure
-from memoire.cli import main, parser
-from memoire.cluster.node import NodePages
+from memoire.cli.main import _doors, main, parser
 from memoire.errors import InsecureWarning, ParameterError
-from memoire.security import write_cluster
+from memoire.nodes.http import NodePages
+from memoire.security import exposure
+from memoire.security.keyfolder import write_cluster
 from netkit import until
 
 HERE = [
@@ -152,6 +152,6 @@ def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_pa
     guarded = parser().parse_args(
         [*wide, "--keys", str(tmp_path / "keys"), "--http-token-file", str(tmp_path / "token")]
     )
-    found = cli._doors(guarded)
+    found = _doors(guarded)
     assert found["http"] == "*:0" and found["http_token"].first == "a-token-that-is-long"
-    assert cli._doors(parser().parse_args([*wide, "--insecure"]))["http_token"] is None
+    assert _doors(parser().parse_args([*wide, "--insecure"]))["http_token"] is None

@@ -7,8 +7,9 @@ import time
 import pytest
 import zmq
 
-from memoire import descriptors, sockets, wire
-from memoire.client import Client
+from memoire.client.client import Client
+from memoire.net import descriptors, sockets
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, Cluster, record, until
 from tcpkit import CutWay, place
 
@@ -96,11 +97,11 @@ class Simulated:
         self.socket = sockets.request_client(context, 1 << 20)
         sockets.connect(self.socket, endpoint)
         self.sequence, self.facts, self.epoch, self.done = 0, {}, 0, 0
-        self.ask(wire.Hello(role="actor"))
+        self.ask(messages.Hello(role="actor"))
 
     def ask(self, body):
         self.sequence += 1
-        self.frames = [b"", *wire.encode(body, client=self.id, sequence=self.sequence, **self.facts)]
+        self.frames = [b"", *messages.encode(body, client=self.id, sequence=self.sequence, **self.facts)]
         self.is_sent = False
 
     def turn(self):
@@ -109,10 +110,10 @@ class Simulated:
         frames = sockets.receive(self.socket)
         if frames is None:
             return
-        message = wire.parse(frames[1:])
+        message = messages.parse(frames[1:])
         assert message.header.client == self.id and message.header.sequence == self.sequence
         header, body = message.header, message.body
-        if isinstance(body, wire.Welcome):
+        if isinstance(body, messages.Welcome):
             self.facts = {
                 "run": header.run,
                 "home": header.home,
@@ -121,9 +122,9 @@ class Simulated:
             }
             self.epoch = body.epoch
         else:
-            assert isinstance(body, wire.Updated) and body.episodes == self.done
+            assert isinstance(body, messages.Updated) and body.episodes == self.done
         self.done += 1
-        self.ask(wire.Update(epoch=self.epoch, episodes=self.done, steps=10 * self.done))
+        self.ask(messages.Update(epoch=self.epoch, episodes=self.done, steps=10 * self.done))
 
 
 def test_three_hundred_clients_of_one_proxy_are_counted_exactly(cluster):

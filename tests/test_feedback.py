@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from memoire.buffer import Buffer
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.sampling import Prioritized, RankBased
-from memoire.schema import Column, Schema
+from memoire.replay.buffer import Buffer
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Prioritized, RankBased
+from memoire.replay.schema import Column, Schema
 from netkit import Cluster, until
 
 SCHEMA = Schema(

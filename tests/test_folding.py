@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fake_store import Disk, MemoryStore
-from memoire import wire
-from memoire.accounts import merge, totals_of
-from memoire.desk import Desk
+from memoire.accounting.merge import merge, totals_of
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.table import Table, Tables
+from memoire.pool.caches import Pool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.parameters import Parameters
+from memoire.server.dispatch import Desk
+from memoire.wire import messages
 from netkit import SCHEMA
 from test_desk import Asker
 
@@ -44,8 +44,8 @@ class Home:
         )
 
     def ask(self, client, body, number, run=RUN):
-        frames = wire.encode(body, client=client, sequence=number, run=wire.name_hash(run) if run else 0)
-        return self.desk.answer(wire.parse(frames)).body
+        frames = messages.encode(body, client=client, sequence=number, run=messages.name_hash(run) if run else 0)
+        return self.desk.answer(messages.parse(frames)).body
 
     def save(self):
         """Have all that waits on disk, as a store's thread does."""
@@ -71,10 +71,10 @@ class Actor:
         self.steps = self.episodes = self.lines = self.line_through = self.ended_through = 0
 
     def update(self, **state):
-        lines = [wire.Line(n, 0.0, 7, f"line {n}") for n in range(self.line_through + 1, self.lines + 1)]
-        ended = [wire.Ended(n, 0.0, 1, 1.0) for n in range(self.ended_through + 1, self.episodes + 1)]
+        lines = [messages.Line(n, 0.0, 7, f"line {n}") for n in range(self.line_through + 1, self.lines + 1)]
+        ended = [messages.Ended(n, 0.0, 1, 1.0) for n in range(self.ended_through + 1, self.episodes + 1)]
         self.number += 1
-        return wire.Update(steps=self.steps, episodes=self.episodes, lines=lines, ended=ended, **state)
+        return messages.Update(steps=self.steps, episodes=self.episodes, lines=lines, ended=ended, **state)
 
     def hear(self, reply):
         self.line_through = max(self.line_through, reply.lines_through)
@@ -107,9 +107,9 @@ class FoldingMachine(RuleBasedStateMachine):
         actor, home = self.actors[who], self.homes[self.place[CLIENTS[who]]]
         actor.steps, actor.episodes, actor.lines = actor.steps + steps, actor.episodes + episodes, actor.lines + lines
         if is_leaving:
-            home.ask(actor.client, wire.Hello(label=who), actor.number)
+            home.ask(actor.client, messages.Hello(label=who), actor.number)
         reply = home.ask(actor.client, actor.update(leaving=is_leaving), actor.number)
-        assert isinstance(reply, wire.Updated), reply
+        assert isinstance(reply, messages.Updated), reply
         assert (reply.steps, reply.episodes) == (actor.steps, actor.episodes)
         home.save()
         self._lines(home)
@@ -121,9 +121,9 @@ class FoldingMachine(RuleBasedStateMachine):
     def arrive(self, who):
         """A cache of a client comes, whether its account is in memory or not; its run's schema is another: refused."""
         home = self.homes[self.place[CLIENTS[who]]]
-        header = wire.parse(wire.encode(wire.Cache(), client=CLIENTS[who], payload=b"x")).header
+        header = messages.parse(messages.encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
         with pytest.raises(ProtocolError):
-            home.desk.arrived(header, wire.Cache(), b"x")
+            home.desk.arrived(header, messages.Cache(), b"x")
         home.save()
 
     @rule(which=st.integers(0, 1), seconds=st.sampled_from([1.0, 61.0, 700.0, 2.6e6]))
@@ -197,37 +197,37 @@ def home(request, clock):
 
 def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, clock):
     me = Asker(home.desk)
-    since = me.ask(wire.Hello(label=7)).body.since
+    since = me.ask(messages.Hello(label=7)).body.since
     assert since == home.desk.epoch
-    me.ask(wire.Update(scalars={"x": 1.0}))  # a sign of life
+    me.ask(messages.Update(scalars={"x": 1.0}))  # a sign of life
     home.save()
     assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (0, 1, 0)
     assert len(home.rows()) == 0 and home.ledger.present[0] == 1
-    assert me.ask(wire.Update(steps=1)).body.steps == 1
+    assert me.ask(messages.Update(steps=1)).body.steps == 1
     home.save()
     assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (1, 0, 1)
-    assert home.ledger.find(me.client).label == 7 and me.ask(wire.Hello(label=7)).body.since == since
+    assert home.ledger.find(me.client).label == 7 and me.ask(messages.Hello(label=7)).body.since == since
 
 
 def test_guests_are_forgotten_when_they_are_silent_or_too_many(home, clock, monkeypatch):
-    monkeypatch.setattr("memoire.ledger.MAX_GUESTS", 3)
+    monkeypatch.setattr("memoire.accounting.ledger.MAX_GUESTS", 3)
     askers = [Asker(home.desk, bytes([number]) * 16) for number in range(1, 6)]
     for asker in askers:
-        asker.ask(wire.Hello())
+        asker.ask(messages.Hello())
     assert [guest.client[0] for guest in home.ledger.guests] == [3, 4, 5]
     clock[0] += 50.0
-    askers[3].ask(wire.Update())
+    askers[3].ask(messages.Update())
     clock[0] += 20.0
     home.desk.fold()
     assert [guest.client[0] for guest in home.ledger.guests] == [4] and home.ledger.present[0] == 1
-    askers[3].ask(wire.Update(leaving=True))
+    askers[3].ask(messages.Update(leaving=True))
     assert not home.ledger.guests and not +home.ledger.present
 
 
 @pytest.mark.parametrize(("leaving", "after"), [(True, 60.0), (False, 600.0)])
 def test_an_account_leaves_memory_when_its_client_is_gone_or_long_silent(home, clock, leaving, after):
     me = Asker(home.desk)
-    me.ask(wire.Update(steps=5, episodes=2, leaving=leaving))
+    me.ask(messages.Update(steps=5, episodes=2, leaving=leaving))
     home.save()
     clock[0] += after - 1.0
     home.desk.fold()
@@ -242,7 +242,7 @@ def test_an_account_leaves_memory_when_its_client_is_gone_or_long_silent(home, c
 
 def test_an_account_stays_in_memory_until_it_is_on_disk(clock):
     home = Home("home", clock, Disk())
-    Asker(home.desk).ask(wire.Update(steps=5))
+    Asker(home.desk).ask(messages.Update(steps=5))
     clock[0] += 1e6
     home.desk.fold()
     assert home.ledger.folded == 0
@@ -253,7 +253,7 @@ def test_an_account_stays_in_memory_until_it_is_on_disk(clock):
 
 def test_feedback_that_waits_for_a_client_that_is_folded_is_lost_and_counted(home, clock):
     me = Asker(home.desk)
-    me.ask(wire.Update(steps=5))
+    me.ask(messages.Update(steps=5))
     ids = np.zeros(3, [("client", "<u8", (2,)), ("number", "<i8")])
     ids["client"] = np.frombuffer(me.client, "<u8")
     assert home.desk.hand_on(ids, np.ones(3)) == 0
@@ -268,15 +268,15 @@ def test_feedback_that_waits_for_a_client_that_is_folded_is_lost_and_counted(hom
 
 def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
     me = Asker(home.desk)
-    line = wire.Line(1, 0.0, 7, "once")
-    ended = wire.Ended(1, 0.0, 5, 2.0)
-    first = me.ask(wire.Update(steps=5, episodes=1, lines=[line], ended=[ended])).body
+    line = messages.Line(1, 0.0, 7, "once")
+    ended = messages.Ended(1, 0.0, 5, 2.0)
+    first = me.ask(messages.Update(steps=5, episodes=1, lines=[line], ended=[ended])).body
     home.save()
     clock[0] += 2.6e6  # a month
     home.desk.fold()
     assert home.ledger.folded == 1
-    assert me.ask(wire.Hello()).body.since == home.desk.epoch
-    again = me.ask(wire.Update(epoch=first.epoch, steps=6, episodes=1, lines=[line], ended=[ended])).body
+    assert me.ask(messages.Hello()).body.since == home.desk.epoch
+    again = me.ask(messages.Update(epoch=first.epoch, steps=6, episodes=1, lines=[line], ended=[ended])).body
     assert (again.steps, again.lines_through, again.ended_through) == (6, 1, 1)
     home.save()
     assert len(home.lines) == 1 and home.ledger.totals().returns_count == 1 and home.ledger.folded == 0
@@ -284,12 +284,12 @@ def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
 
 def test_in_a_crowd_silent_clients_leave_memory_sooner(home, clock, monkeypatch):
     for number in range(1, 4):
-        Asker(home.desk, bytes([number]) * 16).ask(wire.Update(steps=number))
+        Asker(home.desk, bytes([number]) * 16).ask(messages.Update(steps=number))
     home.save()
     clock[0] += 100.0
     home.desk.fold()
     assert home.ledger.folded == 0
-    monkeypatch.setattr("memoire.desk.CROWD", 2)
+    monkeypatch.setattr("memoire.server.dispatch.CROWD", 2)
     home.desk.fold()
     assert home.ledger.folded >= 1 and home.ledger.steps == 6
 
@@ -297,7 +297,7 @@ def test_in_a_crowd_silent_clients_leave_memory_sooner(home, clock, monkeypatch)
 def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole(clock):
     home = Home("home", clock, Disk())
     me = Asker(home.desk)
-    me.ask(wire.Update(steps=5, lines=[wire.Line(1, 0.0, 7, "x")]))
+    me.ask(messages.Update(steps=5, lines=[messages.Line(1, 0.0, 7, "x")]))
     home.desk.begin_run("next")
     clock[0] += 1e6
     for _ in range(3):
@@ -309,7 +309,9 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
     assert [run.name for run in home.desk.runs] == ["next"]
     found = home.desk.runs.named(RUN)
     assert found.ledger.totals().steps == 5 and found.logbook.count == 1
-    late = home.ask(me.client, wire.Update(steps=7, lines=[wire.Line(1, 0.0, 7, "x")]), 9)  # it had not heard of it
+    late = home.ask(
+        me.client, messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")]), 9
+    )  # it had not heard of it
     assert (late.steps, late.lines_through, late.run_name) == (7, 1, "next")
     home.save()
     assert found.logbook.count == 1 and Home("home", clock, home.disk).desk.runs.named(RUN).ledger.steps == 7
@@ -318,31 +320,31 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
 def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, caplog):
     home = Home("home", clock, limits=Limits(new_clients=8, new_clients_rate=1.0))
     for number in range(1, 7):
-        assert home.ask(bytes([number]) * 16, wire.Update(steps=1), 1).steps == 1
+        assert home.ask(bytes([number]) * 16, messages.Update(steps=1), 1).steps == 1
         home.desk.fold()
         assert bool(home.desk.trouble()) == (number == 6)
     assert "2 new ones of 8 may still come at once" in home.desk.trouble()
     assert [record.message for record in caplog.records if "new ones" in record.message] == [
         f"server home: {home.desk.trouble()}"
     ]
-    replies = [home.ask(bytes([number]) * 16, wire.Update(steps=1), 1) for number in range(7, 10)]
+    replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]
     assert [getattr(reply, "code", "taken") for reply in replies] == ["taken", "taken", "busy"]
-    assert home.ask(bytes([9]) * 16, wire.Hello(), 2).since  # it may come, and goes on telling
+    assert home.ask(bytes([9]) * 16, messages.Hello(), 2).since  # it may come, and goes on telling
     clock[0] += 1.0
-    assert home.ask(bytes([9]) * 16, wire.Update(steps=1), 3).steps == 1
+    assert home.ask(bytes([9]) * 16, messages.Update(steps=1), 3).steps == 1
     clock[0] += 100.0
     assert home.desk.trouble() == ""
 
 
 def test_what_other_servers_counted_is_not_taken_once_more(home):
-    rows = np.zeros(1, wire.ACCOUNT)
+    rows = np.zeros(1, messages.ACCOUNT)
     me = Asker(home.desk)
     rows["client"], rows["home"], rows["since"] = np.frombuffer(me.client, "<u8"), 7, 3
     rows["steps"], rows["lines_through"], rows["ended_through"], rows["returns_count"] = 50, 2, 1, 1
     home.desk.inherit(RUN, False, merge(rows))
-    lines = [wire.Line(number, 0.0, 7, str(number)) for number in (2, 3)]
-    ended = [wire.Ended(number, 0.0, 1, 1.0) for number in (1, 2)]
-    reply = me.ask(wire.Update(steps=60, episodes=2, lines=lines, ended=ended)).body
+    lines = [messages.Line(number, 0.0, 7, str(number)) for number in (2, 3)]
+    ended = [messages.Ended(number, 0.0, 1, 1.0) for number in (1, 2)]
+    reply = me.ask(messages.Update(steps=60, episodes=2, lines=lines, ended=ended)).body
     home.save()
     assert (reply.lines_through, reply.ended_through) == (3, 2)
     assert [entry.line.number for entry in home.lines] == [3]

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 
 from fuzz import engine, snapshot_file, state_file
-from memoire import snapshot, statefile, wire
-from memoire.accounts import rows_of, totals_of
-from memoire.cluster.tablefile import parameters_from, read_tables
+from memoire.accounting.ledger import Ledger
+from memoire.accounting.merge import rows_of, totals_of
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
-from memoire.ledger import Ledger
-from memoire.parameters import Parameters
-from memoire.pool import MOST_READERS
-from memoire.rate import MOST_HUNGRY
-from memoire.schema import Schema
-from memoire.snapshotfile import Client, Episode, Record
-from memoire.store import Store
-from memoire.wire import Ended, Update
+from memoire.nodes.tables_file import parameters_from, read_tables
+from memoire.pool.caches import MOST_READERS
+from memoire.replay.limiter import MOST_HUNGRY
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.storage import database, snapshot
+from memoire.storage.snapshot_file import Client, Episode, Record
+from memoire.storage.state_folder import Store
+from memoire.wire import messages
+from memoire.wire.messages import Ended, Update
 
 ROUNDS = {
     "wire_message": 4000,
@@ -82,13 +83,13 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
     with pytest.raises(ProtocolError, match="at most 1e\\+280"):
         ledger.report(b"c" * 16, 1, Update(ended=[Ended(1, 0.0, 5, 1.7e308)]), 1.0)
     for client in (b"c" * 16, b"d" * 16):
-        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, wire.MOST_RETURN) for n in range(1, 4000)]), 1.0)
-    assert ledger.totals().returns_sum == pytest.approx(7998 * wire.MOST_RETURN)
-    row = [0] * len(wire.ACCOUNT.names)
-    row[0], row[wire.ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
+        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, messages.MOST_RETURN) for n in range(1, 4000)]), 1.0)
+    assert ledger.totals().returns_sum == pytest.approx(7998 * messages.MOST_RETURN)
+    row = [0] * len(messages.ACCOUNT.names)
+    row[0], row[messages.ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
     with pytest.raises(ValueError, match="returns_sum"):
-        wire.unpack_accounts(rows_of([tuple(row)]).tobytes())
-    row[wire.ACCOUNT.names.index("returns_sum")] = wire.MOST_RETURNS
+        messages.unpack_accounts(rows_of([tuple(row)]).tobytes())
+    row[messages.ACCOUNT.names.index("returns_sum")] = messages.MOST_RETURNS
     assert totals_of(rows_of([tuple(row)] * 3)).returns_sum < float("inf")
 
 
@@ -100,7 +101,7 @@ def test_readers_that_make_their_names_up_are_bounded():
     with pytest.raises(ProtocolError, match="1024 readers"):
         pool.reserve(b"r" * 16, 5)
     with pytest.raises(ProtocolError, match="1024 readers"):
-        pool.draw_counts(b"r" * 16, np.zeros(0, wire.CLIENT_COUNTS))
+        pool.draw_counts(b"r" * 16, np.zeros(0, messages.CLIENT_COUNTS))
     pool.reserve(bytes(16), 5)  # one that is known goes on
     for number in range(2 * MOST_HUNGRY):
         desk.tables.first.limiter.wants(number, 5)
@@ -111,8 +112,8 @@ def test_readers_that_make_their_names_up_are_bounded():
 
 def test_runs_of_other_servers_are_bounded(monkeypatch):
     desk = engine.load("desk")._desk(Parameters())
-    monkeypatch.setattr("memoire.desk.MOST_FORMER", 3)
-    nothing = wire.unpack_accounts(b"")
+    monkeypatch.setattr("memoire.server.dispatch.MOST_FORMER", 3)
+    nothing = messages.unpack_accounts(b"")
     for number in range(2):
         desk.inherit(f"run {number}", False, nothing)
     desk.inherit("run 1", False, nothing)
@@ -171,7 +172,7 @@ def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, bod
 
 def test_a_snapshot_of_no_schema_is_named(tmp_path):
     path = tmp_path / "x.snapshot"
-    told = snapshot_file.snapshotfile.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
+    told = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
     path.write_bytes(snapshot_file._file(tables=[told])[1:])
     with pytest.raises(DataError, match="of no schema"):
         snapshot.facts(path)
@@ -182,8 +183,8 @@ def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):
     victim = tmp_path / "victim.00000001.log"
     victim.write_text("precious")
     rows = state_file._template()
-    place = next(i for i, (kind, _, _) in enumerate(rows) if kind == statefile.SEGMENT)
-    segment = msgspec.msgpack.decode(rows[place][2], type=statefile.Segment)
+    place = next(i for i, (kind, _, _) in enumerate(rows) if kind == database.SEGMENT)
+    segment = msgspec.msgpack.decode(rows[place][2], type=database.Segment)
     for name in ("../../victim.00000001.log", "/" + "x" * 10, str(victim), "log\0.00000001.log"):
         body = msgspec.msgpack.encode(replace(segment, name=name))
         assert state_file.one(bytes([place]) + body) == "refused"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import zmq
 
-from memoire import wire
-from memoire.sockets import connect
+from memoire.net.sockets import connect
+from memoire.wire import messages as wire
 from netkit import SCHEMA, Cluster, record, until
 from rawpeer import GREETING, ready
 

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import cache, glance, wire
-from memoire.cache import Kind, Part
-from memoire.episodes import EpisodePool
-from memoire.glance import PER_TEN, Histogram
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.schema import Schema
+from memoire.pool import inspection
+from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.inspection import PER_TEN, Histogram
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import container, messages
+from memoire.wire.container import Kind, Part
 from poolkit import Clock, name
 
 SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
@@ -37,10 +38,10 @@ def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: An
     """A pool of caches that clients with these memories pushed."""
     parameters = SETTINGS.replace(**changes)
     pool = Pool(SCHEMA, parameters, seed=1, clock=clock or Clock())
-    layout = cache.layout_of(SCHEMA, parameters)
+    layout = container.layout_of(SCHEMA, parameters)
     for i, memory in enumerate(memories):
         for sequence in range(caches):
-            pool.add(name(i), sequence, cache.check(cache.build(memory, 64, now=0.0), layout))
+            pool.add(name(i), sequence, container.check(container.build(memory, 64, now=0.0), layout))
     return pool
 
 
@@ -90,10 +91,10 @@ def test_of_many_caches_some_are_looked_at_and_used_samples_are_not(monkeypatch:
     pool = pool_of(memories, caches=4)
     pool.get(200)
     assert pool.distribution().looked == pool.distribution().held == 4 * 4 * 64 - 200
-    monkeypatch.setattr("memoire.pool.MOST_LOOKED", 512)
+    monkeypatch.setattr("memoire.pool.caches.MOST_LOOKED", 512)
     some = pool.distribution()
     assert 0 < some.looked <= 512 < some.held
-    monkeypatch.setattr("memoire.pool.MOST_LOOKED", 40)
+    monkeypatch.setattr("memoire.pool.caches.MOST_LOOKED", 40)
     assert pool.distribution().looked == 40  # however many samples a cache has
     assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
 
@@ -107,11 +108,11 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
     assert (after.least, after.greatest) == (before.least + 7.0, before.greatest + 7.0)
     drawn = pool.get(8).gathered.age
     assert drawn.min() >= before.least + 7.0
-    layout = cache.layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
-    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    layout = container.layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
+    counts = np.zeros(1, messages.CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
     clock.now += 20.0
-    ages = np.frombuffer(cache.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
+    ages = np.frombuffer(container.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
     assert ages.min() >= before.least + 27.0  # for a reader, too
 
 
@@ -119,11 +120,11 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
 def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     clock, parameters, weights = Clock(), SETTINGS.replace(**changes), np.linspace(0.5, 2.0, 100)
     memory = memory_of(weights, parameters)
-    caches = [cache.build(memory, 64, now=0.0) for _ in range(2)]
+    caches = [container.build(memory, 64, now=0.0) for _ in range(2)]
     pool, untouched = (Pool(SCHEMA, parameters, seed=1, clock=clock) for _ in range(2))
     for each in (pool, untouched):
         for sequence, payload in enumerate(caches):
-            each.add(name(0), sequence, cache.check(payload, cache.layout_of(SCHEMA, parameters)))
+            each.add(name(0), sequence, container.check(payload, container.layout_of(SCHEMA, parameters)))
     held, entries = memory.weights(np.arange(100)), memory.num_positive
     clock.now += 5.0
     before = pool.stats()
@@ -147,9 +148,9 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
 
 def test_weights_whose_sum_is_no_number_break_no_look() -> None:
     pool = Pool(SCHEMA, SETTINGS, seed=1, clock=Clock())
-    memory, layout = memory_of(np.ones(100)), cache.layout_of(SCHEMA, SETTINGS)
+    memory, layout = memory_of(np.ones(100)), container.layout_of(SCHEMA, SETTINGS)
     for i in range(3):
-        pool.add(name(i), 0, cache.check(cache.build(memory, 64, now=0.0), layout))
+        pool.add(name(i), 0, container.check(container.build(memory, 64, now=0.0), layout))
         pool.sums(name(i), 1, 1.5e308, 99, 1.0)
     found, seen = pool.distribution(), pool.peek()
     assert found.effective == pytest.approx(3 * 99, rel=1e-3) and np.isfinite(found.total_weight)
@@ -180,7 +181,7 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries(monkeypatch: py
     assert (found.looked, found.held, found.population) == (1000, 1000, (held > 0).sum())
     assert (found.ages.least, found.ages.greatest) == (10.0, 10.0)
     assert (found.weights.zeros, found.weights.greatest) == ((held == 0).sum(), held.max())
-    monkeypatch.setattr("memoire.episodes.MOST_LOOKED", 300)
+    monkeypatch.setattr("memoire.pool.episodes.MOST_LOOKED", 300)
     some = pool.distribution()
     assert 200 <= some.looked <= 300 and some.effective == pytest.approx(effective(held), rel=0.6)
     assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None
@@ -203,5 +204,5 @@ def test_an_entry_of_an_episode_is_shown_and_not_counted_as_drawn() -> None:
 def test_what_is_too_large_to_be_looked_at_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = episodes_of(np.ones(30)).peek()
     assert seen is not None and seen.specimen(SCHEMA, 0) is not None
-    monkeypatch.setattr(glance, "MOST_SPECIMEN_BYTES", 50)
+    monkeypatch.setattr(inspection, "MOST_SPECIMEN_BYTES", 50)
     assert seen.specimen(SCHEMA, 0) is None

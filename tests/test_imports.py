@@ -1,4 +1,4 @@
-"""The folder list is the architecture: imports point one way, few modules open sockets, and nothing is ever pickled."""
+"""The folder list is the architecture: what lies at the top, imports that point one way, few modules with sockets."""
 
 import ast
 import functools
@@ -8,43 +8,28 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "memoire"
+import house
 
-# From the bottom to the top: a module may import from its own layer and from those above it in this table.
-# A package stands for everything in it. `__init__` only names what users import, and is left out.
-LAYERS: dict[str, set[str]] = {
-    "words": {
-        "built", "errors", "frozen", "checks", "clock", "suggestions", "addresses", "exposure", "limits", "version", "_core",
-        "parameters", "guarded", "ragged", "schema",
-    },
-    "what decides": {
-        "memory", "dataset", "sampling", "prioritized", "starts", "writer", "batch", "buffer", "groups", "cache", "pool", "wire",
-        "episodes", "shipping",
-        "calls", "ledger", "logbook", "models", "desk", "journal", "runs", "subscriptions", "accounts", "notices",
-        "rate", "table", "mixed", "ahead", "figures", "glance", "learners", "throttle", "packed_accounts", "account_store", "home_watch",
-    },
-    "what touches the world": {"names", "ownfiles", "descriptors", "sockets", "links", "store", "statefile", "linelog", "snapshot", "snapshotfile", "archive", "security", "showing", "authenticator", "logfile", "worker", "channel", "lanes", "forwarding", "untold"},
-    "ends of a wire": {"client", "server", "proxy", "reader", "handle"},
-    "what people start": {"classic", "minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"},
-}  # fmt: skip
-RANK = {module: rank for rank, layer in enumerate(LAYERS.values()) for module in layer}
+ROOT = Path(__file__).resolve().parent.parent
 
-OPEN_SOCKETS = {
-    "sockets",
-    "links",
-    "showing",
-    "authenticator",
-    "channel",
-    "forwarding",
-    "client",
-    "server",
-    "proxy",
-    "reader",
-}
-USE_ITS_KEYS = {"security"}  # pairs of CURVE keys are made by ZeroMQ
-DECIDES_WITHOUT = {
+# The house from the ground up: a room imports only what stands above it in this list.
+WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "version", "clock", "_core"]
+"""Files at the top that everybody uses."""
+FOR_USERS = ["dataset", "torch", "sb3", "minari"]
+"""Files at the top that users import by this path."""
+FOLDERS = [
+    "replay", *FOR_USERS, "wire", "pool", "models", "security", "accounting", "net", "storage",
+    "reader", "proxy", "client", "server", "classic", "nodes", "rl", "dashboard", "cli",
+]  # fmt: skip
+ORDER = {room: place for place, room in enumerate(WORDS + FOLDERS)}
+
+ENDS = {"client", "reader", "proxy", "server"}
+"""Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
+decide."""
+IO = {
     "zmq",
     "socket",
+    "time",
     "asyncio",
     "subprocess",
     "multiprocessing",
@@ -53,44 +38,36 @@ DECIDES_WITHOUT = {
     "urllib",
     "logging.handlers",
 }
+FACES = {"server/table_handle": {"time"}}
+"""What waits for others, beside the file with the folder's name."""
+STILL_DO_IO = {"client/unreported": {"time", "memoire.net"}}
+"""What is not parted yet."""
+WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
+"""Folders that know no socket, no file and no process; they may measure time."""
+KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
-HEAVY = {"minari", "torch", "sb3", "cluster", "cli", "rl", "dashboard"}  # may need extras at import time
+HEAVY = {"minari", "torch", "sb3", "nodes", "cli", "rl", "dashboard"}  # may need extras at import time
 
 
 def sources() -> list[Path]:
-    linked = [path for link in PACKAGE.iterdir() if link.is_symlink() for path in link.rglob("*.py")]
-    return sorted({*PACKAGE.rglob("*.py"), *linked}) + sorted(PACKAGE.rglob("*.pyx"))
+    return house.sources(ROOT)
 
 
-def module_of(path: Path) -> str:
-    """memoire/server.py -> server, memoire/cluster/launch.py -> cluster, memoire/__init__.py -> __init__."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def room_of(path: Path) -> str:
+    """memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
+    return house.place(path, ROOT)[0]
 
 
 @functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, wherever in the file."""
-    return list(read_imports(path))
-
-
-def read_imports(path: Path) -> Iterator[tuple[int, str]]:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".pyx":  # not Python, but its plain import lines are
-        text = "\n".join(line if line.startswith(("import ", "from ")) else "" for line in text.splitlines())
-        text = "\n".join("" if " cimport " in line else line for line in text.splitlines())
-    package = ["memoire", *path.relative_to(PACKAGE).parent.parts]
-    for node in ast.walk(ast.parse(text, str(path))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            origin = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+    package = ["memoire", *house.place(path, ROOT)[:-1]]
+    return [(line, ".".join(name)) for line, name in house.imports(path, package)]
 
 
 def ours(name: str) -> str | None:
-    """memoire.server.Server -> server; None for what is not memoire's."""
+    """memoire.server.server.Server -> server; None for what is not memoire's."""
     parts = name.split(".")
     return parts[1] if parts[0] == "memoire" and len(parts) > 1 else None
 
@@ -100,64 +77,77 @@ def is_within(name: str, roots: set[str]) -> bool:
 
 
 def everywhere() -> Iterator[tuple[str, str, str]]:
-    """Module, where, and name of each import in the package."""
+    """Room, where, and name of each import in the package."""
     for path in sources():
         for line, name in imports_of(path):
-            yield module_of(path), f"{path.relative_to(PACKAGE.parent)}:{line}", name
+            yield room_of(path), f"{path.relative_to(ROOT)}:{line}", name
 
 
-def test_each_module_has_its_place_in_a_layer() -> None:
-    strangers = {module_of(path) for path in sources()} - set(RANK) - {"__init__", "__main__"}
-    assert not strangers, f"say in LAYERS where {sorted(strangers)} belong"
+def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
+    files = {room_of(path) for path in sources() if len(house.place(path, ROOT)) == 1} - house.FRONT_DOORS
+    folders = {room_of(path) for path in sources() if len(house.place(path, ROOT)) > 1}
+    assert files == {*WORDS, *FOR_USERS}
+    assert folders == set(FOLDERS) - set(FOR_USERS), "say in FOLDERS where a folder stands"
 
 
 def test_imports_point_one_way() -> None:
     wrong = [
-        f"{where}: {module} imports {target} of a higher layer"
-        for module, where, name in everywhere()
-        if module in RANK and (target := ours(name)) in RANK and RANK[target] > RANK[module]
+        f"{where}: {room} imports {target}, which stands below it in the list"
+        for room, where, name in everywhere()
+        if room in ORDER and (target := ours(name)) in ORDER and ORDER[target] > ORDER[room]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
+    assert not house.circles(house.rooms_of(ROOT))
 
 
 def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
     """`from memoire import Buffer` inside the package would hide which way the import points."""
-    top = LAYERS["what people start"] | {"__init__", "__main__"}
+    top = HEAVY | {"classic", *FOR_USERS} | house.FRONT_DOORS
     wrong = [
         f"{where}: {name}"
-        for module, where, name in everywhere()
-        if module not in top and name.split(".")[0] == "memoire" and ours(name) not in RANK
+        for room, where, name in everywhere()
+        if room not in top and name.split(".")[0] == "memoire" and ours(name) not in ORDER
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_do_not_import_in_circles() -> None:
-    needs: dict[str, set[str]] = {}
-    for module, _, name in everywhere():
-        target = ours(name)
-        if module in RANK and target in RANK and target != module:
-            needs.setdefault(module, set()).add(target)
-    while needs:
-        free = {module for module in needs if not needs[module] & set(needs)}
-        assert free, f"these import each other: {needs}"
-        needs = {module: targets for module, targets in needs.items() if module not in free}
+def test_imports_within_a_folder_are_relative() -> None:
+    wrong = []
+    for path in sources():
+        own = ".".join(["memoire", *house.place(path, ROOT)[:-1]])
+        if path.suffix == ".py" and path.stem not in house.FRONT_DOORS and "." in own:
+            froms = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+            named = [(node.lineno, node.module or "") for node in froms if not node.level]
+            wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
+    assert not wrong, "\n".join(wrong)
 
 
-def test_few_modules_open_sockets() -> None:
+def test_few_rooms_know_zeromq() -> None:
     wrong = [
-        f"{where}: {name}"
-        for module, where, name in everywhere()
-        if name.split(".")[0] == "zmq" and module not in OPEN_SOCKETS | USE_ITS_KEYS
+        f"{where}: {name}" for room, where, name in everywhere() if name.split(".")[0] == "zmq" and room not in KNOW_ZMQ
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sources():
+        room, *rest = house.place(path, ROOT)
+        if room in ENDS and rest and rest[0] != room and not rest[0].startswith("io"):
+            used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
+            if used:
+                found["/".join((room, *rest))] = used
+    assert found == FACES | STILL_DO_IO
 
 
 def test_what_decides_does_no_io() -> None:
-    pure = LAYERS["words"] | LAYERS["what decides"]
     wrong = [
         f"{where}: {name}"
-        for module, where, name in everywhere()
-        if module in pure and is_within(name, DECIDES_WITHOUT)
+        for room, where, name in everywhere()
+        if room in WITHOUT_IO and is_within(name, IO - {"time"})
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -171,7 +161,7 @@ def test_the_client_library_imports_only_what_it_declares() -> None:
     allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
     optional = {"lz4", "gymnasium"}  # imported where they are used, inside functions
     for path in sources():
-        if module_of(path) in HEAVY:
+        if room_of(path) in HEAVY:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.suffix == ".py" else ast.Module([], [])
         at_import = {id(node) for node in top_level(tree)}
@@ -202,17 +192,15 @@ def top_level(tree: ast.Module) -> Iterator[ast.AST]:
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("import memoire.server", "memoire.server"),
+        ("import memoire.server.server", "memoire.server.server"),
         ("from memoire import server", "memoire.server"),
-        ("from .server import Server", "memoire.server.Server"),
-        ("from . import server", "memoire.server"),
-        ("def f():\n    from memoire.server import Server", "memoire.server.Server"),
+        ("from memoire.server.server import Server", "memoire.server.server.Server"),
+        ("from .server import Server", "memoire.server.server.Server"),
+        ("from . import server", "memoire.server.server"),
+        ("def f():\n    from memoire.server.server import Server", "memoire.server.server.Server"),
     ],
 )
-def test_every_way_to_write_an_import_is_seen(
-    line: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "memory.py").write_text(line)
-    assert [found for _, found in imports_of(tmp_path / "memory.py")] == [name]
-    assert ours(name) == "server"
+    found = [".".join(found) for _, found in house.imports(tmp_path / "memory.py", ("memoire", "server"))]
+    assert found == [name] and ours(name) == "server"

@@ -1,22 +1,22 @@
 """What a server has to save is gathered into one group after the other, and replies wait for theirs."""
 
-from memoire import wire
-from memoire.journal import MOST_WAITING, Journal, RunFacts
-from memoire.ledger import Ledger
-from memoire.logbook import Logbook
-from memoire.models import make
+from memoire.accounting.journal import MOST_WAITING, Journal, RunFacts
+from memoire.accounting.ledger import Ledger
+from memoire.accounting.logbook import Logbook
+from memoire.models.model import make
+from memoire.wire import messages
 
 ME = b"m" * 16
 
 
 def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
     ledger, journal = Ledger(), Journal()
-    account = ledger.report(ME, 1, wire.Update(episodes=3), 0.0)
+    account = ledger.report(ME, 1, messages.Update(episodes=3), 0.0)
     journal.touch("run", account)
     journal.touch("run", account)
     ledger.rejected(account, "schema")
     group = journal.take()
-    ledger.report(ME, 2, wire.Update(episodes=5), 0.0)
+    ledger.report(ME, 2, messages.Update(episodes=5), 0.0)
     ledger.rejected(account, "schema")
     ((run, taken),) = group.accounts
     assert (run, taken.report.episodes, taken.rejected) == ("run", 3, {"schema": 1})
@@ -25,7 +25,7 @@ def test_what_changed_comes_once_and_as_it_was_when_it_was_taken():
 
 def test_an_account_is_saved_when_neither_it_nor_a_group_with_it_waits():
     ledger, journal = Ledger(), Journal()
-    account = ledger.report(ME, 1, wire.Update(steps=1), 0.0)
+    account = ledger.report(ME, 1, messages.Update(steps=1), 0.0)
     assert journal.is_saved("run", ME)
     journal.touch("run", account)
     assert not journal.is_saved("run", ME)
@@ -45,7 +45,7 @@ def test_of_runs_models_and_settings_the_newest_is_saved_and_of_lines_every_one(
         journal.run(RunFacts("run", finished=number == 2))
         journal.model("run", make("topic", b"body", number))
         journal.setting("name", str(number))
-        journal.lines("run", book.take(ME, [wire.Line(number=number, time=0.0, label=0, text="x")], 0, 0.0))
+        journal.lines("run", book.take(ME, [messages.Line(number=number, time=0.0, label=0, text="x")], 0, 0.0))
         journal.inherit("run", b"row")
     group = journal.take()
     assert group.runs == [RunFacts("run", finished=True)] and group.settings == {"name": "2"}

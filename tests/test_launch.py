@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import memoire
-from memoire.cluster import supervision
-from memoire.cluster.launch import Child, Launcher
-from memoire.cluster.tether import ABANDONED, LINE, Tether
 from memoire.errors import ChildDied, MemoireTimeout
+from memoire.nodes import restarts
+from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.tether import ABANDONED, LINE, Tether
 
 pytestmark = pytest.mark.processes
 
@@ -133,8 +133,8 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
 
 
 def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(supervision, "MOST_FAILED_STARTS", 2)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(restarts, "MOST_FAILED_STARTS", 2)
     said: list[str] = []
     with Launcher(say=said.append) as launcher:
         child = start(launcher, "ready", "wait")
@@ -249,7 +249,7 @@ def test_a_program_of_the_package_sees_the_arguments_that_it_was_given(launcher:
 
 PARENT = textwrap.dedent("""
     import json, sys
-    from memoire.cluster.launch import Launcher
+    from memoire.nodes.launcher import Launcher
     with Launcher() as launcher:
         children = [launcher.start(f"child-{n}", "launched_child", "ready", action) for n, action in enumerate(sys.argv[1:])]
         launcher.await_ready(children)
@@ -329,7 +329,7 @@ def test_a_report_that_nobody_takes_wakes_whoever_waits() -> None:
 
 HOLDER = textwrap.dedent("""
     import os, signal, time
-    from memoire.cluster.launch import Launcher
+    from memoire.nodes.launcher import Launcher
     launcher = Launcher()
     child = launcher.start("child-0", "launched_child", "ready", "wait")
     launcher.await_ready([child])

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memoire.account_store import MemoryAccounts
+from memoire.accounting.kept_accounts import MemoryAccounts
+from memoire.accounting.ledger import Account, Ledger, Window, Windows
 from memoire.errors import ProtocolError
-from memoire.ledger import Account, Ledger, Window, Windows
-from memoire.throttle import TokenBuckets
-from memoire.wire import MOST_RETURN, Ended, Line, Update
+from memoire.security.throttle import TokenBuckets
+from memoire.wire.messages import MOST_RETURN, Ended, Line, Update
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 

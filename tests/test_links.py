@@ -11,12 +11,14 @@ import pytest
 import zmq
 
 from history.ports import address, block
-from memoire import links, names, sockets, wire
-from memoire.channel import Channel
 from memoire.errors import EndpointError, MemoireTimeout
 from memoire.limits import Limits
-from memoire.names import Names
-from memoire.parameters import Parameters
+from memoire.net import link as links
+from memoire.net import resolver, sockets
+from memoire.net.channel import Channel
+from memoire.net.resolver import Names
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages
 from netkit import Cluster, KeepingContext, record, until
 from test_names import Book
 
@@ -355,7 +357,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
 
         return until(turned)
 
-    channel.ask(wire.Hello(role="actor"), answers.append)
+    channel.ask(messages.Hello(role="actor"), answers.append)
     turn(lambda: answering.socket.poll(0))  # it has the request, and takes it with it
     answering.close()
     turn(lambda: channel.is_down)
@@ -366,7 +368,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.AWAY_AFTER", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.proxy.proxy.AWAY_AFTER", 300.0)  # it does not wait for that
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
@@ -380,7 +382,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
     """Also caches and notices, which have no name of their own, go to the host that answered."""
     server = cluster.server(f"tcp://127.0.0.2:{block(3)}")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
-    monkeypatch.setattr(names, "_names", Names(book))
+    monkeypatch.setattr(resolver, "_names", Names(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
     assert client._channel.address == server.endpoint
     server.publish("policy", b"weights")
@@ -393,7 +395,7 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkey
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
     book.known["service"] = ["127.0.0.1"]
-    monkeypatch.setattr(names, "_names", Names(book, fresh=0.0))
+    monkeypatch.setattr(resolver, "_names", Names(book, fresh=0.0))
     client = cluster.client(f"tcp://service:{port}")
     client.update()
     book.known["service"] = ["127.0.0.2"]
@@ -415,7 +417,7 @@ def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, monkey
 )
 def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book, monkeypatch, endpoint, reason):
     book.hanging.add("dead")
-    monkeypatch.setattr(names, "_names", Names(book))
+    monkeypatch.setattr(resolver, "_names", Names(book))
     began = time.monotonic()
     with pytest.raises(MemoireTimeout) as caught:
         cluster.client(endpoint, timeout=0.3)
@@ -424,7 +426,7 @@ def test_a_name_that_leads_nowhere_is_an_error_within_the_timeout(cluster, book,
 
 
 def test_readers_say_what_is_wrong_with_a_name(cluster, book, monkeypatch):
-    monkeypatch.setattr(names, "_names", Names(book))
+    monkeypatch.setattr(resolver, "_names", Names(book))
     with pytest.raises(MemoireTimeout, match="'nobody' could not be resolved"):
         cluster.reader(["tcp://nobody:5560"], timeout=0.3)
 
@@ -433,7 +435,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
     server = cluster.server()
     front, back = address(), address()
     book.known["back"] = ["127.0.0.1"]
-    monkeypatch.setattr(names, "_names", Names(book))
+    monkeypatch.setattr(resolver, "_names", Names(book))
     proxying = threading.Thread(target=server.run_request_proxy, args=(front, back), daemon=True)
     proxying.start()
     server.add_request_worker(f"tcp://back:{back.rpartition(':')[2]}", bind=False)
@@ -444,7 +446,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
 
 
 def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 300.0)
+    monkeypatch.setattr("memoire.reader.reader.LEFT_OUT_AFTER", 300.0)
     servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
     for server in servers:
         client = cluster.client(server)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.logbook import Logbook, Outbox, cut, escape, format_line
-from memoire.wire import Line
+from memoire.accounting.logbook import Logbook, Outbox, cut, escape, format_line
+from memoire.wire.messages import Line
 
 ALICE, BOB = b"a" * 16, b"b" * 16
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from memoire.cluster.tokens import Tokens
+from memoire.security.tokens import Tokens
 from poolkit import Clock
 
-gate = pytest.importorskip("memoire.dashboard.gate", reason="starlette is not installed")
+gate = pytest.importorskip("memoire.dashboard.web.login_throttle", reason="starlette is not installed")
 Headers = pytest.importorskip("starlette.datastructures").Headers
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

@@ -21,9 +21,9 @@ from memoire.errors import (
     ParameterError,
     StaleEntry,
 )
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.schema import Schema
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
 
 SEVEN = Schema(
     {

@@ -7,13 +7,13 @@ import typing
 
 import pytest
 
-from memoire.client import ClientStats
-from memoire.figures import BOUNDS, Timing
-from memoire.proxy import ProxyStats
-from memoire.reader import ReaderStats
-from memoire.server import ServerStats
+from memoire.client.client import ClientStats
+from memoire.pool.freshness import BOUNDS, Timing
+from memoire.proxy.proxy import ProxyStats
+from memoire.reader.reader import ReaderStats
+from memoire.server.server import ServerStats
 
-metrics = pytest.importorskip("memoire.cluster.metrics", reason="prometheus-client is not installed")
+metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 
 
 def unequal(kind, count, name=""):

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.batch import Gathered
-from memoire.cluster.node import NodePages
-from memoire.figures import BOUNDS, Looks, Timings, recent, spread
-from memoire.wire import Ended
+from memoire.nodes.http import NodePages
+from memoire.pool.freshness import BOUNDS, Looks, Timings, recent, spread
+from memoire.replay.batch import Gathered
+from memoire.wire.messages import Ended
 from netkit import SCHEMA, record, until
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
-metrics = pytest.importorskip("memoire.cluster.metrics")
+metrics = pytest.importorskip("memoire.nodes.metrics")
 
 PROCESS = ("process_", "python_")
 
@@ -139,7 +139,7 @@ def test_labels_that_users_name_are_bounded():
 
 def test_the_catalogue_is_documented_line_by_line(request):
     text = (request.config.rootpath / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert metrics.tables() in text, "write docs/metrics.md anew: python -m memoire.cluster.metrics"
+    assert metrics.tables() in text, "write docs/metrics.md anew: python -m memoire.nodes.metrics"
 
 
 def test_names_are_those_of_prometheus():

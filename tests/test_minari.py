@@ -9,7 +9,7 @@ from minari.data_collector import EpisodeBuffer
 import memoire.minari
 from memoire import Buffer, Prioritized, Schema
 from memoire.errors import DataError, ParameterError
-from memoire.memory import Memory
+from memoire.replay.memory import Memory
 
 ABOUT = {
     "data_format": "hdf5", "description": "made by a test", "author": "memoire", "author_email": "a@b.c",

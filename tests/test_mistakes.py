@@ -11,10 +11,10 @@ import pytest
 
 import memoire
 from memoire import errors
-from memoire.cli import main
-from memoire.cluster import drain
+from memoire.cli import drain
+from memoire.cli.main import main
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, Cluster, record
 
 FLOATS = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int32, "reward": np.float32})
@@ -137,7 +137,7 @@ CONSTRUCTORS = [
     ("a capacity in floats", lambda: memoire.Buffer(FLOATS, 1e6), errors.ParameterError,
      "capacity must be a whole number from 1 to 2147483392, got 1000000.0. Nothing was changed."),
     ("a sampler's class", lambda: buffer(sampler=memoire.Prioritized), errors.WrongType,
-     "sampler must be one such as Prioritized(0.6) or Uniform(), got <class 'memoire.sampling.Prioritized'>. Nothing "
+     "sampler must be one such as Prioritized(0.6) or Uniform(), got <class 'memoire.replay.sampling.Prioritized'>. Nothing "
      "was changed."),
     ("capacity and schema swapped", lambda: memoire.Buffer(100, FLOATS), errors.WrongType,
      "schema must be a memoire.Schema, got int. Make one: memoire.Schema({...}), or memoire.Schema.from_env(env)."),
@@ -338,7 +338,7 @@ def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kin
     ("call", "kind", "said"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
 )
 def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, monkeypatch):
-    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 0.3)
+    monkeypatch.setattr("memoire.reader.reader.LEFT_OUT_AFTER", 0.3)
     names = ((world.dead, "DEAD"), (world.server.push_endpoint, "PUSH"), (world.server.endpoint, "SERVER"))
     check(lambda: call(world), kind, said, names)
 
@@ -361,7 +361,7 @@ def test_a_model_that_is_published_before_anybody_is_there_waits_for_the_first_s
 
 
 def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, monkeypatch):
-    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 0.3)
+    monkeypatch.setattr("memoire.reader.reader.LEFT_OUT_AFTER", 0.3)
     leaving, heir = world.cluster.server(name="leaving"), world.cluster.server(name="heir")
     client = world.cluster.client(leaving, limits=QUICK)
     record(client)

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from classic_help import templates
-from memoire import sockets
-from memoire.buffer import Buffer
-from memoire.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
-from memoire.client import MOST_ENDED, ModelHandle, Receiver
+from memoire.classic.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.client.client import MOST_ENDED, ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.server import Server
+from memoire.net import sockets
+from memoire.replay.buffer import Buffer
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.server.server import Server
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 
@@ -311,7 +311,7 @@ def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, cap
     began = time.monotonic()
     assert not any(client.log("does not wait again") for _ in range(int(DEADLINE)))
     assert time.monotonic() - began < DEADLINE
-    with caplog.at_level(logging.WARNING, "memoire.client"):
+    with caplog.at_level(logging.WARNING, "memoire.client.client"):
         assert not client.log("one more", 0.0)
     assert len([each for each in caplog.records if "log()" in each.getMessage()]) == 1  # once a minute is enough
     waiting, box = in_thread(client.log, "waited for", 20.0)
@@ -332,7 +332,7 @@ def test_a_drop_is_warned_of_with_what_to_look_at(cluster, caplog):
     server = cluster.server()
     client = cluster.client(server, limits=Limits(log_buffer_bytes=1000, log_timeout=0.0))
     server.close()
-    with caplog.at_level(logging.WARNING, "memoire.client"):
+    with caplog.at_level(logging.WARNING, "memoire.client.client"):
         while client.log("x" * 100):
             pass
     (record,) = caplog.records
@@ -411,7 +411,7 @@ HEAD = """
     import numpy as np
     import memoire
     from memoire import Server, Reader, Proxy, connect
-    from memoire.schema import Column, Schema
+    from memoire.replay.schema import Column, Schema
     from memoire.limits import Limits
     schema = Schema({"obs": Column(np.float32, (4,), "state")})
     quick = Limits(close_timeout=1.0)
@@ -508,7 +508,7 @@ def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_en
     script = """
         import numpy as np
         from memoire import Server, connect
-        from memoire.schema import Column, Schema
+        from memoire.replay.schema import Column, Schema
         server = Server("tcp://127.0.0.1:0", Schema({"obs": Column(np.float32, (4,), "state")}))
         server.set_logfile("log.txt")
         client = connect(server.endpoint)

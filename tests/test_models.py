@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.errors import ProtocolError
-from memoire.models import LEASE, SMALL_BYTES, Assembly, ModelStore, StaleVersion, make
+from memoire.models.model import LEASE, SMALL_BYTES, Assembly, ModelStore, StaleVersion, make
 
 
 def test_a_topic_counts_its_versions_and_keeps_the_published_type():

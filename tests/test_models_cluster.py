@@ -10,9 +10,10 @@ import pytest
 import zmq
 
 from history.ports import block
-from memoire import subscriptions, wire
 from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
+from memoire.models import topics
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, Cluster, in_thread, until
 
 NAMES = ["anna", "bert"]
@@ -45,14 +46,14 @@ def number_of(body):
 def count_fetches(server):
     """Bytes of bodies that a server hands out from now on, by version."""
     desk, served = server._desk, Counter()
-    answer = desk._answers[wire.Fetch]
+    answer = desk._answers[messages.Fetch]
 
     def counted(header, asked, payload):
         reply = answer(header, asked, payload)
         served[reply.body.version] += 0 if reply.payload is None else len(reply.payload)
         return reply
 
-    desk._answers[wire.Fetch] = counted
+    desk._answers[messages.Fetch] = counted
     return served
 
 
@@ -106,18 +107,18 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
 
 
 def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.HOLD", 0.2)
+    monkeypatch.setattr("memoire.proxy.proxy.HOLD", 0.2)
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
-    answer = server._desk._answers[wire.Fetch]
+    answer = server._desk._answers[messages.Fetch]
 
     def to_the_client_alone(header, asked, payload):
         if header.client != client.client_id:
             raise ProtocolError("busy", "not now")
         return answer(header, asked, payload)
 
-    monkeypatch.setitem(server._desk._answers, wire.Fetch, to_the_client_alone)
+    monkeypatch.setitem(server._desk._answers, messages.Fetch, to_the_client_alone)
     model, body = client.model("policy"), body_of(1)
     server.publish("policy", body)
     assert model.wait(100.0).body == body
@@ -251,14 +252,14 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
 
 
 def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
-    monkeypatch.setattr(subscriptions, "UNHEARD", 0.3)
+    monkeypatch.setattr(topics, "UNHEARD", 0.3)
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("policy")
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
     # As if there had been no room for it when the socket connected anew.
-    client._worker.post(lambda: client._sub.setsockopt(zmq.UNSUBSCRIBE, wire.topic_frame("policy")))
+    client._worker.post(lambda: client._sub.setsockopt(zmq.UNSUBSCRIBE, messages.topic_frame("policy")))
     count = 1
     while not client.stats().resubscribed:
         count += 1
@@ -301,7 +302,7 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     # What waited for it is bounded, whatever was published: it has skipped, and hears of the newest in the end.
     heard = []
     while stalled.poll(200):
-        heard.append(wire.parse_notice(stalled.recv_multipart()).body.version)
+        heard.append(messages.parse_notice(stalled.recv_multipart()).body.version)
     assert len(heard) < count
 
 

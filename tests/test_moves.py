@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from history.ports import block, held
-from memoire import accounts, names, reader, wire
-from memoire.accounts import ServerAccounts
-from memoire.cluster.drain import clients_here, drain, drain_above
-from memoire.cluster.roles import ServersFile
-from memoire.cluster.totals import lines
+from memoire.accounting import merge
+from memoire.accounting.merge import ServerAccounts
+from memoire.cli.drain import clients_here, drain, drain_above
+from memoire.cli.totals import lines
 from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError, ProtocolError, Refused
-from memoire.names import Names
+from memoire.net import resolver as names
+from memoire.net.resolver import Names
+from memoire.nodes.roles import ServersFile
+from memoire.reader import reader
+from memoire.wire import messages
 from netkit import QUICK, Cluster, in_thread, record, until
 
 
@@ -27,7 +30,7 @@ def cluster():
 
 def rows_of(*servers):
     """What these servers have counted, merged."""
-    return accounts.merge(*(server.accounts().rows for server in servers))
+    return merge.merge(*(server.accounts().rows for server in servers))
 
 
 def lines_of(*servers):
@@ -66,7 +69,7 @@ def check_exact(load, servers):
     logged = load.stop()
     until(lambda: not any(client.stats().in_flight_caches for client in load.clients))
     clients = [client.stats() for client in load.clients]
-    totals = accounts.totals_of(rows_of(*servers))
+    totals = merge.totals_of(rows_of(*servers))
     assert totals.episodes == sum(stats.episodes for stats in clients)
     assert totals.steps == sum(stats.steps for stats in clients)
     assert totals.returns_count == totals.episodes
@@ -124,7 +127,7 @@ def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (4, 4, 0)
     assert [server.total_caches for server in (first, second)] == [2, 2]
     assert [account.report.caches for server in (first, second) for account in server._desk.ledger] == [2, 2]
-    assert accounts.totals_of(rows_of(first, second)).accepted_caches == 4
+    assert merge.totals_of(rows_of(first, second)).accepted_caches == 4
 
 
 def test_a_list_of_servers_that_is_none_is_refused_and_changes_nothing(cluster):
@@ -170,14 +173,14 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
     with pytest.raises(MemoireTimeout):
         reader.totals(timeout=0.5)
     with pytest.raises(ParameterError, match="one of a, b"):
-        reader.ask({"nobody": wire.Ledger()})
+        reader.ask({"nobody": messages.Ledger()})
 
 
 def test_totals_of_more_clients_than_fit_a_message_are_whole(cluster):
     server = cluster.server(name="one")
     for number in range(2500):
         client = number.to_bytes(16, "little")
-        server._desk.ledger.report(client, 1, wire.Update(episodes=1, steps=number), now=1.0)
+        server._desk.ledger.report(client, 1, messages.Update(episodes=1, steps=number), now=1.0)
     reader = cluster.reader([server])
     totals = reader.totals().totals
     assert (totals.clients, totals.episodes, totals.steps) == (2500, 2500, 2500 * 2499 // 2)
@@ -263,7 +266,7 @@ def test_which_servers_to_drain_has_to_be_said(template, keep, words):
 
 def test_a_silent_name_server_ends_a_drain_before_anything_is_changed(monkeypatch):
     silent = threading.Event()
-    monkeypatch.setattr("memoire.cluster.drain.LOOKUP_TIMEOUT", 0.1)
+    monkeypatch.setattr("memoire.cli.drain.LOOKUP_TIMEOUT", 0.1)
     asked = Names(lambda host: silent.wait(100.0) and [])
     with pytest.raises(MemoireTimeout, match="no address of s-1.test from the name server.*Nothing was drained"):
         drain_above("tcp://s-{n}.test:5560", 1, known=asked)
@@ -314,12 +317,12 @@ def test_a_drain_needs_one_server_and_another(cluster):
 
 
 def test_a_client_that_is_silent_or_elsewhere_no_longer_holds_a_drain_up():
-    home, other = wire.name_hash("a"), wire.name_hash("b")
-    rows = np.zeros(5, wire.ACCOUNT)
+    home, other = messages.name_hash("a"), messages.name_hash("b")
+    rows = np.zeros(5, messages.ACCOUNT)
     rows["client"][:, 0] = range(5)
     rows["home"], rows["steps"], rows["last_seen"] = home, 10, 998.0
     rows["last_seen"][0] = 980.0  # silent
-    rows["flags"][1] = accounts.GONE
+    rows["flags"][1] = merge.GONE
     rows["last_seen"][4] = 999.9  # was heard just now
     theirs = rows[[2, 3, 4]].copy()
     theirs["home"], theirs["steps"], theirs["last_seen"] = other, [10, 9, 10], 7.0
@@ -365,9 +368,9 @@ def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, i
     reader = cluster.reader([cluster.proxy(servers)] if is_behind_a_proxy else servers)
     until(lambda: len(reader.servers) == 2)
     channel = reader._links[0].channel
-    other, ahead = sorted(servers, key=lambda server: wire.name_hash(server.name) == channel.home)
+    other, ahead = sorted(servers, key=lambda server: messages.name_hash(server.name) == channel.home)
     ahead.begin_run("next")  # as a call does that one server did not answer in time
-    until(lambda: channel.run == wire.name_hash("next"))  # what it says of itself holds for all behind this address
+    until(lambda: channel.run == messages.name_hash("next"))  # what it says of itself holds for all behind this address
     reader.begin_run("next", timeout=100.0)
     assert [server.run for server in servers] == ["next", "next"]
     other.begin_run("another")
@@ -401,7 +404,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.HEARTBEAT", 300.0)  # they do not wait for that
+    monkeypatch.setattr("memoire.client.client.HEARTBEAT", 300.0)  # they do not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -491,7 +494,7 @@ def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster
 
 
 def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.HEARTBEAT", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.client.client.HEARTBEAT", 300.0)  # it does not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -554,7 +557,7 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
             raise ProtocolError("busy", "not now")
         return answer(header, body, payload)
 
-    monkeypatch.setitem(server._desk._answers, wire.Hello, hello)
+    monkeypatch.setitem(server._desk._answers, messages.Hello, hello)
     client.sync(timeout=100.0)
     record(client)
     client.update(100.0)
@@ -570,8 +573,8 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
 
     def reply(back, frames):
         sizes = [len(frame) for frame in frames]
-        told = wire.parse(frames[sizes.index(0) + 1 :]).body
-        if isinstance(told, wire.Welcome) and told.home_name == "b" and not is_over.is_set():
+        told = messages.parse(frames[sizes.index(0) + 1 :]).body
+        if isinstance(told, messages.Welcome) and told.home_name == "b" and not is_over.is_set():
             held.append(frames)
         else:
             hand_on(back, frames)
@@ -586,12 +589,12 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
     is_over.set()
     client.update(100.0)
     assert client.home == "b"
-    totals = accounts.totals_of(rows_of(*servers))
+    totals = merge.totals_of(rows_of(*servers))
     assert (totals.episodes, totals.returns_count) == (3, 3)
 
 
 def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.RETIRE", 60.0)
+    monkeypatch.setattr("memoire.proxy.proxy.RETIRE", 60.0)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers[:1])
     relay = cluster.proxy([proxy])

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from history import ports
-from memoire import cli
-from memoire.client import connect
+from memoire.cli import main
+from memoire.client.client import connect
 from memoire.limits import Limits
 from netkit import SCHEMA, record, until
 
@@ -70,7 +70,7 @@ def processes():
 
 def totals_at(capsys, *endpoints, status=0):
     """What `memoire totals` prints for a script."""
-    assert cli.main(["totals", "--json", *endpoints]) == status
+    assert main.main(["totals", "--json", *endpoints]) == status
     return json.loads(capsys.readouterr().out)
 
 
@@ -86,7 +86,7 @@ def test_totals_are_exact_over_kills_a_drain_and_a_changed_list(processes, tmp_p
     clients = [connect(proxy.endpoint, seed=seed, capacity=1000, limits=PATIENT, timeout=100.0) for seed in range(6)]
     try:
         act(clients)
-        assert cli.main(["drain", servers[0].endpoint, "--to", servers[1].endpoint]) == 0
+        assert main.main(["drain", servers[0].endpoint, "--to", servers[1].endpoint]) == 0
         assert "a may be stopped" in capsys.readouterr().out
         assert {client.home for client in clients} == {"b"}
         listed.write_text(servers[1].endpoint)

@@ -125,10 +125,10 @@ def test_what_tests_said_is_understood(tool, status, output, found, by):
 
 
 def test_the_page_counts_what_was_found(tool):
-    place = tool.Place("memoire/wire.py", "f", 3, "constant", "1", "2", 0, 1, "x = 1")
-    other = tool.Place("dashboard/api.py", "g", 4, "return", "x", "None", 0, 1, "return x")
-    hand = tool.Place("dashboard/api.py", "g", 4, "by hand", "x", "y", 0, 1, "A figure of two servers.")
-    same = tool.Place("dashboard/api.py", "g", 4, "boolean", "x", "not x", 0, 1, "if x:")
+    place = tool.Place("memoire/wire/messages.py", "f", 3, "constant", "1", "2", 0, 1, "x = 1")
+    other = tool.Place("dashboard/web/api.py", "g", 4, "return", "x", "None", 0, 1, "return x")
+    hand = tool.Place("dashboard/web/api.py", "g", 4, "by hand", "x", "y", 0, 1, "A figure of two servers.")
+    same = tool.Place("dashboard/web/api.py", "g", 4, "boolean", "x", "not x", 0, 1, "if x:")
     rows = {
         place.key: {"found": True, "by": "tests/t.py::a[x|y]"},
         other.key: {"found": False},
@@ -139,8 +139,8 @@ def test_the_page_counts_what_was_found(tool):
     states = {each.key: tool.state_of(each, rows, proofs) for each in all_of_them}
     text = tool.pages_text(7, all_of_them, states, rows, proofs)
     assert "**2 of 3 were found (66.7 %); 1 change nothing" in text
-    assert "| dashboard | 2 | 0 | 1 | 1 |" in text and "| constant | 1 | 1 | 0 | 0 |" in text
-    assert "* `dashboard/api.py` `g`, return: `x` became `None` in `return x`\n" in text
+    assert "| dashboard/web | 2 | 0 | 1 | 1 |" in text and "| constant | 1 | 1 | 0 | 0 |" in text
+    assert "* `dashboard/web/api.py` `g`, return: `x` became `None` in `return x`\n" in text
     assert "in `if x:`. It is never false.\n" in text
-    assert "| A figure of two servers. | `dashboard/api.py` | `b` |" in text
+    assert "| A figure of two servers. | `dashboard/web/api.py` | `b` |" in text
     assert tool.report(7, all_of_them, rows, proofs, None) == 1

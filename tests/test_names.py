@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from memoire import names
-from memoire.names import Names
+from memoire.net import resolver
+from memoire.net.resolver import Names
 from netkit import DEADLINE, until
 
 
@@ -89,7 +89,7 @@ def test_a_name_that_no_name_can_be_is_trouble_too():
 
 
 def test_what_is_remembered_is_bounded(book, monkeypatch):
-    monkeypatch.setattr(names, "MOST_KNOWN", 3)
+    monkeypatch.setattr(resolver, "MOST_KNOWN", 3)
     found = Names(book)
     for k in range(10):
         found.trouble(f"host{k}", 10.0)
@@ -98,17 +98,17 @@ def test_what_is_remembered_is_bounded(book, monkeypatch):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
 def test_addresses_are_told_from_names(host):
-    assert names.is_numeric(host)
-    assert not names.is_numeric("localhost") and not names.is_numeric("10.0.0.256")
+    assert resolver.is_numeric(host)
+    assert not resolver.is_numeric("localhost") and not resolver.is_numeric("10.0.0.256")
 
 
 def test_this_system_knows_its_own_name():
-    assert {"127.0.0.1", "::1"} & set(names.look_up("localhost"))
+    assert {"127.0.0.1", "::1"} & set(resolver.look_up("localhost"))
 
 
 def test_a_forked_child_looks_names_up_by_itself():
     """Whatever a thread of the parent was about to do with the lock: it does not go on in the child."""
-    shared = names.shared_names()
+    shared = resolver.shared_names()
     with shared._lock:
         child = os.fork()
         if child == 0:

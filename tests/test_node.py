@@ -21,15 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire import wire, worker
-from memoire.accounts import totals_of
-from memoire.cluster import node
-from memoire.cluster import pages as about
-from memoire.cluster.node import NodePages
-from memoire.cluster.tokens import MOST_WRONG, Guesses, Tokens
+from memoire.accounting.merge import totals_of
 from memoire.errors import EndpointError, InsecureWarning
-from memoire.security import write_cluster
-from memoire.server import ServerStats
+from memoire.net import thread as worker
+from memoire.nodes import http as node
+from memoire.nodes import pages as about
+from memoire.nodes.http import NodePages
+from memoire.security.keyfolder import write_cluster
+from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
+from memoire.server.server import ServerStats
+from memoire.wire import messages
 from netkit import DEADLINE, SCHEMA, record, until
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
@@ -118,7 +119,7 @@ def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, page
         record(client, episodes=2, length=20)
         client.update(100.0)
         told = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
-        rows = np.frombuffer(told["rows"], wire.ACCOUNT)
+        rows = np.frombuffer(told["rows"], messages.ACCOUNT)
         assert (told["name"], told["run"], told["epoch"], told["durable"]) == ("home", "r-1", server.epoch, False)
         assert totals_of(rows) == server.totals()
         assert rows["since"].tolist() == [server.epoch] and told["next"] == ""
@@ -384,7 +385,7 @@ def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
     """The thread that takes them need not wait for anything, but it comes by."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
         (puller,) = server._pullers
-        monkeypatch.setattr(memoire.sockets, "receive", lambda *_, **__: [b"no cache"])
+        monkeypatch.setattr(memoire.net.sockets, "receive", lambda *_, **__: [b"no cache"])
         puller.post(lambda: puller._turn({}))
         until(lambda: sum(server.stats().refused.values()))
         monkeypatch.setattr(puller.doors, "wait", lambda _: {})
@@ -461,7 +462,7 @@ def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, monkeypatch):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
         until(lambda: ask(pages, "/readyz")[0] == 200)
         server.close()
-        monkeypatch.setattr(memoire.proxy, "AWAY_AFTER", 0.2)
+        monkeypatch.setattr(memoire.proxy.proxy, "AWAY_AFTER", 0.2)
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert ask(pages, "/readyz")[2]["reasons"] == [f"away: none of {server.endpoint} answers"]
         assert ask(pages, "/livez")[0] == 200

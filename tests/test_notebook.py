@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 import memoire
 from memoire import Buffer, Prioritized, PrioritizedReplayBuffer, RankBased, Schema, Transition, Uniform
 from memoire.errors import EmptyMemory
-from memoire.memory import Memory
-from memoire.parameters import Parameters
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 ERRORS = np.array([0.1, 4.0, 1.0, 0.5, 2.0, 8.0, 0.25, 3.0])

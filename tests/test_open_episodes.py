@@ -126,7 +126,7 @@ def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
 
     inside, _ = in_thread(stay)
     assert entered.wait(DEADLINE)
-    with caplog.at_level(logging.WARNING, "memoire.client"):
+    with caplog.at_level(logging.WARNING, "memoire.client.client"):
         client.close(0.1)
     leave.set()
     inside.join(DEADLINE)

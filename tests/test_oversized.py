@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from memoire import sockets, wire
-from memoire.channel import Channel
 from memoire.errors import ParameterError, Refused
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.net import sockets
+from memoire.net.channel import Channel
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages
 from netkit import WIDE, Cluster, record, until
 
 
@@ -64,8 +65,8 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     channel = Channel(
         doors, cluster.context, server.endpoint, client=bytes(range(16)), limits=Limits(), rng=random.Random(1)
     )
-    channel.ask(wire.Feedback(), answers.append, payload=bytes((1 << 20) + 1))
-    channel.ask(wire.Hello(role="actor"), answers.append)
+    channel.ask(messages.Feedback(), answers.append, payload=bytes((1 << 20) + 1))
+    channel.ask(messages.Hello(role="actor"), answers.append)
 
     def answered():
         channel.turn(doors.wait(time.monotonic() + 0.01))
@@ -75,7 +76,7 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     assert isinstance(answers[0], Refused) and answers[0].code == "too_large"
     assert "FEEDBACK of 1048577 bytes was not sent; 1048576 are taken (request_bytes)" in str(answers[0])
     welcome = answers[1].body
-    assert isinstance(welcome, wire.Welcome) and channel.connections == 1
+    assert isinstance(welcome, messages.Welcome) and channel.connections == 1
     channel.learned(msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
     assert channel.longest == 1000
     doors.close()

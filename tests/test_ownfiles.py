@@ -6,9 +6,9 @@ import stat
 import pytest
 
 import memoire
-from memoire import ownfiles
-from memoire.dashboard.history import History
+from memoire.dashboard.collect.history import History
 from memoire.errors import StateForeign
+from memoire.storage import private_files
 from netkit import SCHEMA
 
 SHARED = stat.S_ISGID | 0o770
@@ -120,7 +120,7 @@ def test_drafts_do_not_follow_links(tmp_path):
 
 def test_append_and_create_refuse_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for opened in (ownfiles.append, ownfiles.create):
+    for opened in (private_files.append, private_files.create):
         with pytest.raises(OSError):
             opened(tmp_path / "link")
     assert not (tmp_path / "nowhere").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging import requirements, utils
 
-from memoire import security
+from memoire.security import keyfolder
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
@@ -59,7 +59,7 @@ def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
         ("tests/test_wire.py", b"", "does not belong here"),
         ("memoire/own.key", b"", "has the name of a secret"),
         ("memoire/state/state.db", b"", "what a run left behind"),
-        ("memoire/settings.py", security.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
+        ("memoire/settings.py", keyfolder.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
         ("memoire/settings.py", b"-----BEGIN EC PRIVATE KEY-----\n" + 64 * b"A", "holds a private key"),
         ("memoire/settings.py", b"AKIA" + 16 * b"A", "holds a key of a cloud"),
         ("memoire/settings.py", TOKEN.encode(), "holds a token of a forge"),
@@ -75,13 +75,13 @@ def test_what_does_not_belong_into_a_wheel_is_named(tmp_path, capsys, name, body
 def test_a_source_archive_has_what_git_knows_and_nothing_else(tmp_path):
     path = tmp_path / "memoire_rl-1.0.tar.gz"
     with tarfile.open(path, "w:gz") as made:
-        for name in ("PKG-INFO", "README.md", "dashboard/api.py", "memoire/dashboard/api.py", "notes.txt"):
+        for name in ("PKG-INFO", "README.md", "dashboard/web/api.py", "memoire/dashboard/web/api.py", "notes.txt"):
             info = tarfile.TarInfo(f"memoire_rl-1.0/{name}")
             made.addfile(info, io.BytesIO())
         link = tarfile.TarInfo("memoire_rl-1.0/README.md")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         made.addfile(link)
-    found = contents.faults(contents.files_of(path), {"README.md", "dashboard/api.py"})
+    found = contents.faults(contents.files_of(path), {"README.md", "dashboard/web/api.py"})
     assert found == ["notes.txt does not belong here", "README.md is no plain file"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import ParameterError
-from memoire.parameters import Parameters, reward_size
+from memoire.replay.parameters import Parameters, reward_size
 
 
 class Columns(dict):

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from memoire import cache, wire
 from memoire.errors import ParameterError, ProtocolError
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import Pool
+from memoire.pool.caches import Pool
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.wire import container, messages
 from netkit import SCHEMA, Cluster, entry, until
 from poolkit import name
 
@@ -32,7 +32,7 @@ def pool_of(clients):
         memory.add(0, entry(SCHEMA, step))
     memory.close(terminated=True)
     for number in range(1, clients + 1):
-        pool.add(name(number), 1, cache.check(cache.build(memory, 100, now=0.0), pool.layout))
+        pool.add(name(number), 1, container.check(container.build(memory, 100, now=0.0), pool.layout))
     return pool
 
 
@@ -65,11 +65,11 @@ def test_a_part_that_is_none_is_refused():
     for part in ((2, 2), (0, 0)):
         with pytest.raises(ValueError, match="part"):
             pool.reserve(name(100), 1, 0, part)
-    for kind in (wire.Type.SUMS, wire.Type.DRAW):
-        assert wire._decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
+    for kind in (messages.Type.SUMS, messages.Type.DRAW):
+        assert messages._decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
         for part, of in ((2, 2), (0, 0)):
             with pytest.raises(ProtocolError, match="of"):
-                wire._decode(kind, memoryview(msgspec.msgpack.encode({"part": part, "of": of})))
+                messages._decode(kind, memoryview(msgspec.msgpack.encode({"part": part, "of": of})))
 
 
 @pytest.mark.parametrize("wrong", [(2, 2), (-1, 2), (0, 0), (0,), 1, ("0", 2), (True, 2), (0, 1 << 32)])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire import cache, cli
-from memoire.cache import Kind
-from memoire.cluster import plan
+from memoire.cli import main, plan
 from memoire.errors import ParameterError
-from memoire.memory import Memory
+from memoire.replay.memory import Memory
+from memoire.wire import container as cache
+from memoire.wire.container import Kind
 
 STACKS = {"frame_stack": 3, "multi_step": 2}
 
@@ -118,17 +118,17 @@ def test_caches_held_at_a_server_are_within_what_it_is_said_to_hold():
 
 
 def test_the_command_prints_the_plan(capsys):
-    assert cli.main(["plan", "--state", "84x84", "--set", "frame_stack=4", "--actors", "3", "--network", "20"]) == 0
+    assert main.main(["plan", "--state", "84x84", "--set", "frame_stack=4", "--actors", "3", "--network", "20"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("load     3 actors, 50 steps a second each; 10 learners")
     assert "servers  " in text and "proxies  2" in text and "Gbit/s" in text
     assert (
-        cli.main(["plan", "--env", "CartPole-v1", "--storage", "episodes", "--embedded", "--model-bytes", "1e6"]) == 0
+        main.main(["plan", "--env", "CartPole-v1", "--storage", "episodes", "--embedded", "--model-bytes", "1e6"]) == 0
     )
     text = capsys.readouterr().out
     assert "one in each learner" in text and "models" in text
     described = schema().to_json()
-    assert cli.main(["plan", "--schema", described]) == 0
+    assert main.main(["plan", "--schema", described]) == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_command_prints_the_plan(capsys):
     ],
 )
 def test_what_cannot_be_planned_is_said(words, complaint, capsys):
-    assert cli.main(["plan", *words]) == 1
+    assert main.main(["plan", *words]) == 1
     assert complaint in capsys.readouterr().err
 
 

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import containers
-from memoire import cache
-from memoire.cache import Head, Kind, Part
 from memoire.errors import NotEnoughSamples
-from memoire.parameters import Parameters
-from memoire.pool import Pool, finish, plan
+from memoire.pool.caches import Pool, finish, plan
+from memoire.replay.parameters import Parameters
+from memoire.wire import container
+from memoire.wire.container import Head, Kind, Part
 from poolkit import PLAIN, SCHEMA, Clock, name
 
 
 def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:
     count = len(ages)
-    layout = cache.layout_of(SCHEMA, parameters)
+    layout = container.layout_of(SCHEMA, parameters)
     replace = {
         Part.NUMBER: np.arange(first, first + count),
         Part.WEIGHT: np.broadcast_to(np.asarray(weight, np.float64), count),
@@ -88,8 +88,8 @@ def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     assert rows["reserved"].sum() == 5
     made = plan([rows], 5, 0.3)
     assert made is not None
-    layout = cache.layout_of(SCHEMA, parameters, Kind.DRAWN)
-    drawn = cache.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
+    layout = container.layout_of(SCHEMA, parameters, Kind.DRAWN)
+    drawn = container.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
     assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
 
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire import _core, cache, wire
-from memoire.cache import Kind
-from memoire.episodes import EpisodePool
+from memoire import _core
 from memoire.errors import NotEnoughSamples
-from memoire.parameters import Parameters
-from memoire.pool import Pool, finish, plan
+from memoire.pool.caches import Pool, finish, plan
+from memoire.pool.episodes import EpisodePool
+from memoire.replay.parameters import Parameters
+from memoire.wire import container, messages
+from memoire.wire.container import Kind
 from poolkit import PLAIN, SCHEMA, Clock, name
 from test_pool import made
 from test_pool_limits import held
@@ -35,7 +36,7 @@ tables = st.lists(st.lists(row, max_size=5, unique_by=lambda said: said["client"
 
 
 def packed(said: list[dict[str, Any]]) -> Any:
-    rows = np.zeros(len(said), wire.CLIENT_SUMS)
+    rows = np.zeros(len(said), messages.CLIENT_SUMS)
     for at, each in enumerate(said):
         rows[at]["client"] = np.frombuffer(name(each["client"]), "<u8")
         for field in each.keys() - {"client"}:
@@ -103,11 +104,13 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
 
 
 def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:
-    counts = np.zeros(len(wanted), wire.CLIENT_COUNTS)
+    counts = np.zeros(len(wanted), messages.CLIENT_COUNTS)
     for at, (who, count) in enumerate(wanted.items()):
         counts[at]["client"], counts[at]["count"] = np.frombuffer(who, "<u8"), count
     payload = pool.draw_counts(reader, counts, now=1.0)
-    return None if payload is None else cache.check(payload, cache.layout_of(SCHEMA, pool.parameters, Kind.DRAWN))
+    return (
+        None if payload is None else container.check(payload, container.layout_of(SCHEMA, pool.parameters, Kind.DRAWN))
+    )
 
 
 walks = st.lists(
@@ -165,7 +168,7 @@ def test_a_batch_from_far_away_says_what_was_left_out():
     rows = pool.reserve(READERS[0], 100)
     chosen = plan([rows], 10, 0.5)
     assert chosen is not None
-    layout = cache.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    layout = container.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
     counts = {who["client"].tobytes(): int(who["count"]) for who in chosen.counts[0]}
     far = finish(chosen, [taken(pool, READERS[0], counts)], layout, PLAIN, 1, 1.0)
     pool.reserve(READERS[0], 0)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from memoire import sockets
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.net import sockets
+from memoire.replay.parameters import Parameters
 from netkit import Cluster, KeepingContext, record, until
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,7 @@ def context():
 
 
 def test_the_page_names_every_role_and_every_option():
-    source = (ROOT / "memoire" / "sockets.py").read_text(encoding="utf-8")
+    source = (ROOT / "memoire" / "net" / "sockets.py").read_text(encoding="utf-8")
     made = set(re.findall(r"^def (\w+)\(context: Context.*\) -> Socket:", source, re.M))
     assert made == set(ROLES) | {"authenticator"}  # which only ZeroMQ itself talks to, inside of the process
     options = set(re.findall(r"zmq\.([A-Z0-9_]+): ", source))

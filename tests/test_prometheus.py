@@ -15,14 +15,14 @@ import pytest
 
 import memoire
 from history.ports import block
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
 from netkit import SCHEMA, entry, until
 from test_monitoring import BOARDS, FOLDER, board, rules
 
-metrics = pytest.importorskip("memoire.cluster.metrics", reason="prometheus-client is not installed")
-serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
+metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
-shown = pytest.importorskip("memoire.dashboard.metrics")
+shown = pytest.importorskip("memoire.dashboard.web.metrics")
 
 pytestmark = [pytest.mark.browser]
 

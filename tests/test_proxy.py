@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from history.ports import address
-from memoire import wire
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.proxy import Lane, Proxy, rendezvous
+from memoire.proxy.proxy import Lane, Proxy, rendezvous
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(4)]
@@ -110,7 +110,7 @@ def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there
 
 @pytest.mark.parametrize("is_behind_proxy", [False, True])
 def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, monkeypatch, is_behind_proxy):
-    monkeypatch.setattr("memoire.channel.RENEW_AFTER", 0.3)
+    monkeypatch.setattr("memoire.net.channel.RENEW_AFTER", 0.3)
     stranger = cluster.context.socket(
         zmq.PULL
     )  # answers a DEALER's greeting with one that does not fit: ZeroMQ gives up
@@ -156,13 +156,13 @@ def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
         dealer = cluster.context.socket(zmq.DEALER)
         dealer.linger = 0
         dealer.connect(node.endpoint.replace("*", "127.0.0.1"))
-        dealer.send_multipart([b"", *wire.encode(wire.Hello(), client=b"c" * 16, sequence=1)])
+        dealer.send_multipart([b"", *messages.encode(messages.Hello(), client=b"c" * 16, sequence=1)])
         assert dealer.poll(30_000)
-        message = wire.parse(dealer.recv_multipart()[1:])
+        message = messages.parse(dealer.recv_multipart()[1:])
         told = message.body.endpoints
         assert (told.request, told.push, told.publish) == (node.endpoint, node.push_endpoint, node.pub_endpoint)
         assert set(message.body.servers) == set(NAMES[:2])
-        assert message.header.home == wire.name_hash(rendezvous(b"c" * 16, NAMES[:2]))
+        assert message.header.home == messages.name_hash(rendezvous(b"c" * 16, NAMES[:2]))
     assert relay.push_endpoint == f"ipc://{tmp_path}/r.push" and "front" in repr(proxy)
 
 
@@ -372,8 +372,8 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
         made.connect(place)
     dealer, pusher, subscriber = sockets
     rng = np.random.default_rng(0)
-    hello = wire.encode(wire.Hello(), client=b"g" * 16, sequence=1)[0]
-    cache = [bytes(frame) for frame in wire.encode(wire.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
+    hello = messages.encode(messages.Hello(), client=b"g" * 16, sequence=1)[0]
+    cache = [bytes(frame) for frame in messages.encode(messages.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
     for number in range(3000):
         flipped = bytearray(hello)
         flipped[rng.integers(len(flipped))] ^= 1 << int(rng.integers(8))
@@ -383,7 +383,7 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
             subscriber.setsockopt(zmq.SUBSCRIBE, rng.bytes(20))
     until(lambda: sum(proxy.stats().refused.values()) > 4000)
     assert proxy.stats().homeless > 0
-    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(wire.CODES)
+    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(messages.CODES)
     record(good)
     good.update(100.0)
     assert good.push_cache(100.0)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire.cluster.actor import Player
-from memoire.cluster.qlearning import Adam, DoubleQ, Network, Settings, act
+from memoire.rl.demo.actor import Player
+from memoire.rl.demo.qlearning import Adam, DoubleQ, Network, Settings, act
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
 

@@ -12,12 +12,12 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import memoire
-from memoire import dataset
 from memoire.errors import DataError, EntryError, ParameterError, SchemaError
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.ragged import Ragged
-from memoire.schema import Column, Schema, exact
+from memoire.replay import dataset
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.schema import Column, Schema, exact
 
 WIDTH = 7  # of the twin: no value is longer
 POINTS = Column(np.float32, (None, 3), "state")

@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 
 from memoire import Buffer, Greedy, Linear, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.memory import Memory
-from memoire.parameters import Parameters
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.buffer import Buffer
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.rate import PATIENCE, Balance, Limiter, check_batch
-from memoire.sampling import Prioritized
-from memoire.schema import Column, Schema
-from memoire.wire import NO_LIMIT, Band, Standing
+from memoire.reader.balance import Balance
+from memoire.replay.buffer import Buffer
+from memoire.replay.limiter import NO_LIMIT, PATIENCE, Limiter, OfAll, OfOne, check_batch
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Prioritized
+from memoire.replay.schema import Column, Schema
+from memoire.wire.messages import Band, Standing
 from poolkit import Clock
 
 numbers = itertools.count(1)
@@ -215,9 +216,9 @@ def test_a_reader_of_several_servers_says_how_it_stands_with_all():
     band = limiter(entries=0, samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
     band.reported(b"a" * 16, 0, next(numbers))
     band.reported(b"a" * 16, 30, next(numbers))
-    assert band.standing() == Standing(surplus=30.0, is_told=False, inserted=30, drawn=0, ratio=1.0, tolerance=50.0)
+    assert band.standing() == OfOne(surplus=30.0, is_told=False, inserted=30, drawn=0, ratio=1.0, tolerance=50.0)
     band.reported(b"a" * 16, 35, next(numbers))  # what the reader does not know yet
-    band.told(Band(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5, ratio=1.0, tolerance=50.0))
+    band.told(OfAll(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5, ratio=1.0, tolerance=50.0))
     assert (band.standing().surplus, band.standing().is_told) == (-40.0, True) and band.stats().entries == 7
     assert band.why_not_draw(11) and not band.why_not_draw(10)
     assert band.grant(b"a" * 16)[0] == 35 + 45  # half of the room of 90

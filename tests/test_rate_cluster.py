@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, NotEnoughSamples, ParameterError
-from memoire.parameters import Parameters
-from memoire.table import Table
+from memoire.pool.tables import Table
+from memoire.replay.parameters import Parameters
 from netkit import QUICK, SCHEMA, Cluster, in_thread, until
 
 

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from memoire import wire
 from memoire.errors import (
     Closed,
     EndpointError,
@@ -17,9 +16,10 @@ from memoire.errors import (
     SchemaMismatch,
 )
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.reader import _Remote
-from memoire.schema import Column, Schema
+from memoire.reader.reader import _Remote
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(3)]
@@ -145,14 +145,14 @@ def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
 
 def test_samples_of_a_draw_that_is_on_its_way_are_not_there_for_the_next_one():
     """A server says what it has before it has seen the newest draws; with reuse_cache these take nothing away."""
-    table, counts = np.zeros(3, wire.CLIENT_SUMS), np.zeros(2, wire.CLIENT_COUNTS)
+    table, counts = np.zeros(3, messages.CLIENT_SUMS), np.zeros(2, messages.CLIENT_COUNTS)
     table["client"][:, 0], table["reserved"], table["flags"] = [7, 8, 9], [20, 20, 4], [0, 1, 0]
     counts["client"][:, 0], counts["count"] = [9, 7], [6, 5]
     remote = _Remote("a", None)
     remote.open = {1: counts, 2: counts[1:]}
     remote.said(table, 0.0)
     assert remote.table["reserved"].tolist() == [10, 20, 0] and table["reserved"].tolist() == [20, 20, 4]
-    remote.open = {3: np.array([(np.array([8, 0], "<u8"), 3, 0)], wire.CLIENT_COUNTS)}
+    remote.open = {3: np.array([(np.array([8, 0], "<u8"), 3, 0)], messages.CLIENT_COUNTS)}
     remote.said(table, 0.0)
     assert remote.table["reserved"].tolist() == [20, 20, 4]
 
@@ -454,4 +454,4 @@ def test_a_reader_far_too_greedy_is_bounded_by_what_is_there(cluster):
     with pytest.raises(NotEnoughSamples):
         reader.get_batch(100_000, 0.3)
     assert len(reader.get_batch(100, 100.0)["ids"]) == 100
-    assert set(server.stats().refused) <= set(wire.CODES)
+    assert set(server.stats().refused) <= set(messages.CODES)

@@ -78,7 +78,7 @@ class Talker:
             self.client.push_cache(timeout=0.0)
             self.lines += self.client.log(f"line {self.lines}")
 
-    def end(self) -> memoire.client.ClientStats:
+    def end(self) -> memoire.client.client.ClientStats:
         """Stop, and have everything acknowledged."""
         self._stopping.set()
         self._thread.join()
@@ -194,9 +194,9 @@ def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: P
 
 
 PATIENT = """
-import sys, memoire.cli, memoire.server
-memoire.server.UNTOLD = 300.0  # it does not matter how long ago the client was heard
-sys.exit(memoire.cli.main(sys.argv[1:]))
+import sys, memoire.cli.main, memoire.server.server
+memoire.server.server.UNTOLD = 300.0  # it does not matter how long ago the client was heard
+sys.exit(memoire.cli.main.main(sys.argv[1:]))
 """
 LISTENER = """
 import sys, time, memoire

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from memoire.parameters import Parameters
+from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, in_thread, record, until
 
 OTHER = 777

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.cluster import doctor, roundtrip
+from memoire.cli import doctor, roundtrip
 from memoire.errors import ParameterError
-from memoire.pool import Pool
-from memoire.table import ROUNDTRIP, Table, Tables
+from memoire.pool.caches import Pool
+from memoire.pool.tables import ROUNDTRIP, Table, Tables
 from netkit import Cluster
 
 SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
@@ -78,18 +78,18 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
 
 def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
-    monkeypatch.setattr("memoire.cluster.roundtrip._draw", lambda *_: [(0, 17)])
+    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: [(0, 17)])
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
     assert "what was drawn is not what was pushed" in said
-    monkeypatch.setattr("memoire.cluster.roundtrip._draw", lambda *_: [])
+    monkeypatch.setattr("memoire.cli.roundtrip._draw", lambda *_: [])
     status, said = examine(server.endpoint)
     assert "it was not drawn within 100 s" in said
 
 
 def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
-    monkeypatch.setattr("memoire.cluster.roundtrip.ROUNDTRIP", "no such table")
+    monkeypatch.setattr("memoire.cli.roundtrip.ROUNDTRIP", "no such table")
     status, said = examine(server.endpoint)
     assert status == doctor.REFUSED
     assert "has no table 'no such table'" in said

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from memoire.errors import ParameterError
-from memoire.parameters import Parameters
-from memoire.sampling import Prioritized, Uniform, importance
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Prioritized, Uniform, importance
 
 chances = arrays(np.float64, st.integers(1, 20), elements=st.floats(1e-9, 1.0))
 

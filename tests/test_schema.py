@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memoire.errors import MemoireError, SchemaError
-from memoire.schema import Column, Schema
+from memoire.replay.schema import Column, Schema
 
 SEVEN = {
     "state": (np.float32, (4,)),
@@ -260,7 +260,7 @@ def test_the_wire_form_never_changes() -> None:
 
 
 def test_fingerprints_are_equal_in_another_process() -> None:
-    code = "import sys; from memoire.schema import Schema; print(Schema.from_json(sys.stdin.read()).fingerprint)"
+    code = "import sys; from memoire.replay.schema import Schema; print(Schema.from_json(sys.stdin.read()).fingerprint)"
     schema = Schema(NESTED)
     found = subprocess.run(
         [sys.executable, "-c", code], input=schema.to_json(), capture_output=True, text=True, timeout=100, check=True

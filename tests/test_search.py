@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memoire
-from memoire.cluster.node import NodePages
+from memoire.accounting.logbook import escape
 from memoire.errors import ParameterError
-from memoire.logbook import escape
+from memoire.nodes.http import NodePages
 from netkit import QUICK, SCHEMA, until
 
 TEXTS = ["begins", "Begins again", "100% of it_all", "Ünder way", "line\nbreak", "a\\b", "ends", "BEGINS"]

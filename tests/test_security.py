@@ -7,15 +7,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memoire import cli, security, wire
+from memoire.cli import main
 from memoire.errors import KeyFileError, ProtocolError
-from memoire.security import Keys, Peer
-from memoire.table import ROUNDTRIP
+from memoire.pool.tables import ROUNDTRIP
+from memoire.security import keyfolder
+from memoire.security.keyfolder import Keys, Peer
+from memoire.wire import messages
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    security.write_cluster(tmp_path / "keys")
+    keyfolder.write_cluster(tmp_path / "keys")
     return tmp_path / "keys"
 
 
@@ -26,9 +28,9 @@ def read_again(keys):
 
 
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
-    for role in security.ROLES:
+    for role in keyfolder.ROLES:
         keys = Keys(cluster, role)
-        assert keys.folder == cluster / role and keys.own.peer == Peer(role, security.plural(role))
+        assert keys.folder == cluster / role and keys.own.peer == Peer(role, keyfolder.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy"}
         assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
@@ -38,10 +40,10 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
 
 
 def test_a_key_survives_its_text_and_never_shows_its_secret_half():
-    key = security.make("learner", "team-b")
-    (back,) = security.read_blocks(key.text(secret=True).encode())
+    key = keyfolder.make("learner", "team-b")
+    (back,) = keyfolder.read_blocks(key.text(secret=True).encode())
     assert back == key and back.secret == key.secret
-    (public,) = security.read_blocks(key.text().encode())
+    (public,) = keyfolder.read_blocks(key.text().encode())
     assert public.public == key.public and public.secret is None and public.fingerprint == key.fingerprint
     assert key.secret.hex() not in repr(key).replace("\\x", "") and repr(key.secret)[2:-1] not in repr(key)
 
@@ -64,10 +66,10 @@ def test_a_key_survives_its_text_and_never_shows_its_secret_half():
     ],
 )
 def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, words):
-    key = security.make("actor", "a1")
+    key = keyfolder.make("actor", "a1")
     text = key.text(secret=True)
     with pytest.raises(ValueError, match=words) as caught:
-        security.read_blocks(damage(text).encode())
+        keyfolder.read_blocks(damage(text).encode())
     assert text.splitlines()[-2][:12] not in str(caught.value)
 
 
@@ -78,7 +80,7 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, 
 )
 def test_any_bytes_are_keys_or_a_value_error(data):
     try:
-        security.read_blocks(data)
+        keyfolder.read_blocks(data)
     except ValueError:
         pass
 
@@ -88,16 +90,16 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 @example(security.passport(Peer("server", "a"))[:5] + bytes([len(security.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
-        peer = security.read_passport(data)
+        peer = keyfolder.read_passport(data)
     except ProtocolError as error:
         assert error.code == "passport"
     else:
-        assert security.passport(peer) == data
+        assert keyfolder.passport(peer) == data
 
 
 def test_a_passport_says_whose_a_message_is():
-    for role in security.ROLES:
-        assert security.read_passport(security.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
+    for role in keyfolder.ROLES:
+        assert keyfolder.read_passport(keyfolder.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
 def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
@@ -110,20 +112,20 @@ def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
     real = os.stat(own)
     root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
     monkeypatch.setattr(type(own), "stat", lambda *_, **__: root)
-    security._check_mode(own)
+    keyfolder._check_mode(own)
     monkeypatch.setattr(type(own), "stat", lambda *_, **__: other)
     with pytest.raises(KeyFileError, match="0440"):
-        security._check_mode(own)
+        keyfolder._check_mode(own)
 
 
 def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(cluster):
     keys = Keys(cluster / "server")
     assert not read_again(keys) and keys.changes == 0
-    one = security.make("actor", "team-b")
-    path = security.authorize(cluster / "server", one)
+    one = keyfolder.make("actor", "team-b")
+    path = keyfolder.authorize(cluster / "server", one)
     assert read_again(keys) and keys.peer(one.public) == one.peer
-    two = security.make("actor", "team-b")
-    assert security.authorize(cluster / "server", two) == path and security.authorize(cluster / "server", two) == path
+    two = keyfolder.make("actor", "team-b")
+    assert keyfolder.authorize(cluster / "server", two) == path and keyfolder.authorize(cluster / "server", two) == path
     assert read_again(keys) and keys.peer(one.public) == keys.peer(two.public) == one.peer
     path.write_text("nonsense")
     assert not read_again(keys) and str(path) in keys.trouble and keys.peer(one.public) is not None
@@ -133,10 +135,10 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
 
 
 def test_links_that_a_kubelet_swaps_are_followed(cluster, tmp_path):
-    first, second, mounted = security.make("actor", "a"), security.make("actor", "a"), tmp_path / "mounted"
+    first, second, mounted = keyfolder.make("actor", "a"), keyfolder.make("actor", "a"), tmp_path / "mounted"
     for number, key in enumerate((first, second)):
-        security.write_one(mounted / f"..{number}", security.make("server"))
-        security.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
+        keyfolder.write_one(mounted / f"..{number}", keyfolder.make("server"))
+        keyfolder.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
     (mounted / "..data").symlink_to("..0")
     for name in ("own.key", "own.pub", "authorized-actor.pub"):
         (mounted / name).symlink_to(f"..data/{name}")
@@ -156,7 +158,7 @@ def test_a_key_in_the_folder_of_another_role_lets_nobody_in(cluster):
 
 
 def test_a_secret_among_public_keys_is_refused(cluster):
-    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(security.make("actor").text(secret=True))
+    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(keyfolder.make("actor").text(secret=True))
     with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
         Keys(cluster / "server")
 
@@ -182,7 +184,7 @@ def test_keys_are_given_by_value_path_or_environment(cluster, monkeypatch):
 
 def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     keys = Keys(cluster / "server")
-    security.authorize(cluster / "server", security.make("reader", "extra"))
+    keyfolder.authorize(cluster / "server", keyfolder.make("reader", "extra"))
     keys._looked = 0.0
     found = []
     threads = [threading.Thread(target=lambda: found.append(keys.refresh())) for _ in range(8)]
@@ -194,28 +196,28 @@ def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
 
 
 def test_every_role_may_send_what_the_table_says_and_nothing_else():
-    requests = {wire.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "LEDGER"]}
-    leads = {wire.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
-    pushes = {wire.Type.CACHE, wire.Type.EPISODE}
+    requests = {messages.Type[name] for name in ["HELLO", "UPDATE", "FETCH", "SUMS", "DRAW", "LEDGER"]}
+    leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
+    pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
-        assert security.MAY[role] == requests | leads | pushes
-    assert not security.MAY["actor"] & (leads | {wire.Type.DRAW, wire.Type.SUMS})
-    assert not security.MAY["reader"] & (leads | pushes | {wire.Type.UPDATE})
-    for role in security.ROLES:
-        for kind in wire.Type:
-            if kind in security.MAY[role]:
+        assert keyfolder.MAY[role] == requests | leads | pushes
+    assert not keyfolder.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS})
+    assert not keyfolder.MAY["reader"] & (leads | pushes | {messages.Type.UPDATE})
+    for role in keyfolder.ROLES:
+        for kind in messages.Type:
+            if kind in keyfolder.MAY[role]:
                 Peer(role, "x").check(kind)
             else:
                 with pytest.raises(ProtocolError, match=f"'x' is an? {role}'s, which may not send {kind.name}"):
                     Peer(role, "x").check(kind)
-    security.OPEN.check(wire.Type.CONTROL)
+    keyfolder.OPEN.check(messages.Type.CONTROL)
 
 
 def test_a_key_may_not_call_itself_another_role():
     with pytest.raises(ProtocolError, match="an actor's, and was used by a reader"):
-        Peer("actor", "x").check_hello(wire.Hello(role="reader"))
+        Peer("actor", "x").check_hello(messages.Hello(role="reader"))
     for role, named in (("actor", "actor"), ("reader", "doctor"), ("learner", "reader"), ("proxy", "proxy"), ("", "x")):
-        Peer(role, "x").check_hello(wire.Hello(role=named))
+        Peer(role, "x").check_hello(messages.Hello(role=named))
 
 
 NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "king", "")
@@ -236,7 +238,7 @@ SENDS = {
     "learner": "HELLO FETCH LEDGER SUMS DRAW UPDATE CACHE EPISODE FEEDBACK PUBLISH CONTROL INHERIT TAKE_SNAPSHOT",
 }
 SENDS["server"] = SENDS["learner"]
-SENDS[""] = " ".join(kind.name for kind in wire.Type)
+SENDS[""] = " ".join(kind.name for kind in messages.Type)
 """What it may send; an actor may draw as well from the table in which `memoire doctor` tries."""
 
 
@@ -254,16 +256,16 @@ def test_every_pair_of_a_keys_role_and_a_name_is_taken_or_refused(role):
     for table, taken in (("", CALLED[role]), ("others", CALLED[role]), (ROUNDTRIP, CALLED[role])):
         taken = set(NAMES) if table == ROUNDTRIP and role == "actor" else taken
         for name in NAMES:
-            said = wire.Hello(role=name, table=table)
+            said = messages.Hello(role=name, table=table)
             assert is_refused(Peer(role, "x").check_hello, said) == (name not in taken), (table, name)
 
 
 @pytest.mark.parametrize("role", SENDS)
 def test_every_pair_of_a_role_and_a_message_is_taken_or_refused(role):
-    for table in (0, wire.table_number("others"), wire.table_number(ROUNDTRIP)):
-        tries = {"SUMS", "DRAW"} if role == "actor" and table == wire.table_number(ROUNDTRIP) else set()
+    for table in (0, messages.table_number("others"), messages.table_number(ROUNDTRIP)):
+        tries = {"SUMS", "DRAW"} if role == "actor" and table == messages.table_number(ROUNDTRIP) else set()
         taken = {*SENDS[role].split(), *tries}
-        for kind in wire.Type:
+        for kind in messages.Type:
             assert is_refused(Peer(role, "x").check, kind, table) == (kind.name not in taken), (table, kind.name)
 
 
@@ -272,48 +274,48 @@ def test_every_pair_of_a_role_and_a_message_is_taken_or_refused(role):
 
 def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_path, capsys):
     folder, extra = str(tmp_path / "keys"), str(tmp_path / "extra")
-    assert cli.main(["keys", "new", folder]) == 0
-    assert cli.main(["keys", "new", extra, "--role", "actor", "--name", "team-b", "--server", f"{folder}/proxy"]) == 0
-    assert cli.main(["keys", "authorize", folder, extra]) == 0
+    assert main.main(["keys", "new", folder]) == 0
+    assert main.main(["keys", "new", extra, "--role", "actor", "--name", "team-b", "--server", f"{folder}/proxy"]) == 0
+    assert main.main(["keys", "authorize", folder, extra]) == 0
     key = Keys(extra).own
     assert [Keys(f"{folder}/{role}").peer(key.public) for role in ("server", "proxy")] == [key.peer] * 2
     assert [each.role for each in Keys(extra).servers] == ["proxy"]
     capsys.readouterr()
-    assert cli.main(["keys", "list", folder]) == 0
+    assert main.main(["keys", "list", folder]) == 0
     shown = capsys.readouterr().out
     assert f"admits {key.fingerprint}  actor/team-b" in shown
-    for role in security.ROLES:
+    for role in keyfolder.ROLES:
         assert (tmp_path / "keys" / role / "own.key").read_text().splitlines()[5] not in shown
-    assert cli.main(["keys", "revoke", folder, key.fingerprint, "reader/readers"]) == 0
+    assert main.main(["keys", "revoke", folder, key.fingerprint, "reader/readers"]) == 0
     assert {each.role for each in Keys(f"{folder}/server").authorized.values()} == {
         "actor",
         "learner",
         "proxy",
         "server",
     }
-    assert cli.main(["keys", "revoke", folder, key.fingerprint]) == 1
+    assert main.main(["keys", "revoke", folder, key.fingerprint]) == 1
     assert "does not let in" in capsys.readouterr().err
 
 
 def test_keys_that_are_there_are_never_written_over(tmp_path, capsys):
     folder = str(tmp_path / "keys")
-    assert cli.main(["keys", "new", folder]) == 0
+    assert main.main(["keys", "new", folder]) == 0
     before = (tmp_path / "keys" / "server" / "own.key").read_bytes()
-    assert cli.main(["keys", "new", folder]) == 1
-    assert cli.main(["keys", "new", f"{folder}/server", "--role", "server"]) == 1
+    assert main.main(["keys", "new", folder]) == 1
+    assert main.main(["keys", "new", f"{folder}/server", "--role", "server"]) == 1
     assert "stays as it is" in capsys.readouterr().err
     assert (tmp_path / "keys" / "server" / "own.key").read_bytes() == before
 
 
 def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path, capsys):
     yaml = pytest.importorskip("yaml")
-    assert cli.main(["keys", "new", "--kubernetes", "ant"]) == 0
+    assert main.main(["keys", "new", "--kubernetes", "ant"]) == 0
     found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
-    assert set(found) == {f"ant-{role}" for role in security.ROLES}
+    assert set(found) == {f"ant-{role}" for role in keyfolder.ROLES}
     for name, secret in found.items():
         assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
         for path, text in secret["stringData"].items():
-            security.write_new(tmp_path / name / path, text)
+            keyfolder.write_new(tmp_path / name / path, text)
     assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 5
     assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
 
@@ -322,28 +324,28 @@ def mounted(text, where):
     """Folders with the files of these Secrets, as they are in Pods."""
     for secret in pytest.importorskip("yaml").safe_load_all(text):
         for path, content in secret["stringData"].items():
-            security.write_new(where / secret["metadata"]["name"] / path, content)
+            keyfolder.write_new(where / secret["metadata"]["name"] / path, content)
     return where
 
 
 def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_from_them(tmp_path, capsys):
     folder, new = str(tmp_path / "keys"), str(tmp_path / "new")
-    assert cli.main(["keys", "new", folder]) == 0
-    assert cli.main(["keys", "new", new, "--role", "actor", "--server", f"{folder}/actor"]) == 0
-    assert cli.main(["keys", "authorize", folder, new]) == 0
+    assert main.main(["keys", "new", folder]) == 0
+    assert main.main(["keys", "new", new, "--role", "actor", "--server", f"{folder}/actor"]) == 0
+    assert main.main(["keys", "authorize", folder, new]) == 0
     former, key = Keys(f"{folder}/actor").own, Keys(new).own
     capsys.readouterr()
-    assert cli.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
+    assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     there = mounted(capsys.readouterr().out, tmp_path / "both")
-    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in security.ROLES)
-    for role in security.ROLES:
+    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in keyfolder.ROLES)
+    for role in keyfolder.ROLES:
         own, exported = Keys(f"{folder}/{role}"), Keys(there / f"ant-{role}")
         assert own.own.text(secret=True) == exported.own.text(secret=True)
         assert (own.servers, own.authorized) == (exported.servers, exported.authorized)
     assert Keys(there / "ant-proxy").peer(key.public) == Keys(there / "ant-proxy").peer(former.public)
-    assert cli.main(["keys", "revoke", folder, key.fingerprint, "actor/actors"]) == 0
+    assert main.main(["keys", "revoke", folder, key.fingerprint, "actor/actors"]) == 0
     capsys.readouterr()
-    assert cli.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
+    assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     text = capsys.readouterr().out
     # The file stays, with nobody in it: applying a Secret takes away no key of it that stringData does not name.
     assert text.count("authorized-actor.pub: |\n    # nobody\n") == 2
@@ -351,14 +353,14 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
 
 
 def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsys):
-    assert cli.main(["keys", "new", str(tmp_path / "new"), "--role", "actor", "--name", "team-b"]) == 0
+    assert main.main(["keys", "new", str(tmp_path / "new"), "--role", "actor", "--name", "team-b"]) == 0
     capsys.readouterr()
-    assert cli.main(["keys", "export", str(tmp_path / "new"), "--kubernetes", "ant"]) == 0
+    assert main.main(["keys", "export", str(tmp_path / "new"), "--kubernetes", "ant"]) == 0
     found = mounted(capsys.readouterr().out, tmp_path / "made") / "ant-actor"
     assert Keys(found).own.name == "team-b"
-    assert cli.main(["keys", "export", str(tmp_path / "nowhere"), "--kubernetes", "ant"]) == 1
+    assert main.main(["keys", "export", str(tmp_path / "nowhere"), "--kubernetes", "ant"]) == 1
     assert "is no folder" in capsys.readouterr().err
 
 
 def test_the_command_line_knows_the_roles_of_keys():
-    assert cli.ROLES == security.ROLES
+    assert main.ROLES == keyfolder.ROLES

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from memoire import Buffer, Parameters, Prioritized, Schema, Uniform
 from memoire.errors import ParameterError
-from memoire.memory import Memory
-from memoire.schema import Column
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Column
 
 SCHEMA = Schema(
     {
@@ -168,7 +168,7 @@ def test_the_advantage_is_the_generalized_advantage_estimate():
     parameters = Parameters(discount_factor=gamma, mix_lambda=lam, priority_exponent=0.0, sequence_length=8)
     memory = Memory(SCHEMA, 64, parameters, seed=1)
     numbers = record(memory, 8, 5, "terminated")
-    from memoire.batch import Batch
+    from memoire.replay.batch import Batch
 
     gathered = memory.gather(numbers[:1])
     batch = Batch(SCHEMA, gathered, np.ones(1, np.float32), lambda ids, errors: None)

@@ -16,21 +16,14 @@ import pytest
 import zmq
 
 from history.ports import address
-from memoire import wire
-from memoire.client import Client, connect
-from memoire.errors import (
-    Closed,
-    EndpointError,
-    MemoireTimeout,
-    NotEnoughSamples,
-    ParameterError,
-    SchemaMismatch,
-)
-from memoire.ledger import Window
+from memoire.accounting.ledger import Window
+from memoire.client.client import Client, connect
+from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
-from memoire.sampling import Prioritized
-from memoire.schema import Column, Schema
-from memoire.server import Server
+from memoire.replay.sampling import Prioritized
+from memoire.replay.schema import Column, Schema
+from memoire.server.server import Server
+from memoire.wire import messages as wire
 from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, until
 
 
@@ -635,11 +628,11 @@ def test_wrong_arguments_are_refused(serve, context):
 
 def test_the_interpreter_ends_with_a_live_client_and_no_server():
     script = """
-        import memoire.server, memoire.client, numpy as np
-        from memoire.schema import Column, Schema
+        import memoire.server.server, memoire.client.client, numpy as np
+        from memoire.replay.schema import Column, Schema
         schema = Schema({"obs": Column(np.float32, (4,), "state")})
-        server = memoire.server.Server("tcp://127.0.0.1:0", schema)
-        client = memoire.client.connect(server.endpoint)
+        server = memoire.server.server.Server("tcp://127.0.0.1:0", schema)
+        client = memoire.client.client.connect(server.endpoint)
         client.model("policy")
         client.log("x")
         print("made")
@@ -652,11 +645,11 @@ def test_the_interpreter_ends_with_a_live_client_and_no_server():
 
 def test_sigterm_ends_a_waiting_learner(tmp_path):
     script = """
-        import memoire.server, numpy as np, signal, sys
-        from memoire.schema import Column, Schema
+        import memoire.server.server, numpy as np, signal, sys
+        from memoire.replay.schema import Column, Schema
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         schema = Schema({"obs": Column(np.float32, (4,), "state")})
-        with memoire.server.Server("tcp://127.0.0.1:0", schema) as server:
+        with memoire.server.server.Server("tcp://127.0.0.1:0", schema) as server:
             print("waiting", flush=True)
             for batch in server.batches(8, 100.0):
                 pass

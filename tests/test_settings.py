@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from memoire import cli
-from memoire.cluster import roles, settings
-from memoire.cluster.roles import read_parameters, schema_of
+from memoire.cli import main
 from memoire.errors import ParameterError
+from memoire.nodes import roles, settings
+from memoire.nodes.roles import read_parameters, schema_of
 from netkit import SCHEMA
 
 ROOT = Path(__file__).parent.parent
 
 
 def parsed(words, environment=None):
-    return settings.parse(*cli._parsers(), words, environment or {})
+    return settings.parse(*main._parsers(), words, environment or {})
 
 
 def written(folder, content, name="memoire.json"):
@@ -140,7 +140,7 @@ def test_a_wrong_variable_is_explained_by_its_name(variable, value, words):
 
 
 def test_a_toml_file_s_mistake_is_explained_with_its_line(tmp_path, capsys):
-    assert cli.main(["server", "--settings", written(tmp_path, "[server]\nenv = \n", "a.toml")]) == 1
+    assert main.main(["server", "--settings", written(tmp_path, "[server]\nenv = \n", "a.toml")]) == 1
     assert "Invalid value (at line 2, column 7)" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_what_is_required_may_come_from_anywhere_but_has_to_come(tmp_path, capsy
 def test_all_that_holds_is_shown_with_its_source(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MEMOIRE_NAME", "server-0")
     file = written(tmp_path, {"http": "*:8080", "server": {"schema": "s.json"}})
-    assert cli.main(["server", "--settings", file, "--show-settings", "--run", "r", "--env", "X"]) == 0
+    assert main.main(["server", "--settings", file, "--show-settings", "--run", "r", "--env", "X"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert f'http = "*:8080"  # {file}: http' in shown
     assert 'name = "server-0"  # $MEMOIRE_NAME' in shown
@@ -168,7 +168,7 @@ def test_other_commands_and_launched_processes_read_neither_file_nor_environment
     monkeypatch.setenv("MEMOIRE_TETHER", "0")
     monkeypatch.setenv("MEMOIRE_BYTE_LIMIT", "nonsense")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["server"])
+        main.main(["server"])
     assert ended.value.code == 2
 
 
@@ -192,7 +192,7 @@ def test_the_example_in_the_docs_is_one(tmp_path):
 
 def test_every_setting_has_a_flag_that_a_file_can_spell():
     for name in settings.COMMANDS:
-        for action in settings._settings(cli._parsers()[1][name]):
+        for action in settings._settings(main._parsers()[1][name]):
             assert isinstance(action, argparse._StoreAction | argparse._StoreTrueAction | argparse._AppendAction)
             assert not action.option_strings or action.option_strings[-1] == "--" + settings._key(action)
 

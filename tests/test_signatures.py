@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import memoire
-from memoire import cli
+from memoire.cli import main
 
 AGREED = Path(__file__).with_name("defaults.txt")
 WITH_TORCH = ("memoire.torch", "memoire.sb3")
@@ -81,7 +81,7 @@ def of_commands(parser, name):
 
 
 def defaults():
-    return sorted({*of_calls(), *of_messages(), *of_commands(cli.parser(), "memoire")})
+    return sorted({*of_calls(), *of_messages(), *of_commands(main.parser(), "memoire")})
 
 
 def test_who_says_nothing_gets_what_was_agreed():

@@ -10,14 +10,13 @@ import threading
 
 import pytest
 
-from memoire import cli
-from memoire.cluster import doctor
+from memoire.cli import doctor, main
 from netkit import until
 
-nodes = pytest.importorskip("memoire.dashboard.nodes")
-aggregator = pytest.importorskip("memoire.dashboard.aggregator")
-top = pytest.importorskip("memoire.dashboard.top")
-serving = pytest.importorskip("memoire.dashboard.serve", reason="fastapi is not installed")
+nodes = pytest.importorskip("memoire.dashboard.collect.nodes")
+aggregator = pytest.importorskip("memoire.dashboard.collect.aggregator")
+top = pytest.importorskip("memoire.dashboard.terminal.top")
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
 Settings = pytest.importorskip("memoire.dashboard.settings").Settings
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -120,9 +119,9 @@ def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(monk
     monkeypatch.setattr(aggregator, "TIMEOUT", 0.3)
     monkeypatch.setattr(top, "TIMEOUT", ENOUGH)  # for all nodes to answer, or to be given up
     with drip(*BODY) as node:
-        assert in_time(cli.main, ["logs", node.address, "--timeout", "0.3"]) == 1
+        assert in_time(main.main, ["logs", node.address, "--timeout", "0.3"]) == 1
         assert "/status?clients=no did not come as a whole within 0.3 s" in capsys.readouterr().err
-        assert in_time(cli.main, ["top", node.address, "--once"]) == 1
+        assert in_time(main.main, ["top", node.address, "--once"]) == 1
         assert "does not answer" in capsys.readouterr().err
 
 

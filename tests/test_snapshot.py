@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import mutations
-from memoire import _core, cache, dataset, snapshot, snapshotfile
-from memoire.episodes import EpisodePool
+from memoire import _core
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import KeptCache, KeptClient, Pool, plan
-from memoire.schema import Column, Schema
-from memoire.server import Server
-from memoire.snapshotfile import Record, SnapshotFile
+from memoire.pool.caches import KeptCache, KeptClient, Pool, plan
+from memoire.pool.episodes import EpisodePool
+from memoire.replay import dataset
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
+from memoire.server.server import Server
+from memoire.storage import snapshot, snapshot_file
+from memoire.storage.snapshot_file import Record, SnapshotFile
+from memoire.wire import container
 from poolkit import PLAIN, SCHEMA, name
 from test_pool import made, pool_of
 
@@ -41,8 +44,8 @@ def table(pool, title="default", storage="caches"):
 
 def save(path, *tables, server="home"):
     about = snapshot.about(tables, server=server, run="ant")
-    rows = np.empty(0, snapshot.wire.ACCOUNT)
-    return snapshotfile.write(path, about, snapshot.records(tables, "ant", False, rows))
+    rows = np.empty(0, snapshot.messages.ACCOUNT)
+    return snapshot_file.write(path, about, snapshot.records(tables, "ant", False, rows))
 
 
 def load(paths, *tables, **options):
@@ -186,8 +189,8 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
         if isinstance(kept, KeptClient):
             clients.append(kept.id)
             continue
-        held = cache.check(kept.payload, pool.layout)
-        seen.append((clients[-1], np.frombuffer(held.part(cache.Part.NUMBER), "<i8")[0]))
+        held = container.check(kept.payload, pool.layout)
+        seen.append((clients[-1], np.frombuffer(held.part(container.Part.NUMBER), "<i8")[0]))
         for i in range(3):  # everything that was held at the beginning is soon overwritten
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
         pool.limit(max(1, pool.stats().bytes * 3 // 4))
@@ -212,7 +215,9 @@ def test_a_walk_goes_on_behind_what_was_drawn_meanwhile():
     first = []
     for kept in pool.walk():
         if isinstance(kept, KeptCache):
-            first.append(int(np.frombuffer(cache.check(kept.payload, pool.layout).part(cache.Part.NUMBER), "<i8")[0]))
+            first.append(
+                int(np.frombuffer(container.check(kept.payload, pool.layout).part(container.Part.NUMBER), "<i8")[0])
+            )
             if len(first) == 1:
                 pool.get(15)
     assert first == [0, 15, 20, 25, 30, 35]
@@ -237,8 +242,8 @@ def test_caches_grow_older_in_a_file(tmp_path):
         pool.add(name(0), first, made(5, first=first))
         now[0] += 3.0
     about = snapshot.about([table(pool)], server="a", run="b", taken=1000.0)
-    rows = np.empty(0, snapshot.wire.ACCOUNT)
-    snapshotfile.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
+    rows = np.empty(0, snapshot.messages.ACCOUNT)
+    snapshot_file.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
     again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
     load([tmp_path / "a"], table(again), now=1010.0)
     assert [held.arrived for held in again._clients[name(0)].queued()] == [50.0 - 16.0, 50.0 - 13.0]
@@ -354,7 +359,7 @@ def test_episodes_of_states_of_any_length_come_back(tmp_path):
             np.testing.assert_array_equal(one.final_state["set"], other.final_state["set"])
     for payload in (b"x" * 100, b"\xff" * 1000):
         with pytest.raises(ProtocolError):
-            snapshot.unpack(snapshotfile.Episode(owner=b"", number=1, length=2), payload, schema)
+            snapshot.unpack(snapshot_file.Episode(owner=b"", number=1, length=2), payload, schema)
 
 
 def test_no_episode_is_held_twice(tmp_path):
@@ -395,9 +400,9 @@ def test_an_episode_that_cannot_be_is_refused():
         (record.body, record.payload[:-1]),
         (record.body, record.payload + b"x"),
         (record.body, bytes(broken)),
-        (snapshotfile.Episode(owner=b"", number=1, length=0), record.payload),
-        (snapshotfile.Episode(owner=b"", number=1, length=2**60), record.payload),
-        (snapshotfile.Episode(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
+        (snapshot_file.Episode(owner=b"", number=1, length=0), record.payload),
+        (snapshot_file.Episode(owner=b"", number=1, length=2**60), record.payload),
+        (snapshot_file.Episode(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
     ]:
         with pytest.raises(ProtocolError):
             snapshot.unpack(body, payload, STATES)
@@ -496,8 +501,8 @@ def test_other_files_are_refused_by_name(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=words):
             load([path], table(Pool(SCHEMA, PLAIN)))
-    head = snapshotfile._HEAD.pack(snapshotfile._MAGIC, 9, bytes(16))
-    path.write_bytes(head + snapshotfile._SUM.pack(_core.checksum(head)))
+    head = snapshot_file._HEAD.pack(snapshot_file._MAGIC, 9, bytes(16))
+    path.write_bytes(head + snapshot_file._SUM.pack(_core.checksum(head)))
     with pytest.raises(DataError, match="form 9, this version of memoire reads form 2"):
         snapshot.facts(path)
 
@@ -507,11 +512,11 @@ def test_what_fails_leaves_the_former_file_whole(tmp_path):
     before = of_two(path)
 
     def broken():
-        yield Record(snapshotfile.Client(id=name(1)))
+        yield Record(snapshot_file.Client(id=name(1)))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        snapshotfile.write(path, snapshot.about([table(pool_of([5]))], server="a", run="b"), broken())
+        snapshot_file.write(path, snapshot.about([table(pool_of([5]))], server="a", run="b"), broken())
     assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a"]
 
 

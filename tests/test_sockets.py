@@ -10,8 +10,8 @@ import time
 import pytest
 import zmq
 
-from memoire import sockets
 from memoire.errors import EndpointError, ParameterError
+from memoire.net import sockets
 from netkit import DEADLINE, KeepingContext
 
 
@@ -62,7 +62,7 @@ def test_memory_of_messages_is_kept_unless_the_environment_says_what_is():
     """Faults of a process that takes and frees four blocks of 12 MB at a time, as messages come and go."""
     source = """
 import resource
-from memoire import sockets
+from memoire.net import sockets
 sockets.shared_context().term()
 for turn in range(10):
     if turn == 5:

@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from memoire import Buffer, Column, Schema
 from memoire.errors import EntryError, EpisodeOver, EpisodeTorn, NotFinite, SchemaError
-from memoire.memory import Memory
-from memoire.starts import PROOF, PROOF_AT_ONCE, Starts
-from memoire.writer import Writer
+from memoire.replay.episode_starts import PROOF, PROOF_AT_ONCE, Starts
+from memoire.replay.memory import Memory
+from memoire.replay.writer import Writer
 
 # Environments that are stepped on
 
@@ -78,7 +78,7 @@ def test_a_forgotten_reset_is_refused_at_the_second_step_that_repeats_an_end(how
 def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
     env = GoesOn(5)
     buffer = buffer_for(env)
-    with caplog.at_level(logging.WARNING, "memoire.writer"), pytest.raises(EpisodeOver):
+    with caplog.at_level(logging.WARNING, "memoire.replay.writer"), pytest.raises(EpisodeOver):
         play(env, buffer.writer(env), 100, resets=False)
     assert len(buffer) == 5 * PROOF
     assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text

@@ -8,10 +8,10 @@ import sqlite3
 import pytest
 
 import mutations
+from memoire.accounting.logbook import Wanted
 from memoire.errors import StateCorrupt, StateForeign
-from memoire.logbook import Wanted
-from memoire.models import make
-from memoire.store import Store
+from memoire.models.model import make
+from memoire.storage.state_folder import Store
 from statekit import (
     CLIENTS,
     RUN,

@@ -11,8 +11,8 @@ import pytest
 
 from memoire.errors import StateLost, StateUnusable
 from memoire.limits import Limits
-from memoire.models import make
-from memoire.store import Store, check_file_system
+from memoire.models.model import make
+from memoire.storage.state_folder import Store, check_file_system
 from netkit import until
 from statekit import CLIENTS, Keeper, account, contents, filled, own_accounts, text_of_log
 

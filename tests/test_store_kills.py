@@ -11,9 +11,9 @@ import pytest
 
 import powerkit
 from memoire.limits import Limits
-from memoire.linelog import text_of
-from memoire.snapshotfile import Counts, End, SnapshotFile
-from memoire.store import Store
+from memoire.storage.rotating_log import text_of
+from memoire.storage.snapshot_file import Counts, End, SnapshotFile
+from memoire.storage.state_folder import Store
 from statekit import CLIENTS, RUN, folder_in_memory, lines_through, own_accounts, text_of_log
 from store_child import HITS, STEPS
 
@@ -101,7 +101,7 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, poin
 
 
 def test_every_point_of_the_store_is_tried():
-    sources = "".join(path.read_text() for path in (TESTS.parent / "memoire").glob("*.py"))
+    sources = "".join(path.read_text() for path in (TESTS.parent / "memoire").rglob("*.py"))
     assert set(re.findall(r'\b_?at\("([^"]+)"\)', sources)) == set(POINTS)
 
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.journal import Group, RunFacts
+from memoire.accounting.journal import Group, RunFacts
+from memoire.accounting.logbook import Entry, Wanted, escape
 from memoire.limits import Limits
-from memoire.logbook import Entry, Wanted, escape
-from memoire.models import make
-from memoire.store import Store
-from memoire.wire import Line
+from memoire.models.model import make
+from memoire.storage.state_folder import Store
+from memoire.wire.messages import Line
 from statekit import CLIENTS, account, folder_in_memory, inherited, own_accounts, rows, text_of_log
 
 LETTERS = "aAbB%_\\\n\0é€."

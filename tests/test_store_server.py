@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from memoire import server as server_module
+from memoire.accounting.logbook import Wanted
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
-from memoire.logbook import Wanted
-from memoire.store import Store
+from memoire.server import server as server_module
+from memoire.storage.state_folder import Store
 from netkit import QUICK, Cluster, until
 
 

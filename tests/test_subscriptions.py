@@ -5,11 +5,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire import subscriptions, wire
 from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.models import ModelStore, chunk_of
-from memoire.subscriptions import Topics
+from memoire.models import topics
+from memoire.models.model import ModelStore, chunk_of
+from memoire.models.topics import Topics
+from memoire.wire import messages
 
 HOME = 7
 """Stands for the hash of a server's name."""
@@ -37,7 +38,7 @@ class Node:
         )
 
     def fetch(self, topic, version, offset, size, finish):
-        self.asked.append((wire.Fetch(topic=topic, version=version, offset=offset, size=size), finish))
+        self.asked.append((messages.Fetch(topic=topic, version=version, offset=offset, size=size), finish))
 
     def hear(self, topic, wanted):
         self.heard.append((topic, wanted))
@@ -55,7 +56,7 @@ class Node:
         return body
 
     def notice(self, model, payload=None, home=HOME):
-        said = wire.Notice(
+        said = messages.Notice(
             topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
         )
         self.topics.noticed(said, payload, home)
@@ -72,8 +73,8 @@ class Node:
         payload = None if stretch is None else bytes(stretch)
         if damage and payload:
             payload = bytes([payload[0] ^ 1]) + payload[1:]
-        header = wire.encode(wire.Fetch(topic="t"), client=b"c" * 16)
-        finish(wire.parse(wire.reply(wire.parse(header).header, chunk, payload=payload)))
+        header = messages.encode(messages.Fetch(topic="t"), client=b"c" * 16)
+        finish(messages.parse(messages.reply(messages.parse(header).header, chunk, payload=payload)))
 
     def answer_all(self):
         while self.asked:
@@ -119,7 +120,7 @@ def test_where_chunks_are_slow_one_is_asked_for_at_a_time():
     node.answer()
     assert len(node.asked) == 3
     while node.asked:
-        node.now += subscriptions.QUICK
+        node.now += topics.QUICK
         node.answer()
         assert len(node.asked) <= 2
     assert node.newest.body == body
@@ -202,7 +203,7 @@ def test_the_queue_of_a_topic_is_bounded():
     node.publish()
     for _ in range(1000):
         node.publish(5, inline=True)
-    assert len(node.topics._topics["t"].queue) == subscriptions.MOST_QUEUED
+    assert len(node.topics._topics["t"].queue) == topics.MOST_QUEUED
     node.answer_all()
     assert node.newest.version == 1001
 
@@ -210,7 +211,7 @@ def test_the_queue_of_a_topic_is_bounded():
 def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node = following()
     node.publish()
-    node.now += subscriptions.STALL
+    node.now += topics.STALL
     node.topics.turn()
     assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: it goes on waiting
     late = node.asked.pop()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.cluster.supervision import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILED_STARTS, STEADY, Restarts
+from memoire.nodes.restarts import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILED_STARTS, STEADY, Restarts
 
 
 def worked(seconds: float = 0.0) -> Restarts:

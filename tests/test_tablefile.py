@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memoire.cluster.tablefile import read_tables
 from memoire.errors import ParameterError
-from memoire.table import Table
+from memoire.nodes.tables_file import read_tables
+from memoire.pool.tables import Table
 from netkit import SCHEMA
 
 

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire import cache, wire
-from memoire.batch import ID
-from memoire.buffer import Buffer
-from memoire.desk import Desk
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.mixed import MixedBatch
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.sampling import Prioritized, Uniform
-from memoire.schema import Column, Schema
-from memoire.table import Table, Tables, shared_out
+from memoire.pool.caches import Pool
+from memoire.pool.tables import Table, Tables, shared_out
+from memoire.replay.batch import ID
+from memoire.replay.buffer import Buffer
+from memoire.replay.memory import Memory
+from memoire.replay.mixing import MixedBatch
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Prioritized, Uniform
+from memoire.replay.schema import Column, Schema
+from memoire.server.dispatch import Desk
+from memoire.wire import container, messages
 from netkit import QUICK, SCHEMA, Cluster, entry, record, until
 from test_desk import Asker
 
@@ -183,8 +183,8 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
 
 
 def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.LEFT_OUT_AFTER", 0.5)
-    monkeypatch.setattr("memoire.reader.LOOK", 0.3)
+    monkeypatch.setattr("memoire.reader.reader.LEFT_OUT_AFTER", 0.5)
+    monkeypatch.setattr("memoire.reader.reader.LOOK", 0.3)
     tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
     servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]
     proxy = cluster.proxy(servers, limits=QUICK)
@@ -448,13 +448,15 @@ def built(schema):
     for step in range(20):
         memory.add(0, entry(schema, step))
     memory.close(terminated=True)
-    return cache.build(memory, now=0.0)
+    return container.build(memory, now=0.0)
 
 
 def pushed(desk, name, schema, client=b"m" * 16):
     payload = built(schema)
-    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": wire.table_number(name)}
-    message = wire.parse(wire.encode(wire.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
+    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": messages.table_number(name)}
+    message = messages.parse(
+        messages.encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts)
+    )
     return desk.arrived(message.header, message.body, message.payload)
 
 
@@ -466,7 +468,7 @@ def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
         assert error.value.code == code
     account = desk.ledger.find(b"m" * 16)
     assert (account.accepted_caches, account.rejected) == (1, {"table": 1, "schema": 2})
-    assert desk.refused == {"table": 1, "schema": 2} and account.table == wire.table_number("demo")
+    assert desk.refused == {"table": 1, "schema": 2} and account.table == messages.table_number("demo")
     assert [table.pool.stats().caches for table in desk.tables] == [0, 1]
     desk.ledger.check_invariants()
 
@@ -474,43 +476,48 @@ def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
 def test_requests_for_a_table_that_is_not_there_are_refused(desk):
     header = {"client": b"r" * 16, "table": 12345, "sequence": 1}
     ids = np.zeros(1, ID)
-    feedback = cache.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
+    feedback = container.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
     for body, payload in (
-        (wire.Update(), None),
-        (wire.Sums(), None),
-        (wire.Draw(), None),
-        (wire.Control(parameters={"cache_size": 3}), None),
-        (wire.Feedback(), feedback),
+        (messages.Update(), None),
+        (messages.Sums(), None),
+        (messages.Draw(), None),
+        (messages.Control(parameters={"cache_size": 3}), None),
+        (messages.Feedback(), feedback),
     ):
-        reply = desk.answer(wire.parse(wire.encode(body, payload=payload, **header))).body
+        reply = desk.answer(messages.parse(messages.encode(body, payload=payload, **header))).body
         assert reply.code == "table" and "12345" in reply.text
     assert desk.refused == {"table": 5} and len(desk.ledger) == 0
 
 
 def test_a_reader_that_means_another_schema_draws_nothing(desk):
-    header = {"client": b"r" * 16, "table": wire.table_number("demo"), "fingerprint": SCHEMA.fingerprint, "sequence": 1}
-    for body in (wire.Sums(), wire.Draw()):
-        assert desk.answer(wire.parse(wire.encode(body, **header))).body.code == "schema"
+    header = {
+        "client": b"r" * 16,
+        "table": messages.table_number("demo"),
+        "fingerprint": SCHEMA.fingerprint,
+        "sequence": 1,
+    }
+    for body in (messages.Sums(), messages.Draw()):
+        assert desk.answer(messages.parse(messages.encode(body, **header))).body.code == "schema"
 
 
 def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(desk):
     desk.grant(10_000)
     desk.tables["demo"].pool.limit(5000)
     for number in range(10):
-        Asker(desk, bytes([number + 1]) * 16).ask(wire.Hello(table="demo" if number < 5 else "online"))
+        Asker(desk, bytes([number + 1]) * 16).ask(messages.Hello(table="demo" if number < 5 else "online"))
     assert desk.credit(desk.tables["demo"]) == 1000 and desk.credit(desk.tables["online"]) == 10_000
-    Asker(desk, bytes([1]) * 16).ask(wire.Hello(table="online"))  # it belongs there from now on
+    Asker(desk, bytes([1]) * 16).ask(messages.Hello(table="online"))  # it belongs there from now on
     assert desk.credit(desk.tables["demo"]) == 1250
-    assert desk.ledger.present == {wire.table_number("demo"): 4, wire.table_number("online"): 6}
+    assert desk.ledger.present == {messages.table_number("demo"): 4, messages.table_number("online"): 6}
     desk.limits = Limits(on_way_bytes=20_000)
     assert desk.credit(desk.tables["online"]) == 2000
     desk.ledger.check_invariants()
 
 
 def test_numbers_of_tables_follow_from_their_names():
-    assert wire.table_number("default") == 0
-    assert len({wire.table_number(f"agent {number}") for number in range(256)}) == 256
-    assert wire.table_number("demo") == 0x79EFE15B
+    assert messages.table_number("default") == 0
+    assert len({messages.table_number(f"agent {number}") for number in range(256)}) == 256
+    assert messages.table_number("demo") == 0x79EFE15B
 
 
 # Mixed batches

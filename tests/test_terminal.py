@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from history.ports import block
-from memoire import cli
-from memoire.cluster.node import NodePages
-from memoire.dashboard import tail, top
-from memoire.dashboard.answers import (
+from memoire.accounting.ledger import Totals
+from memoire.cli import main
+from memoire.dashboard.collect.answers import (
     ActorRow,
     Actors,
     Forecast,
@@ -21,10 +20,11 @@ from memoire.dashboard.answers import (
     Overview,
     Rates,
     TableRow,
-)  # fmt: skip
-from memoire.dashboard.verdict import Verdict
+)
+from memoire.dashboard.collect.verdict import Verdict
+from memoire.dashboard.terminal import log_tail, top
 from memoire.errors import EndpointError, ParameterError
-from memoire.ledger import Totals
+from memoire.nodes.http import NodePages
 from netkit import Cluster, record, until
 
 TOKEN = "a-token-that-nobody-knows"
@@ -62,7 +62,7 @@ def urls(cluster):
 
 def lines_of(cluster, *arguments, capsys):
     """(exit status, lines, what was said on stderr) of `memoire logs`."""
-    status = cli.main(["logs", *urls(cluster), *arguments])
+    status = main.main(["logs", *urls(cluster), *arguments])
     out, err = capsys.readouterr()
     return status, out.splitlines(), err
 
@@ -101,13 +101,13 @@ def test_lines_are_searched(cluster, capsys):
 def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys, monkeypatch):
     _, everything, _ = lines_of(cluster, capsys=capsys)
     for size in (1, 2, 3):
-        monkeypatch.setattr(tail, "PAGE", size)
+        monkeypatch.setattr(log_tail, "PAGE", size)
         assert lines_of(cluster, capsys=capsys)[1] == everything
         assert lines_of(cluster, "--last", "7", capsys=capsys)[1] == everything[-7:]
 
 
 def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monkeypatch):
-    monkeypatch.setattr(tail, "PAGE", 1)  # those at the beginning are found on several pages
+    monkeypatch.setattr(log_tail, "PAGE", 1)  # those at the beginning are found on several pages
     heard, client = [], cluster.clients_there[0]
 
     def say(line):
@@ -124,7 +124,7 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monke
     speaker = threading.Thread(target=speak)
     speaker.start()
     with pytest.raises(KeyboardInterrupt):
-        tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, say=say)
+        log_tail.tail(urls(cluster), {}, follow=True, last=2, every=0.02, say=say)
     speaker.join()
     assert heard[2:] == ["a new line", "another", "the last of them"]
     assert len(heard) == 5
@@ -159,13 +159,13 @@ def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cl
         thread = threading.Thread(target=restart)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            tail.tail([pages.address], {}, follow=True, every=0.02, say=say, complain=lambda text: None)
+            log_tail.tail([pages.address], {}, follow=True, every=0.02, say=say, complain=lambda text: None)
         thread.join()
         assert heard == [*(f"before {number}" for number in range(5)), "afterwards"]
 
 
 def test_a_node_that_does_not_answer_is_said_and_the_others_lines_come(cluster, capsys):
-    status = cli.main(["logs", *urls(cluster), "http://127.0.0.1:1", "--last", "1"])
+    status = main.main(["logs", *urls(cluster), "http://127.0.0.1:1", "--last", "1"])
     out, err = capsys.readouterr()
     assert status == 3 and len(out.splitlines()) == 1
     assert err == "memoire: http://127.0.0.1:1 does not answer: Connection refused: its lines are missing\n"
@@ -186,25 +186,25 @@ def test_a_node_that_does_not_answer_is_said_and_the_others_lines_come(cluster, 
     ],
 )
 def test_what_cannot_be_shown_is_explained_in_a_line(arguments, words, capsys):
-    assert cli.main(arguments) == 1
+    assert main.main(arguments) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("memoire: ") and words in err and err.count("\n") == 1
 
 
 def test_a_run_that_no_server_knows_and_a_proxy_alone_are_explained(cluster):
     with pytest.raises(ParameterError, match="r-404"):
-        tail.tail(urls(cluster), {"run": "r-404"})
+        log_tail.tail(urls(cluster), {"run": "r-404"})
     with pytest.raises(EndpointError, match="is no server"):
-        tail.tail(urls(cluster)[2:], {})
+        log_tail.tail(urls(cluster)[2:], {})
 
 
 def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     with NodePages("127.0.0.1:0", cluster.servers_there[0], token=TOKEN) as pages:
-        assert cli.main(["logs", pages.url]) == 1
+        assert main.main(["logs", pages.url]) == 1
         assert "Authorization: Bearer TOKEN" in capsys.readouterr().err
-        assert cli.main(["logs", pages.url, "--token-file", str(path), "--last", "1"]) == 0
+        assert main.main(["logs", pages.url, "--token-file", str(path), "--last", "1"]) == 0
         assert LINE.fullmatch(capsys.readouterr().out.strip())
 
 
@@ -213,7 +213,7 @@ def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
 
 def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypatch):
     monkeypatch.setattr(top, "FIRST_RATES", 0.05)
-    assert cli.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
+    assert main.main(["top", *urls(cluster), "--once", "--expected-actors", "3"]) == 0
     out = capsys.readouterr().out
     assert "run 'r-1' (not finished), in memory" in out
     assert "notice: 1 of 3 actors are missing." in out
@@ -225,8 +225,10 @@ def test_one_look_shows_totals_tables_actors_and_nodes(cluster, capsys, monkeypa
 
 
 def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch):
-    monkeypatch.setattr("memoire.dashboard.nodes._look_up", lambda host, port: urls(cluster) if host == "nodes" else [])
-    monkeypatch.setattr("memoire.dashboard.nodes.Addresses._run", lambda self: None)  # that thread may be late
+    monkeypatch.setattr(
+        "memoire.dashboard.collect.nodes._look_up", lambda host, port: urls(cluster) if host == "nodes" else []
+    )
+    monkeypatch.setattr("memoire.dashboard.collect.nodes.Addresses._run", lambda self: None)  # that thread may be late
     assert top.top(["dns:nodes:8080"], once=True) == 0
     assert "server-1" in capsys.readouterr().out
 
@@ -234,7 +236,7 @@ def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch)
 def test_a_node_that_is_away_is_shown_and_said_by_the_exit_status(cluster, capsys, monkeypatch):
     monkeypatch.setattr(top, "FIRST_RATES", 0.05)
     free = f"http://127.0.0.1:{block(1)}"
-    assert cli.main(["top", *urls(cluster), free, "--once"]) == 3
+    assert main.main(["top", *urls(cluster), free, "--once"]) == 3
     assert f"bad: {free} does not answer." in capsys.readouterr().out
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import zmq
 
-from memoire.client import Client
+from memoire.client.client import Client
 from memoire.errors import Closed
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, Cluster, in_thread, record, until
 
 

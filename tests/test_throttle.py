@@ -5,10 +5,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire import wire
 from memoire.errors import MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.throttle import ConnectionClients, TokenBuckets
+from memoire.security.throttle import ConnectionClients, TokenBuckets
+from memoire.wire import messages
 from netkit import QUICK, Cluster, until
 
 FEW = Limits(connection_clients=3, connection_clients_rate=0.5)
@@ -60,8 +60,8 @@ class Stranger:
         self.socket.connect(endpoint)
 
     def ask(self, client, body, number=1, home=0):
-        self.socket.send_multipart([b"", *wire.encode(body, client=client, sequence=number, home=home)])
-        return wire.parse(self.socket.recv_multipart()[1:]).body
+        self.socket.send_multipart([b"", *messages.encode(body, client=client, sequence=number, home=home)])
+        return messages.parse(self.socket.recv_multipart()[1:]).body
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
     node = server if through == "server" else cluster.proxy([server], limits=FEW)
     stranger, other = Stranger(cluster, node.endpoint), Stranger(cluster, node.endpoint)
     names = [bytes([number]) * 16 for number in range(1, 6)]
-    said = [stranger.ask(name, wire.Hello(role="actor")) for name in names]
+    said = [stranger.ask(name, messages.Hello(role="actor")) for name in names]
     assert [getattr(each, "code", "") for each in said] == ["", "", "", "busy", "busy"]
     assert "connection_clients" in said[-1].text
-    home = wire.name_hash(server.name)
-    assert isinstance(stranger.ask(names[0], wire.Update(steps=1), 2, home), wire.Updated)
-    assert isinstance(other.ask(names[4], wire.Hello(role="actor")), wire.Welcome)
+    home = messages.name_hash(server.name)
+    assert isinstance(stranger.ask(names[0], messages.Update(steps=1), 2, home), messages.Updated)
+    assert isinstance(other.ask(names[4], messages.Hello(role="actor")), messages.Welcome)
     until(lambda: node.stats().refused.get("busy") == 2)
     other.socket.close()
     stranger.socket.close()
@@ -93,7 +93,7 @@ def test_a_proxy_brings_as_many_clients_as_come_to_it(cluster):
     proxy = cluster.proxy([server], limits=FEW)
     for number in range(1, 8):
         stranger = Stranger(cluster, proxy.endpoint)
-        assert isinstance(stranger.ask(bytes([number]) * 16, wire.Hello(role="actor")), wire.Welcome)
+        assert isinstance(stranger.ask(bytes([number]) * 16, messages.Hello(role="actor")), messages.Welcome)
         stranger.socket.close()
     assert server.stats().guests == 7 and "busy" not in server.stats().refused
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from memoire.cluster import tokens
-from memoire.cluster.tokens import MOST_WRONG, PENALTY, Guesses, Tokens, read_tokens
 from memoire.errors import ParameterError
+from memoire.security import tokens
+from memoire.security.tokens import MOST_WRONG, PENALTY, Guesses, Tokens, read_tokens
 from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

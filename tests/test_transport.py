@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 import memoire
-from memoire import sockets
+from memoire.net import sockets
 from netkit import QUICK, SCHEMA, record, until
 
 CONNECTIONS = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_store import Disk, MemoryStore
-from memoire import client as client_module
-from memoire import home_watch, untold, wire
-from memoire import server as server_module
+from memoire.client import client as client_module
+from memoire.client import home_watch, unreported
+from memoire.client.home_watch import AWAY_AFTER, HomeWatch
 from memoire.errors import MemoireTimeout, StateUnusable
-from memoire.home_watch import AWAY_AFTER, HomeWatch
 from memoire.limits import Limits
+from memoire.server import server as server_module
+from memoire.wire import messages
 from netkit import QUICK, Cluster, record, until
 
 RUN = "run"
@@ -111,7 +112,7 @@ def test_an_actor_that_has_told_everything_ends_without_a_word(cluster, caplog):
 
 
 def test_what_is_lost_after_the_end_of_a_run_is_no_warning(cluster, caplog):
-    caplog.set_level(logging.INFO, logger="memoire.client")
+    caplog.set_level(logging.INFO, logger="memoire.client.client")
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     server.finish()
@@ -200,16 +201,16 @@ def test_what_nobody_will_ever_take_stays_and_is_named(cluster, tmp_path, caplog
 def test_a_damaged_file_is_named_and_stays_and_the_client_works(cluster, tmp_path, caplog, damage):
     server = cluster.server(name="home")
     path = tmp_path / f"untold-{'07' * 16}.msgpack"
-    whole = untold.Untold(
+    whole = unreported.Untold(
         client=b"\7" * 16, label=1, table="default", home="home", steps=1, episodes=0, lines=0,
-        parts=[untold.Part(0, wire.tail_of(wire.Update(steps=1)))],
+        parts=[unreported.Part(0, messages.tail_of(messages.Update(steps=1)))],
     )  # fmt: skip
     if isinstance(damage, bytes):
         path.write_bytes(damage)
     elif damage == "link":
         path.symlink_to(tmp_path / "nowhere")
     else:
-        change = {"form": 9} if damage == "form" else {"parts": [untold.Part(0, b"\xc1")]}
+        change = {"form": 9} if damage == "form" else {"parts": [unreported.Part(0, b"\xc1")]}
         path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(whole, **change)))
     client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
     record(client)

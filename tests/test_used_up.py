@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire import cache
-from memoire.cache import Kind, Part
-from memoire.episodes import EpisodePool
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import finish, plan
+from memoire.pool.caches import finish, plan
+from memoire.pool.episodes import EpisodePool
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.wire import container
+from memoire.wire.container import Kind, Part
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 
@@ -67,15 +67,15 @@ def by_places(memory: Memory, count: int) -> tuple[Any, Any]:
 
 
 def by_cache(memory: Memory, count: int) -> tuple[Any, Any]:
-    layout = cache.layout_of(SCHEMA, memory.parameters)
-    held = cache.check(cache.build(memory, count, now=1.0), layout)
+    layout = container.layout_of(SCHEMA, memory.parameters)
+    held = container.check(container.build(memory, count, now=1.0), layout)
     weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), weights / held.total_weight * held.positives
 
 
 def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
-    layout = cache.layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
-    held = cache.check(cache.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
+    layout = container.layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
+    held = container.check(container.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
     chance, population = (np.frombuffer(held.part(part), "<f8") for part in (Part.CHANCE, Part.POPULATION))
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
 
@@ -117,8 +117,8 @@ def far_away(pool: EpisodePool, samples: int) -> Any:
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
     assert chosen is not None
-    layout = cache.layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
-    drawn = cache.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
+    layout = container.layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
+    drawn = container.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
     return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
 
 

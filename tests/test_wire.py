@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make_vectors
-from memoire import _core, wire
+from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.wire import messages
 
 VECTORS = Path(__file__).with_name("vectors")
 MESSAGES = make_vectors.messages()
@@ -25,9 +26,9 @@ NAMES = sorted(MESSAGES)
 def refused(frames: Any, limits: Limits | None = None) -> str:
     """The code with which frames are refused; "" when they are a message."""
     try:
-        wire.parse(frames, limits or Limits())
+        messages.parse(frames, limits or Limits())
     except ProtocolError as problem:
-        assert problem.code in wire.CODES
+        assert problem.code in messages.CODES
         return problem.code
     return ""
 
@@ -65,13 +66,13 @@ def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:
 
 
 def test_every_type_has_a_vector() -> None:
-    assert {BODIES[name][0].type for name in NAMES} == set(wire.Type) == set(wire.BODIES)
+    assert {BODIES[name][0].type for name in NAMES} == set(messages.Type) == set(messages.BODIES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
     told = json.loads((VECTORS / "vectors.json").read_text())["messages"][name]
-    message = wire.parse(golden(name))
+    message = messages.parse(golden(name))
     assert message.type.name == told["type"]
     assert message.header.client.hex() == told["header"]["client"]["hex"]
     for field in ("sequence", "run", "home", "table", "fingerprint"):
@@ -83,10 +84,10 @@ def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_message_encodes_to_its_bytes(name: str) -> None:
-    message = wire.parse(golden(name))
+    message = messages.parse(golden(name))
     head = message.header
-    assert wire.encode(message.body, payload=message.payload, **make_vectors.header_of(name)) == golden(name)
-    assert wire.reply(head, message.body, payload=message.payload) == golden(name)
+    assert messages.encode(message.body, payload=message.payload, **make_vectors.header_of(name)) == golden(name)
+    assert messages.reply(head, message.body, payload=message.payload) == golden(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,7 +141,7 @@ def test_absurd_tail_sizes_are_refused(name: str, size: int) -> None:
 
 def test_a_newer_version_is_refused_politely() -> None:
     with pytest.raises(ProtocolError, match="version 2 of the protocol; this node speaks 1. Upgrade the older"):
-        wire.parse(changed("hello", 4, b"\x02\x00"))
+        messages.parse(changed("hello", 4, b"\x02\x00"))
 
 
 @pytest.mark.parametrize(
@@ -191,19 +192,19 @@ def test_weights_that_are_not_finite_are_refused(field: str, number: float) -> N
 
 def test_fields_of_a_newer_node_are_ignored() -> None:
     tail = msgspec.msgpack.encode({"label": 7, "from_the_future": {"a": [1, 2.5, None, True]}})
-    assert wire.parse(with_tail("hello", tail)).body == wire.Hello(label=7)
+    assert messages.parse(with_tail("hello", tail)).body == messages.Hello(label=7)
 
 
 @pytest.mark.parametrize("field", ["total_weight", "minimum", "drawn_between"])
 def test_sums_that_are_not_finite_are_refused(field: str) -> None:
-    rows = np.zeros(2, wire.CLIENT_SUMS)
+    rows = np.zeros(2, messages.CLIENT_SUMS)
     rows[field][1] = np.nan
     assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": rows.tobytes()}))) == "tail"
 
 
 def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
     assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": b"x" * 63}))) == "tail"
-    twice = np.zeros(2, wire.CLIENT_COUNTS)
+    twice = np.zeros(2, messages.CLIENT_COUNTS)
     assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == "tail"
     twice["client"][1] = 5
     assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == ""
@@ -220,18 +221,18 @@ def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
 def test_a_payload_that_is_checked_later_is_handed_on_as_it_is() -> None:
     frames = golden("cache")
     frames[1] = bytes(len(frames[1]))
-    message = wire.parse(frames, verify_payload=False)
+    message = messages.parse(frames, verify_payload=False)
     assert message.payload is frames[1]
     assert refused(frames) == "payload"
-    header, tail = wire.parse_header(frames)
+    header, tail = messages.parse_header(frames)
     assert header == message.header
     assert bytes(tail) == frames[0][96:]
 
 
 def test_a_known_checksum_is_not_computed_again() -> None:
-    header = wire.parse(golden("cache")).header
+    header = messages.parse(golden("cache")).header
     body, payload = BODIES["cache"]
-    again = wire.encode(
+    again = messages.encode(
         body, payload=payload, payload_checksum=header.payload_checksum, **make_vectors.header_of("cache")
     )
     assert again == golden("cache")
@@ -239,15 +240,15 @@ def test_a_known_checksum_is_not_computed_again() -> None:
 
 def test_a_message_without_the_payload_it_needs_is_not_made() -> None:
     with pytest.raises(ValueError, match="CACHE needs a payload"):
-        wire.encode(wire.Cache())
+        messages.encode(messages.Cache())
     with pytest.raises(ValueError, match="HELLO has no payload"):
-        wire.encode(wire.Hello(), payload=b"x")
-    assert len(wire.encode(wire.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
+        messages.encode(messages.Hello(), payload=b"x")
+    assert len(messages.encode(messages.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
 
 
 def test_a_notice_comes_under_its_own_topic_only() -> None:
     frames = golden("notice")
-    assert wire.parse_notice([wire.topic_frame("policy"), *frames]).body == BODIES["notice"][0]
+    assert messages.parse_notice([messages.topic_frame("policy"), *frames]).body == BODIES["notice"][0]
     for topic, others, code in (
         (b"polic\0", frames, "topic"),
         (b"policy", frames, "topic"),
@@ -256,21 +257,21 @@ def test_a_notice_comes_under_its_own_topic_only() -> None:
         (b"policy\0", [], "frames"),
     ):
         with pytest.raises(ProtocolError) as problem:
-            wire.parse_notice([topic, *others])
+            messages.parse_notice([topic, *others])
         assert problem.value.code == code
     with pytest.raises(ProtocolError):
-        wire.parse_notice([])
+        messages.parse_notice([])
 
 
 def test_no_topic_is_a_prefix_of_another() -> None:
-    assert not wire.topic_frame("policy-2").startswith(wire.topic_frame("policy"))
+    assert not messages.topic_frame("policy-2").startswith(messages.topic_frame("policy"))
     with pytest.raises(ProtocolError):
-        wire.parse(with_tail("fetch", msgspec.msgpack.encode({"topic": "a\0b"})))
+        messages.parse(with_tail("fetch", msgspec.msgpack.encode({"topic": "a\0b"})))
 
 
 def test_names_become_words_that_are_never_zero() -> None:
-    assert wire.name_hash("ant-7") == wire.name_hash("ant-7") != wire.name_hash("ant-8")
-    assert 0 < wire.name_hash("") < 2**64
+    assert messages.name_hash("ant-7") == messages.name_hash("ant-7") != messages.name_hash("ant-8")
+    assert 0 < messages.name_hash("") < 2**64
 
 
 @given(st.lists(st.binary(max_size=300), max_size=3))
@@ -314,9 +315,9 @@ def test_tails_of_the_right_names_and_wrong_values_are_parsed_or_refused(name: s
 PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("number", list(wire.Type))
-def test_the_page_describes_every_message_and_field(number: wire.Type) -> None:
-    body = wire.BODIES[number]
+@pytest.mark.parametrize("number", list(messages.Type))
+def test_the_page_describes_every_message_and_field(number: messages.Type) -> None:
+    body = messages.BODIES[number]
     assert f"| {int(number)} | {number.name} |" in PAGE
     told = PAGE[PAGE.index(f"**{number.name}**") :].split("\n\n")[0]
     for field in msgspec.structs.fields(body):
@@ -324,9 +325,9 @@ def test_the_page_describes_every_message_and_field(number: wire.Type) -> None:
 
 
 def test_the_page_lists_every_code_and_row() -> None:
-    for code, meaning in wire.CODES.items():
+    for code, meaning in messages.CODES.items():
         assert f"| `{code}` | {meaning} |" in PAGE
-    assert f"`clients`, {wire.CLIENT_SUMS.itemsize} bytes a client" in PAGE
-    assert f"`counts`, {wire.CLIENT_COUNTS.itemsize} bytes a client" in PAGE
-    for field, (_, at) in wire.CLIENT_SUMS.fields.items():
+    assert f"`clients`, {messages.CLIENT_SUMS.itemsize} bytes a client" in PAGE
+    assert f"`counts`, {messages.CLIENT_COUNTS.itemsize} bytes a client" in PAGE
+    for field, (_, at) in messages.CLIENT_SUMS.fields.items():
         assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from memoire import wire
+from memoire.accounting.ledger import Ledger
 from memoire.errors import ParameterError, ProtocolError
-from memoire.learners import Learners
-from memoire.ledger import Ledger
 from memoire.limits import Limits
-from memoire.parameters import Parameters
+from memoire.replay.parameters import Parameters
+from memoire.server.learners import Learners
+from memoire.wire import messages
 from test_wire import BODIES, refused, with_tail
 
 MOST = 1.7976931348623157e308
@@ -161,11 +161,11 @@ PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "Standing":
           "Band": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
 """Where a part is found in a message."""
 VECTOR = {body.type.name: name for name, (body, _) in sorted(BODIES.items(), reverse=True)}
-PARTS = [wire.Standing, wire.Band, wire.Line, wire.Ended, wire.Endpoints]
+PARTS = [messages.Standing, messages.Band, messages.Line, messages.Ended, messages.Endpoints]
 
 
 def test_every_field_has_a_kind():
-    known = {f"{body.type.name}.{field}" for body in wire.BODIES.values() for field in body.__struct_fields__}
+    known = {f"{body.type.name}.{field}" for body in messages.BODIES.values() for field in body.__struct_fields__}
     known |= {f"{part.__name__}.{field}" for part in PARTS for field in part.__struct_fields__}
     said = [field for fields in FIELDS.values() for field in fields.split()]
     assert len(said) == len(set(said)) and known == {*said, *OTHERS.split()}
@@ -207,9 +207,9 @@ def test_a_part_is_below_the_number_of_parts(owner):
 # ---------------------------------------------------------------------------------------------- rows inside of tails
 
 ROWS = {
-    "sums": (wire.unpack_sums, wire.CLIENT_SUMS),
-    "counts": (wire.unpack_counts, wire.CLIENT_COUNTS),
-    "accounts": (wire.unpack_accounts, wire.ACCOUNT),
+    "sums": (messages.unpack_sums, messages.CLIENT_SUMS),
+    "counts": (messages.unpack_counts, messages.CLIENT_COUNTS),
+    "accounts": (messages.unpack_accounts, messages.ACCOUNT),
 }
 TIMES = ([0.0, -1.0, MOST], [math.nan, math.inf, -math.inf])
 BOUNDS = {
@@ -217,7 +217,7 @@ BOUNDS = {
                           ([0.0, 5e-324, MOST], [-5e-324, math.nan, math.inf, -math.inf])),
     "counts": {"zero": ([0], [1])},
     "accounts": {
-        **dict.fromkeys([name for name in wire.ACCOUNT.names if wire.ACCOUNT[name] == np.uint64],
+        **dict.fromkeys([name for name in messages.ACCOUNT.names if messages.ACCOUNT[name] == np.uint64],
                         ([0, 2**53 - 1], [2**53, 2**64 - 1])),
         "home": ([0, 2**64 - 1], []), "since": ([0, 2**63 - 1], [2**63]),
         "returns_sum": ([-1e300, 1e300], [after(1e300, math.inf), after(-1e300, -math.inf), math.nan, math.inf]),
@@ -247,9 +247,11 @@ def test_a_row_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(rows):
 @pytest.mark.parametrize("number", NUMBERLESS[:3])
 def test_a_number_that_the_wire_leaves_open_is_refused_where_it_is_read(number):
     refusals = {
-        "a client's scalar": lambda: Ledger().report(b"a" * 16, 1, wire.Update(steps=1, scalars={"a": number}), 1.0),
-        "a learner's scalar": lambda: Learners().met(bytes(16), wire.Hello(scalars={"a": number}), 1.0),
-        "a learner's figure": lambda: Learners().met(bytes(16), wire.Hello(figures={"a": number}), 1.0),
+        "a client's scalar": lambda: Ledger().report(
+            b"a" * 16, 1, messages.Update(steps=1, scalars={"a": number}), 1.0
+        ),
+        "a learner's scalar": lambda: Learners().met(bytes(16), messages.Hello(scalars={"a": number}), 1.0),
+        "a learner's figure": lambda: Learners().met(bytes(16), messages.Hello(figures={"a": number}), 1.0),
     }
     for what, refuse in refusals.items():
         with pytest.raises(ProtocolError) as caught:

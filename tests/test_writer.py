@@ -21,9 +21,9 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
-from memoire.memory import Memory
-from memoire.schema import Column, Schema
-from memoire.writer import AUTORESET, Writer, autoreset_mode, layout
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Column, Schema
+from memoire.replay.writer import AUTORESET, Writer, autoreset_mode, layout
 
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import MemoireError
-from memoire.memory import Memory
-from memoire.schema import Column, Schema
-from memoire.writer import Writer
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Column, Schema
+from memoire.replay.writer import Writer
 
 N = 3
 STATE = (2,)

@@ -11,7 +11,7 @@ chain of imports below a room: rooms on the ground floor import no other room.
 import argparse
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -70,19 +70,22 @@ def place(path: Path, root: Path) -> tuple[str, ...]:
     return parts[1:] if parts[0] == "memoire" else parts
 
 
-def imported(path: Path, root: Path) -> Iterator[tuple[str, ...]]:
-    """Dotted places below memoire that a file imports, wherever in it."""
-    package = ("memoire", *place(path, root)[:-1])
+def imports(path: Path, package: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Line and dotted name of everything that a file of this package imports, wherever in the file."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
+            yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = list(package[: len(package) + 1 - node.level]) if node.level else []
             base += node.module.split(".") if node.module else []
-            names = [[*base, alias.name] for alias in node.names]
-        else:
-            continue
-        yield from (tuple(name[1:]) for name in names if name[0] == "memoire" and len(name) > 1)
+            yield from ((node.lineno, [*base, alias.name]) for alias in node.names)
+
+
+def imported(path: Path, root: Path) -> Iterator[tuple[str, ...]]:
+    """Dotted places below memoire that a file imports, wherever in it."""
+    for _, name in imports(path, ("memoire", *place(path, root)[:-1])):
+        if name[0] == "memoire" and len(name) > 1:
+            yield tuple(name[1:])
 
 
 def rooms_of(root: Path) -> dict[str, Room]:
@@ -209,7 +212,7 @@ def boxes_of(rooms: dict[str, Room], floors: dict[str, int]) -> dict[str, Box]:
     for floor in range(max(floors.values()) + 1):
         rows.append([])
         for name in sorted(name for name in floors if floors[name] == floor):
-            width = max(44.0, 7.6 * len(name) + 14, rooms[name].lines / 30)
+            width = max(44.0, 7.6 * len(name) + 14, round(rooms[name].lines, -2) / 30)
             if sum(each + GAP for _, each in rows[-1]) + width > WIDTH - 2 * MARGIN - 50:
                 rows.append([])
             rows[-1].append((name, width))
@@ -254,7 +257,8 @@ def arrow(start: Box, end: Box) -> str:
 
 def drawn(room: Room, box: Box) -> list[str]:
     kind = "room" if room.files else "file"
-    words = f"{len(room.files)} files, {room.lines} lines" if room.files and box.width > 90 else f"{room.lines}"
+    size = f"{room.lines / 1000:.1f}k"  # so that few changes of the code make the drawing another one
+    words = f"{len(room.files)} files, {size} lines" if room.files and box.width > 90 else size
     return [
         f'<rect class="{kind}" x="{box.left:.0f}" y="{box.top:.0f}" width="{box.width:.0f}" height="{HEIGHT}" rx="4"/>',
         f'<text x="{box.middle:.0f}" y="{box.top + 17:.0f}">{escape(room.name)}{"/" if room.files else ""}</text>',

@@ -5,7 +5,7 @@ import io
 import pathlib
 import shlex
 
-from memoire import cli
+from memoire.cli import main
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
 PROMPT, INDENT = "    $ ", "    "
@@ -15,7 +15,7 @@ def printed(command):
     program, *words = shlex.split(command)
     assert program == "memoire"
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert cli.main(words) == 0, command
+        assert main.main(words) == 0, command
     return [INDENT + line for line in out.getvalue().splitlines()]
 
 

@@ -3,8 +3,8 @@
 import argparse
 import pathlib
 
-from memoire import cli
-from memoire.cluster import settings
+from memoire.cli import main
+from memoire.nodes import settings
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 BEGIN = "<!-- From here on written by tools/settings_docs.py. -->\n"
@@ -28,7 +28,7 @@ def row(command, action):
 
 
 def tables():
-    commands = cli._parsers()[1]
+    commands = main._parsers()[1]
     for name in settings.COMMANDS:
         yield f"\n## memoire {name}\n\n| key | variable | value | what it is |\n| --- | --- | --- | --- |\n"
         yield from (row(commands[name], action) + "\n" for action in settings._settings(commands[name]))

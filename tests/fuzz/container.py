@@ -1,4 +1,4 @@
-"""Containers: `cache.check` refuses them, or whatever is done with held samples goes well with what it took.
+"""Containers: `container.check` refuses them, or whatever is done with held samples goes well with what it took.
 
 1 byte   which kind of container is asked for; the rest is the payload
 """
@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 import make_vectors
-from memoire import cache, wire
-from memoire.batch import Gathered
-from memoire.cache import Kind
-from memoire.episodes import EpisodePool
 from memoire.errors import EmptyMemory, NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import Pool, Pooled, finish, plan
+from memoire.pool.caches import Pool, Pooled, finish, plan
+from memoire.pool.episodes import EpisodePool
+from memoire.replay.batch import Gathered
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.wire import container, messages
+from memoire.wire.container import Kind
 
 REACHED = {"cache", "drawn", "episode", "feedback", "container", "value", "index", "parameters", "schema"}
 LIMITS = Limits(message_bytes=1 << 20)
@@ -45,13 +45,13 @@ IN_PLACE = 0.8  # nearly every other length is wrong
 def seeds() -> list[bytes]:
     """The golden containers, and caches with packed frames."""
     made = [bytes([i]) + (VECTORS / f"{kind[0]}.payload").read_bytes() for i, kind in enumerate(KINDS)]
-    for compression in cache.codecs():
+    for compression in container.codecs():
         memory = Memory(make_vectors.SCHEMA, 64, WINDOWS.replace(cache_size=24, compression=compression), seed=0)
         memory.open()
         for step in range(40):
             memory.add(0, (np.full(2, step // 20, np.uint8), np.int32(step), np.float32(1.0)))
         memory.close()
-        made.append(b"\0" + cache.build(memory, now=1.0).tobytes())
+        made.append(b"\0" + container.build(memory, now=1.0).tobytes())
     return made
 
 
@@ -63,32 +63,32 @@ def one(data: bytes) -> str:
     payload = data[1:]
     uses = {Kind.CACHE: _use_cache, Kind.DRAWN: _use_drawn, Kind.EPISODE: _use_episode, Kind.FEEDBACK: _use_feedback}
     try:
-        cache.table(payload)
+        container.table(payload)
     except ProtocolError:
         pass  # it looks at sizes only: what it lets pass may still be refused below
     try:
         uses[kind](payload, schema, parameters)
     except ProtocolError as error:
-        assert error.code in wire.CODES and len(str(error)) < 1000
+        assert error.code in messages.CODES and len(str(error)) < 1000
         return error.code
     return kind.name.lower()
 
 
 def _use_cache(payload, schema, parameters):
     pool = Pool(schema, parameters, seed=0, byte_limit=1 << 21)
-    held = cache.check(payload, pool.layout, LIMITS)
+    held = container.check(payload, pool.layout, LIMITS)
     samples = held.samples
     pool.add(ME, 1, held)
     rows = pool.reserve(READER, samples)
-    assert len(wire.unpack_sums(rows.tobytes())) == 1
-    counts = np.zeros(1, wire.CLIENT_COUNTS)
+    assert len(messages.unpack_sums(rows.tobytes())) == 1
+    counts = np.zeros(1, messages.CLIENT_COUNTS)
     counts["client"], counts["count"] = rows["client"], samples // 2
     drawn = pool.draw_counts(READER, counts)
     made = plan([rows], 1, 0.5)
     if drawn is not None:  # what goes to a reader is what a reader takes
-        layout = cache.layout_of(schema, parameters, Kind.DRAWN)
+        layout = container.layout_of(schema, parameters, Kind.DRAWN)
         if made is not None:
-            _look_at(finish(made, [cache.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
+            _look_at(finish(made, [container.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
     pool.reserve(READER, 0)
     _look_at(pool.get(samples - samples // 2), samples - samples // 2)
     try:
@@ -110,10 +110,10 @@ def _look_at(pooled: Pooled, samples: int) -> None:
 
 
 def _use_drawn(payload, schema, parameters):
-    layout = cache.layout_of(schema, parameters, Kind.DRAWN)
-    held = cache.check(payload, layout, LIMITS)
-    owners = held.part(cache.Part.OWNERS)
-    rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), wire.CLIENT_SUMS)
+    layout = container.layout_of(schema, parameters, Kind.DRAWN)
+    held = container.check(payload, layout, LIMITS)
+    owners = held.part(container.Part.OWNERS)
+    rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), messages.CLIENT_SUMS)
     rows["client"] = np.unique(np.frombuffer(owners, "<u8").reshape(-1, 2), axis=0)
     rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
     made = plan([rows], 2, 0.5)
@@ -123,7 +123,7 @@ def _use_drawn(payload, schema, parameters):
 
 def _use_episode(payload, schema, parameters):
     pool = EpisodePool(schema, parameters, capacity=64, byte_limit=1 << 18, seed=0)
-    body = wire.Episode(has_final=True, terminated=True)
+    body = messages.Episode(has_final=True, terminated=True)
     checked = pool.check(body, payload, limits=LIMITS)
     pool.add(ME, 1, checked)
     try:
@@ -134,5 +134,5 @@ def _use_episode(payload, schema, parameters):
 
 
 def _use_feedback(payload, schema, parameters):
-    for owner, (numbers, errors) in cache.read_feedback(payload, schema, LIMITS).items():
+    for owner, (numbers, errors) in container.read_feedback(payload, schema, LIMITS).items():
         assert len(owner) == 16 and len(numbers) == len(errors) and np.isfinite(errors).all()

@@ -11,17 +11,17 @@ import numpy as np
 
 import make_vectors
 from fuzz.choices import Choices
-from memoire import cache, wire
-from memoire.accounts import merge
-from memoire.desk import Desk
-from memoire.episodes import EpisodePool
+from memoire.accounting.logbook import format_line
+from memoire.accounting.merge import merge
 from memoire.errors import NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
-from memoire.logbook import format_line
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.table import Table, Tables
+from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.server.dispatch import Desk
+from memoire.wire import container, messages
 
 REACHED = {"both"}
 LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
@@ -32,8 +32,8 @@ NAMES = tuple(Parameters().to_wire())
 ROLES = ("actor", "actor", "reader", "publisher", "king")
 CLIENTS = (b"a" * 16, b"b" * 16, b"c" * 16)
 REQUESTS = (
-    wire.Hello, wire.Update, wire.Update, wire.Fetch, wire.Publish, wire.Sums, wire.Draw, wire.Feedback, wire.Control,
-    wire.Ledger, wire.Inherit, wire.Cache, wire.Episode, wire.Cache, wire.TakeSnapshot, wire.Welcome,
+    messages.Hello, messages.Update, messages.Update, messages.Fetch, messages.Publish, messages.Sums, messages.Draw, messages.Feedback, messages.Control,
+    messages.Ledger, messages.Inherit, messages.Cache, messages.Episode, messages.Cache, messages.TakeSnapshot, messages.Welcome,
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def _cache() -> bytes:
     for step in range(20):
         memory.add(0, (np.full(2, step, np.uint8), np.int32(0), np.float32(1)))
     memory.close(terminated=True)
-    return cache.build(memory, now=0.0).tobytes()
+    return container.build(memory, now=0.0).tobytes()
 
 
 def _episode() -> bytes:
@@ -59,14 +59,14 @@ def _episode() -> bytes:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     ones = np.ones(5, np.float32)
-    return cache.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
+    return container.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
 
 
 def _feedback() -> bytes:
-    ids = np.zeros(4, cache.ID)
+    ids = np.zeros(4, container.ID)
     ids["client"][:2] = np.frombuffer(CLIENTS[0], "<u8")
     ids["client"][2:] = np.frombuffer(CLIENTS[1], "<u8")
-    return cache.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
+    return container.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
 
 
 CACHE, EPISODE, FEEDBACK = _cache(), _episode(), _feedback()
@@ -81,45 +81,45 @@ def _hostile_cache(choices: Choices) -> bytes:
     return bytes(made)
 
 
-def _payload(kind: type[wire.Body], choices: Choices) -> bytes | None:
-    if kind is wire.Cache:
+def _payload(kind: type[messages.Body], choices: Choices) -> bytes | None:
+    if kind is messages.Cache:
         return CACHE if choices.below(2) else _hostile_cache(choices)
-    if kind is wire.Episode:
+    if kind is messages.Episode:
         return EPISODE
-    if kind is wire.Feedback:
+    if kind is messages.Feedback:
         return FEEDBACK
-    if kind is wire.Publish:
+    if kind is messages.Publish:
         return choices.pick((MODEL, MODEL[:30], MODEL[30:]))
     return None
 
 
-def _body(kind: type[wire.Body], choices: Choices) -> wire.Body:
+def _body(kind: type[messages.Body], choices: Choices) -> messages.Body:
     """A body with anything in it; packed rows are whole ones."""
-    if kind in (wire.Sums, wire.Draw):
+    if kind in (messages.Sums, messages.Draw):
         of = choices.integer(1, 2**32 - 1)
         fixed = {"of": of, "part": choices.integer(0, of - 1)}
-        if kind is wire.Draw:
-            counts = np.zeros(choices.below(4), wire.CLIENT_COUNTS)
+        if kind is messages.Draw:
+            counts = np.zeros(choices.below(4), messages.CLIENT_COUNTS)
             for i in range(len(counts)):
                 counts[i]["client"] = np.frombuffer(CLIENTS[i], "<u8")
                 counts[i]["count"] = choices.below(30) or choices.integer(0, 2**32 - 1)
             fixed["counts"] = counts.tobytes()
         return choices.struct(kind, **fixed)
-    if kind in (wire.Inherit, wire.Accounts):
-        rows = np.zeros(choices.below(4), wire.ACCOUNT)
+    if kind in (messages.Inherit, messages.Accounts):
+        rows = np.zeros(choices.below(4), messages.ACCOUNT)
         for row in rows:
             row["client"] = np.frombuffer(choices.pick(CLIENTS), "<u8")
             for name in ("home", "episodes", "steps", "pushed_caches", "received_bytes"):
                 row[name] = choices.integer(0, 2**53 - 1)
             row["returns_sum"] = choices.pick((0.0, 1.7e308, -1.7e308))
         return choices.struct(kind, accounts=rows.tobytes())
-    if kind is wire.Hello:
+    if kind is messages.Hello:
         return choices.struct(kind, table=choices.pick(("", "default", "whole", "none")), role=choices.pick(ROLES))
-    if kind is wire.Publish:
+    if kind is messages.Publish:
         size = choices.pick((len(MODEL), len(MODEL), 0, 2**53 - 1))
         topic, digest = choices.pick(("policy", "p" * 255, "\n")), hashlib.sha256(MODEL).digest()
         return choices.struct(kind, topic=topic, size=size, sha256=digest, offset=choices.pick((0, 0, 30, 2**53 - 1)))
-    if kind is wire.Control:
+    if kind is messages.Control:
         return choices.struct(
             kind, parameters={choices.pick(NAMES): _setting(choices) for _ in range(choices.below(3))}
         )
@@ -149,22 +149,22 @@ def _desk(parameters: Parameters) -> Desk:
 def _tell(desk: Desk, choices: Choices) -> str:
     """One message, through the wire's own frames; whether it was refused."""
     kind = choices.pick(REQUESTS)
-    table = "whole" if kind is wire.Episode or not choices.below(4) else "default"
+    table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
     facts = {
-        "client": choices.pick(CLIENTS) if choices.below(8) else wire.NO_CLIENT,
+        "client": choices.pick(CLIENTS) if choices.below(8) else messages.NO_CLIENT,
         "sequence": choices.integer(0, 2**64 - 1),
-        "run": choices.pick((0, 0, desk.run, desk.run, wire.name_hash("other"))),
-        "table": wire.table_number(table),
+        "run": choices.pick((0, 0, desk.run, desk.run, messages.name_hash("other"))),
+        "table": messages.table_number(table),
         "fingerprint": SCHEMA.fingerprint if choices.below(8) else 0,
     }
     try:
         body, payload = _body(kind, choices), _payload(kind, choices)
-        message = wire.parse(wire.encode(body, payload=payload, **facts), LIMITS)
+        message = messages.parse(messages.encode(body, payload=payload, **facts), LIMITS)
     except ProtocolError:
         return "refused"
     except ValueError:  # no message of this kind
         return "refused"
-    if isinstance(message.body, wire.Cache | wire.Episode):
+    if isinstance(message.body, messages.Cache | messages.Episode):
         try:
             desk.arrived(message.header, message.body, message.payload)
         except ProtocolError as error:
@@ -172,8 +172,8 @@ def _tell(desk: Desk, choices: Choices) -> str:
             return "refused"
         return "answered"
     reply = desk.answer(message)
-    wire.parse(wire.reply(message.header, reply.body, payload=reply.payload, **reply.changed))
-    return "refused" if isinstance(reply.body, wire.Refused) else "answered"
+    messages.parse(messages.reply(message.header, reply.body, payload=reply.payload, **reply.changed))
+    return "refused" if isinstance(reply.body, messages.Refused) else "answered"
 
 
 def _check(desk: Desk) -> None:
@@ -185,13 +185,13 @@ def _check(desk: Desk) -> None:
         totals = run.ledger.totals()
         assert math.isfinite(totals.returns_sum)
         rows = np.concatenate([merge(), *desk.pages(run)])
-        wire.unpack_accounts(rows.tobytes())
+        messages.unpack_accounts(rows.tobytes())
         merge(rows, rows)
         for entry in run.logbook.recent():
             assert len(format_line(entry.received, entry.line.label, entry.line.text).splitlines()) == 1
     desk.models.check_invariants()
     desk.learners.now(1e9)
-    assert set(desk.refused) <= {*wire.CODES, "other"}
+    assert set(desk.refused) <= {*messages.CODES, "other"}
     for table in desk.tables:
         table.pool.stats()
         table.pool.entries()

@@ -4,9 +4,9 @@ import json
 
 import zmq
 
-from memoire.cluster.node import NodePages
-from memoire.cluster.pages import PAGES
-from memoire.server import Server
+from memoire.nodes.http import NodePages
+from memoire.nodes.pages import PAGES
+from memoire.server.server import Server
 from netkit import SCHEMA
 
 REACHED = {"200", "400", "404"}

@@ -3,8 +3,8 @@
 import unicodedata
 from string import ascii_lowercase, ascii_uppercase
 
-from memoire.logbook import Entry, Outbox, Wanted, cut, escape, format_line
-from memoire.wire import Line
+from memoire.accounting.logbook import Entry, Outbox, Wanted, cut, escape, format_line
+from memoire.wire.messages import Line
 
 REACHED = {"taken"}
 WORDS = (

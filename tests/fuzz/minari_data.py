@@ -12,8 +12,8 @@ import numpy as np
 from fuzz.choices import Choices
 from memoire import minari
 from memoire.errors import DataError, EntryError, EpisodeError, SchemaError
-from memoire.memory import Memory
-from memoire.schema import Column, Schema
+from memoire.replay.memory import Memory
+from memoire.replay.schema import Column, Schema
 
 REACHED = {"taken", "DataError", "EntryError", "SchemaError"}
 SCHEMA = Schema(

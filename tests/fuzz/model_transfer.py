@@ -8,11 +8,11 @@ import hashlib
 import random
 
 from fuzz.choices import Choices
-from memoire import wire
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.models import Assembly, ModelStore, StaleVersion, check_topic, make
-from memoire.subscriptions import Topics
+from memoire.models.model import Assembly, ModelStore, StaleVersion, check_topic, make
+from memoire.models.topics import Topics
+from memoire.wire import messages
 
 REACHED = {"delivered", "nothing"}
 LIMITS = Limits(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
@@ -81,10 +81,10 @@ def _follow(choices: Choices) -> str:
         else:
             size = choices.pick((200, 200, 5, 0, 1001))
             told = {"topic": "policy", "version": choices.pick((1, 1, 2, 3, 2**53 - 1)), "size": size, "sha256": DIGEST}
-            notice = wire.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
+            notice = messages.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
             inline = BODY[:size] if choices.below(2) and size <= LIMITS.inline_model else None
             try:
-                message = wire.parse(wire.encode(notice, payload=inline or None))
+                message = messages.parse(messages.encode(notice, payload=inline or None))
                 topics.noticed(message.body, message.payload, choices.below(3))
             except ProtocolError:
                 pass
@@ -103,8 +103,8 @@ def _answer(choices: Choices, topic: str, version: int, offset: int) -> object:
         "version": version or choices.pick((1, 2, 2**53 - 1)),
         "size": 200 if choices.below(20) else 90,
     }
-    chunk = wire.Chunk(**told, sha256=DIGEST, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1))
-    return wire.parse(wire.encode(chunk, payload=body or None))
+    chunk = messages.Chunk(**told, sha256=DIGEST, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1))
+    return messages.parse(messages.encode(chunk, payload=body or None))
 
 
 def one(data: bytes) -> str:

@@ -3,11 +3,11 @@
 import json
 
 import make_vectors
-from memoire.cache import Kind, layout_of
 from memoire.errors import ParameterError, SchemaError
-from memoire.memory import Memory
-from memoire.parameters import Parameters
-from memoire.schema import Schema
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire.container import Kind, layout_of
 from netkit import SCHEMA
 
 IS_JSON = True

@@ -10,9 +10,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from memoire import cli
-from memoire.cluster import settings
+from memoire.cli import main
 from memoire.errors import ParameterError
+from memoire.nodes import settings
 
 REACHED = {"taken", "refused"}
 WORDS = (
@@ -40,7 +40,7 @@ def one(data: bytes) -> str:
     words = ["server", "--settings", str(path)]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            given = settings.parse(*cli._parsers(), words, {})
+            given = settings.parse(*main._parsers(), words, {})
     except ParameterError as error:
         assert path.name in str(error)
         return "refused"

@@ -13,15 +13,17 @@ import msgspec
 import numpy as np
 
 import make_vectors
-from memoire import _core, snapshot, snapshotfile, wire
-from memoire.accounts import merge
-from memoire.dataset import Episode, KeptEpisode
-from memoire.episodes import EpisodePool
+from memoire import _core
+from memoire.accounting.merge import merge
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.table import OpenTable, Table
+from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.tables import OpenTable, Table
+from memoire.replay.dataset import Episode, KeptEpisode
+from memoire.replay.parameters import Parameters
+from memoire.storage import snapshot, snapshot_file
+from memoire.wire import messages
 
 REACHED = {"restored", "DataError", "SnapshotMismatch"}
 IN_PLACE = 0.5
@@ -43,19 +45,19 @@ def _table(storage: str) -> OpenTable:
     return OpenTable("default", settings, Pool(SCHEMA, WINDOWS, seed=0, byte_limit=1 << 20))
 
 
-def _file(*records: snapshotfile.Record, storage: str = "caches", **about: object) -> bytes:
+def _file(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
     """A file of these records."""
     told = snapshot.about([_table(storage)], server="home", run="run", models={"policy": 3})
-    snapshotfile.write(PATH, msgspec.structs.replace(told, **about), records)
+    snapshot_file.write(PATH, msgspec.structs.replace(told, **about), records)
     return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
 
 
-def _client(**changed: object) -> snapshotfile.Record:
+def _client(**changed: object) -> snapshot_file.Record:
     facts = {"id": b"c" * 16, "sequence": 3, "total_weight": 5.0, "positives": 3.0, "minimum": 0.5, "between": 2.0}
-    return snapshotfile.Record(snapshotfile.Client(**facts | changed))
+    return snapshot_file.Record(snapshot_file.Client(**facts | changed))
 
 
-def _episode(**changed: object) -> snapshotfile.Record:
+def _episode(**changed: object) -> snapshot_file.Record:
     facts = {
         "init_w": np.ones(5, np.float32), "priority": np.ones(5), "learned": np.zeros(5, np.bool_), "born": np.ones(5),
         "model_version": np.zeros(5, np.int64),
@@ -70,10 +72,10 @@ def _episode(**changed: object) -> snapshotfile.Record:
 def seeds() -> list[bytes]:
     """Files of caches, episodes and accounts, and some whose records say what cannot be."""
     payload = (VECTORS / "cache.payload").read_bytes()
-    rows = np.zeros(2, wire.ACCOUNT)
+    rows = np.zeros(2, messages.ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
-    cache = snapshotfile.Record(snapshotfile.Cache(samples=3, used=1, age=2.0), 0, payload)
-    accounts = snapshotfile.Record(snapshotfile.Accounts(run="run"), 0, rows.tobytes())
+    cache = snapshot_file.Record(snapshot_file.Cache(samples=3, used=1, age=2.0), 0, payload)
+    accounts = snapshot_file.Record(snapshot_file.Accounts(run="run"), 0, rows.tobytes())
     deep = json.dumps({"columns": []}).encode()
     return [
         _file(accounts, _client(), cache, cache),
@@ -85,10 +87,10 @@ def seeds() -> list[bytes]:
         _file(_client(id=b""), cache),
         _file(models={"policy": 2**64 - 1, "\0": -5}),
         _file(taken=math.nan), _file(taken=-math.inf),
-        _file(snapshotfile.Record(snapshotfile.Accounts(run="\0" * 300), 0, rows.tobytes())),
-        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
-        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
-        _file(tables=[snapshotfile.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
+        _file(snapshot_file.Record(snapshot_file.Accounts(run="\0" * 300), 0, rows.tobytes())),
+        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
+        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
+        _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
     ]  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def repair(data: bytes) -> bytes:
         made[at : at + _RECORD.size] = facts
         struct.pack_into("<Q", made, at + _RECORD.size, _core.checksum(made[body : body + size], _core.checksum(facts)))
         last, at = at, end
-        if number == snapshotfile.Kind.END and len(made) - end >= 16:
+        if number == snapshot_file.Kind.END and len(made) - end >= 16:
             struct.pack_into("<Q", made, end, last)
             struct.pack_into("<Q", made, end + 8, _core.checksum(made[end : end + 8]))
             break

@@ -9,14 +9,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from memoire import statefile
-from memoire.desk import Desk
 from memoire.errors import ParameterError, StateError
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.store import Store
-from memoire.table import Table, Tables
+from memoire.pool.caches import Pool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.parameters import Parameters
+from memoire.server.dispatch import Desk
+from memoire.storage import database
+from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA
 from statekit import CLIENTS, contents, filled
@@ -39,7 +39,7 @@ def _template() -> list[tuple[int, bytes, bytes]]:
         keeper.save(settings={"parameters": '{"given":{},"now":{},"version":3}', "run": "ant/7", "restored": "00ff"})
         keeper.close()
         connection = sqlite3.connect(TEMPLATE / "state.db")
-        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (statefile.SEAL,)).fetchall()
+        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (database.SEAL,)).fetchall()
         found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
         connection.close()
         _rows.extend(found)
@@ -57,18 +57,18 @@ def _rewrite(place: int, body: bytes) -> None:
     connection = sqlite3.connect(FOLDER / "state.db", isolation_level=None)
     try:
         if kind == ACCOUNTS:
-            check = statefile.account_sum(1, key, body)
+            check = database.account_sum(1, key, body)
             connection.execute("UPDATE accounts SET body = ?, sum = ? WHERE key = ?", (body, check, key))
         else:
-            check = statefile.add_up(kind, key, body)
+            check = database.add_up(kind, key, body)
             connection.execute(
                 "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?", (body, check, kind, key)
             )
-        (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (statefile.SEAL,)).fetchone()
-        seal = statefile.Seal(*statefile._SEAL.unpack(packed))
-        total = sum(statefile.add_up(*row) for row in rows if row[0] != ACCOUNTS) & statefile._SUMS
+        (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (database.SEAL,)).fetchone()
+        seal = database.Seal(*database._SEAL.unpack(packed))
+        total = sum(database.add_up(*row) for row in rows if row[0] != ACCOUNTS) & database._SUMS
         accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
-        statefile._write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
+        database._write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
     finally:
         connection.close()
 

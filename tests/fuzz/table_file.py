@@ -4,8 +4,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from memoire.cluster.tablefile import read_tables
 from memoire.errors import ParameterError
+from memoire.nodes.tables_file import read_tables
 from netkit import SCHEMA
 
 IS_JSON = True

@@ -15,10 +15,10 @@ import time
 import numpy as np
 
 import memoire
-from memoire.client import Client
-from memoire.cluster.tether import Tether
+from memoire.client.client import Client
 from memoire.errors import MemoireError
 from memoire.limits import Limits
+from memoire.nodes.tether import Tether
 
 from .plants import plant
 from .record import Recorder

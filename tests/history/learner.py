@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from memoire.cluster.tether import Tether
 from memoire.errors import MemoireError
-from memoire.reader import Reader
+from memoire.nodes.tether import Tether
+from memoire.reader.reader import Reader
 
 from .actor import LAST, LIMITS, TOPIC
 from .plants import plant

@@ -2,10 +2,10 @@
 
 import sys
 
-from memoire import cli
+from memoire.cli import main
 
 from .plants import plant
 
 if __name__ == "__main__":
     plant()
-    sys.exit(cli.main())
+    sys.exit(main.main())

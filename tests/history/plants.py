@@ -49,8 +49,8 @@ def increments() -> None:
     """Clients report what is new since their last message, and servers add it up: what is sent again counts again."""
     import msgspec
 
-    from memoire.client import Client
-    from memoire.ledger import Ledger
+    from memoire.accounting.ledger import Ledger
+    from memoire.client.client import Client
 
     body_of, report = Client._update_body, Ledger.report
 
@@ -70,7 +70,7 @@ def increments() -> None:
 
 def _take_with(change: Callable[[Any, bytes, list[Any]], list[Any]]) -> None:
     """A logbook that takes `change(logbook, client, lines)` in place of the lines."""
-    from memoire.logbook import Logbook
+    from memoire.accounting.logbook import Logbook
 
     take = Logbook.take
 
@@ -104,7 +104,7 @@ def lost_lines() -> None:
 @planted("caches: ", stops=0)
 def doubled_caches() -> None:
     """Proxies send each cache twice."""
-    from memoire.proxy import Lane
+    from memoire.proxy.proxy import Lane
 
     put = Lane.put
 
@@ -119,7 +119,7 @@ def doubled_caches() -> None:
 @planted("caches: ", stops=0)
 def torn_samples() -> None:
     """Readers mix the samples of a batch: a field comes from its neighbour."""
-    from memoire.batch import Batch
+    from memoire.replay.batch import Batch
 
     get = Batch.__getitem__
 
@@ -133,7 +133,7 @@ def torn_samples() -> None:
 @planted("deadlines: ", stops=0)
 def late_answers() -> None:
     """A call of a client takes three seconds longer than it was given, now and then."""
-    from memoire.client import Client
+    from memoire.client.client import Client
 
     push = Client.push_cache
 
@@ -148,7 +148,7 @@ def late_answers() -> None:
 @planted("models: ", stops=0)
 def older_models() -> None:
     """Clients take an older model in place of a newer one, now and then."""
-    from memoire.client import ModelHandle
+    from memoire.client.client import ModelHandle
 
     newest, kept = ModelHandle.newest, {}
 
@@ -169,8 +169,8 @@ KILLED = {"kills": 5, "stops": 0, "seconds": 6.0, "spared": ("proxy",), "pace": 
 
 def _slow_disk(before: float, after: float) -> None:
     """Saving takes as much longer, before anything is on disk and after it."""
-    from memoire.desk import Desk
-    from memoire.server import Server
+    from memoire.server.dispatch import Desk
+    from memoire.server.server import Server
 
     collect, saved = Desk.collect, Server._saved
 
@@ -194,7 +194,7 @@ def slow_disk() -> None:
 @planted("log: ", **{**KILLED, "kills": 3, "seconds": 4.0, "spared": ("proxy", "actor"), "actors": 1})
 def early_replies() -> None:
     """Servers answer before what they answer for is on disk, and the disk is slow."""
-    from memoire.journal import Journal
+    from memoire.accounting.journal import Journal
 
     def at_once(self: Any, key: Any, ticket: Callable[[], None]) -> None:
         ticket()
@@ -206,8 +206,8 @@ def early_replies() -> None:
 @planted("copies: ", **KILLED)
 def forgotten_accounts() -> None:
     """Servers that start again do not read what they had counted."""
-    from memoire.account_store import StoredAccounts
-    from memoire.ledger import FoldedSums
+    from memoire.accounting.kept_accounts import StoredAccounts
+    from memoire.accounting.ledger import FoldedSums
 
     StoredAccounts.find = lambda self, client: None  # type: ignore[method-assign]
     StoredAccounts.sums = lambda self: FoldedSums()  # type: ignore[method-assign]
@@ -216,7 +216,7 @@ def forgotten_accounts() -> None:
 @planted("log: ", **KILLED)
 def forgotten_numbers() -> None:
     """Servers that start again do not read which lines they have."""
-    from memoire.account_store import StoredAccounts
+    from memoire.accounting.kept_accounts import StoredAccounts
 
     find = StoredAccounts.find
 

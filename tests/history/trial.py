@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from memoire.cluster.launch import Child, Launcher
+from memoire.accounting.logbook import Wanted, format_line
 from memoire.errors import ChildDied
-from memoire.logbook import Wanted, format_line
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
-from memoire.store import Store
+from memoire.nodes.launcher import Child, Launcher
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
+from memoire.storage.state_folder import Store
 from statekit import own_accounts
 
 from . import checks, network, ports, record

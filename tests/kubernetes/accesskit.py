@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubekit import KEYS, TOKENS, memoire, run, until
 
-from memoire import security
+from memoire.security import keyfolder
 
 REACH = """
 import concurrent.futures, json, socket, sys
@@ -225,11 +225,11 @@ def replace_key(release, role):
     """Give a role another key and take the old one away, as docs/operations.md says."""
     new = Path(release.folder.name) / f"new-{role}-{time.time_ns()}"
     own = release.keys / role
-    former = security.Keys(own).own
+    former = keyfolder.Keys(own).own
     memoire("keys", "new", str(new), "--role", role)
     memoire("keys", "authorize", str(release.keys), str(new))
-    if role in security.ADMITTED:
-        for other in security.ROLES:
+    if role in keyfolder.ADMITTED:
+        for other in keyfolder.ROLES:
             with (release.keys / other / "server.pub").open("a") as file:
                 file.write((new / "own.pub").read_text())
     spread(release)
@@ -237,7 +237,7 @@ def replace_key(release, role):
         (new / file).replace(own / file)
     spread(release)
     memoire("keys", "revoke", str(release.keys), former.fingerprint)
-    for other in security.ROLES if role in security.ADMITTED else ():
-        dialled = [key for key in security.Keys(release.keys / other).servers if key.public != former.public]
+    for other in keyfolder.ROLES if role in keyfolder.ADMITTED else ():
+        dialled = [key for key in keyfolder.Keys(release.keys / other).servers if key.public != former.public]
         (release.keys / other / "server.pub").write_text("".join(key.text() for key in dialled))
     spread(release)

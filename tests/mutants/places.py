@@ -12,7 +12,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-QUOTAS = {"memoire": 170, "memoire/cluster": 55, "dashboard": 60, "memoire/_core.pyx": 35}
+QUOTAS = {
+    "memoire": 15,
+    "memoire/replay": 40,
+    "memoire/wire": 20,
+    "memoire/pool": 20,
+    "memoire/models": 15,
+    "memoire/security": 20,
+    "memoire/accounting": 20,
+    "memoire/net": 30,
+    "memoire/storage": 30,
+    "memoire/reader": 20,
+    "memoire/proxy": 15,
+    "memoire/client": 25,
+    "memoire/server": 25,
+    "memoire/classic": 15,
+    "memoire/nodes": 30,
+    "memoire/rl/demo": 15,
+    "memoire/cli": 20,
+    "dashboard": 5,
+    "dashboard/collect": 25,
+    "dashboard/web": 20,
+    "dashboard/terminal": 15,
+    "memoire/_core.pyx": 35,
+}
 """How many places are drawn: in each folder, and in the kernels, which need a build."""
 NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
 """Files whose tests run only where a package is installed; elsewhere no place is drawn in them."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import zmq
 
-from memoire import sockets, wire
 from memoire.limits import Limits
-from memoire.security import Keys
+from memoire.net import sockets
+from memoire.security.keyfolder import Keys
+from memoire.wire import messages
 
 LIMITS = Limits()
-Told = dict[tuple[bytes, int], wire.Message]
+Told = dict[tuple[bytes, int], messages.Message]
 """Replies by client and by the number of the request."""
 
 
@@ -52,16 +53,16 @@ class Callers:
             self._poller.register(made, zmq.POLLIN)
         return time.monotonic() - began
 
-    def send(self, bodies: Callable[[bytes], Iterable[tuple[int, wire.Body]]]) -> int:
+    def send(self, bodies: Callable[[bytes], Iterable[tuple[int, messages.Body]]]) -> int:
         """Send the numbered requests of every client, all at once; how many these are."""
         asked = [(client, number, body) for client in self.ids for number, body in bodies(client)]
         for client, number, body in asked:
             self.send_one(client, number, body)
         return len(asked)
 
-    def send_one(self, client: bytes, number: int, body: wire.Body, **header: Any) -> None:
+    def send_one(self, client: bytes, number: int, body: messages.Body, **header: Any) -> None:
         """Send one request."""
-        message = wire.encode(body, client=client, sequence=number, **header)
+        message = messages.encode(body, client=client, sequence=number, **header)
         self._by_id[client].send_multipart([b"", *message])
 
     def hear(self, count: int, seconds: float) -> list[float]:
@@ -70,7 +71,7 @@ class Callers:
         while len(came) < count and (left := began + seconds - time.monotonic()) > 0:
             for made, _ in self._poller.poll(int(1000 * left) + 1):
                 while (frames := sockets.receive(made)) is not None:
-                    said = wire.parse(frames[1:], LIMITS)
+                    said = messages.parse(frames[1:], LIMITS)
                     self.told[said.header.client, said.header.sequence] = said
                     came.append(time.monotonic() - began)
         return came

@@ -13,7 +13,7 @@ from typing import Any
 
 from _kit import ROOT, memory
 
-from memoire.schema import Schema
+from memoire.replay.schema import Schema
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -18,12 +18,12 @@ import time
 from _kit import end, folder, say, table
 
 from history import ports
-from memoire.client import connect
-from memoire.cluster.drain import drain
+from memoire.accounting.logbook import Wanted, format_line
+from memoire.cli.drain import drain
+from memoire.client.client import connect
 from memoire.limits import Limits
-from memoire.logbook import Wanted, format_line
-from memoire.reader import Reader
-from memoire.store import Store
+from memoire.reader.reader import Reader
+from memoire.storage.state_folder import Store
 from netkit import SCHEMA, record
 
 LIMITS = Limits(resend_after=0.1, resend_most=0.5, update_every=0.1, request_timeout=60.0)

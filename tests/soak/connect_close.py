@@ -18,10 +18,11 @@ import zmq
 from _cluster import Peers, nodes
 from _kit import descriptors, end, memory, say, table, threads
 
-from memoire import sockets, wire
-from memoire.client import connect
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
+from memoire.client.client import connect
+from memoire.net import sockets
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
+from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state")})
 PROCESSES = 2
@@ -46,7 +47,9 @@ def say_hello(endpoint: str, count: int) -> None:
         made = sockets.request_client(context, 1 << 20)
         sockets.connect(made, endpoint)
         made.poll(10_000, zmq.POLLOUT)
-        sockets.send(made, [b"", *wire.encode(wire.Hello(role="doctor"), client=os.urandom(16), sequence=number + 1)])
+        sockets.send(
+            made, [b"", *messages.encode(messages.Hello(role="doctor"), client=os.urandom(16), sequence=number + 1)]
+        )
         assert made.poll(10_000), "no WELCOME"
         made.close(0)
 

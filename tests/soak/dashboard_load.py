@@ -26,8 +26,8 @@ import numpy as np
 from _kit import end, memory, table
 
 import memoire
-from memoire import wire
-from memoire.cluster.node import NodePages
+from memoire.nodes.http import NodePages
+from memoire.wire import messages
 
 SCHEMA = memoire.Schema(
     {"obs": memoire.Column(np.float32, (64,), "state"), "reward": memoire.Column(np.float32, (), "reward")}
@@ -59,18 +59,20 @@ class Actors:
         self.number = 0
         self.steps = [0] * ACTORS
 
-    def say(self, place: int, body: wire.Body) -> None:
+    def say(self, place: int, body: messages.Body) -> None:
         self.number += 1
-        self.desk.answer(wire.parse(wire.encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run)))
+        self.desk.answer(
+            messages.parse(messages.encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run))
+        )
 
     def begin(self) -> None:
         for place in range(ACTORS):
-            self.say(place, wire.Hello(label=place + 1, host=f"host-{place}", software="soak"))
+            self.say(place, messages.Hello(label=place + 1, host=f"host-{place}", software="soak"))
             words = [f"step {n} of actor {place}: all is well" for n in range(LINES_EACH)]
             if place == ACTORS // 2:
                 words[7] = LAST
-            lines = [wire.Line(n, 1.7e9 + n, place + 1, text) for n, text in enumerate(words, 1)]
-            self.say(place, wire.Update(lines=lines))
+            lines = [messages.Line(n, 1.7e9 + n, place + 1, text) for n, text in enumerate(words, 1)]
+            self.say(place, messages.Update(lines=lines))
 
     def go_on(self, ended: threading.Event) -> None:
         place, begun = 0, time.monotonic()
@@ -79,10 +81,10 @@ class Actors:
             episode = self.steps[place] // 1000
             self.say(
                 place,
-                wire.Update(
+                messages.Update(
                     steps=self.steps[place],
                     episodes=episode,
-                    ended=[wire.Ended(episode, time.time(), 1000, float(place % 100))],
+                    ended=[messages.Ended(episode, time.time(), 1000, float(place % 100))],
                     scalars={"epsilon": 0.1},
                 ),
             )

@@ -16,12 +16,12 @@ import numpy as np
 import zmq
 from _kit import ROOT, TESTS, end, folder, say, table
 
-from memoire import server as server_module
-from memoire import wire
-from memoire.journal import Group
-from memoire.schema import Column, Schema
-from memoire.server import Server
-from memoire.store import Store
+from memoire.accounting.journal import Group
+from memoire.replay.schema import Column, Schema
+from memoire.server import server as server_module
+from memoire.server.server import Server
+from memoire.storage.state_folder import Store
+from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 MODES = {"one commit for many": "group", "one commit for each": "single", "no state folder": "none"}
@@ -65,8 +65,8 @@ def ask(endpoint: str, clients: int, seconds: float) -> tuple[int, list[float]]:
     def send(made: zmq.Socket, number: int) -> None:
         counts[made] = number
         begun[made] = time.perf_counter()
-        update = wire.Update(episodes=number, steps=10 * number)
-        frames = wire.encode(update, client=sockets[made], sequence=number)
+        update = messages.Update(episodes=number, steps=10 * number)
+        frames = messages.encode(update, client=sockets[made], sequence=number)
         made.send_multipart([b"", *frames])
 
     for _ in range(clients):
@@ -79,8 +79,8 @@ def ask(endpoint: str, clients: int, seconds: float) -> tuple[int, list[float]]:
     times, answers, ends = [], 0, time.monotonic() + seconds
     while time.monotonic() < ends:
         for made, _ in poller.poll(200):
-            reply = wire.parse(made.recv_multipart()[1:])
-            assert isinstance(reply.body, wire.Updated), reply.body
+            reply = messages.parse(made.recv_multipart()[1:])
+            assert isinstance(reply.body, messages.Updated), reply.body
             assert reply.body.episodes == counts[made], "something else was acknowledged"
             times.append(time.perf_counter() - begun[made])
             answers += 1

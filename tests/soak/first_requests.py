@@ -16,8 +16,9 @@ from _callers import Callers
 from _cluster import nodes
 from _kit import end, say, table
 
-from memoire import descriptors, wire
-from memoire.schema import Column, Schema
+from memoire.net import descriptors
+from memoire.replay.schema import Column, Schema
+from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})
 REQUESTS = 3
@@ -25,9 +26,9 @@ WITHIN = 6.0
 """Seconds."""
 
 
-def hello(client: bytes) -> Iterator[tuple[int, wire.Body]]:
+def hello(client: bytes) -> Iterator[tuple[int, messages.Body]]:
     for number in range(1, REQUESTS + 1):
-        yield number, wire.Hello(role="actor")
+        yield number, messages.Hello(role="actor")
 
 
 def ask(endpoint: str, connections: int, keys: str | None, clients: int) -> tuple[int, list[float], int]:
@@ -37,7 +38,7 @@ def ask(endpoint: str, connections: int, keys: str | None, clients: int) -> tupl
         say(f"{connections} are connected after {callers.connect(60.0):.1f} s")
         count = callers.send(hello)
         came = callers.hear(count, WITHIN)
-        return count, came, sum(isinstance(each.body, wire.Refused) for each in callers.told.values())
+        return count, came, sum(isinstance(each.body, messages.Refused) for each in callers.told.values())
     finally:
         callers.close()
 

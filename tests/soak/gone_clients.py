@@ -15,15 +15,15 @@ import time
 import numpy as np
 from _kit import CANNOT, end, folder, memory, table
 
-from memoire import wire
-from memoire.accounts import merge, totals_of, totals_of_pages
-from memoire.desk import Desk
+from memoire.accounting.merge import merge, totals_of, totals_of_pages
 from memoire.limits import Limits
-from memoire.parameters import Parameters
-from memoire.pool import Pool
-from memoire.schema import Schema
-from memoire.store import Store
-from memoire.table import Table, Tables
+from memoire.pool.caches import Pool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.server.dispatch import Desk
+from memoire.storage.state_folder import Store
+from memoire.wire import messages
 
 SCHEMA = Schema({"obs": (np.float32, (64,)), "action": np.int32, "reward": np.float32})
 MOST_BYTES = 100
@@ -49,8 +49,8 @@ class Server:
         )
 
     def tell(self, client, number, body):
-        frames = wire.encode(body, client=client, sequence=number, run=wire.name_hash("run"))
-        return self.desk.answer(wire.parse(frames)).body
+        frames = messages.encode(body, client=client, sequence=number, run=messages.name_hash("run"))
+        return self.desk.answer(messages.parse(frames)).body
 
     def save(self):
         while (group := self.desk.collect()) is not None:
@@ -71,7 +71,7 @@ def lives(count, seed):
         returned = rng.choice([float(steps), rng.uniform(-1e4, 1e4)])
         yield (
             rng.randbytes(16),
-            wire.Update(
+            messages.Update(
                 episodes=episodes,
                 steps=steps,
                 generated_bytes=264 * steps,
@@ -80,8 +80,8 @@ def lives(count, seed):
                 skipped=rng.choice([0, 0, 0, rng.randrange(100)]),
                 applied=applied,
                 stale=applied // 20,
-                lines=[wire.Line(rng.randrange(1, episodes + 1), 0.0, 7, "a line")] if rng.random() < 0.5 else [],
-                ended=[wire.Ended(episodes, 0.0, steps // episodes, returned)],
+                lines=[messages.Line(rng.randrange(1, episodes + 1), 0.0, 7, "a line")] if rng.random() < 0.5 else [],
+                ended=[messages.Ended(episodes, 0.0, steps // episodes, returned)],
                 leaving=rng.random() < 0.5,
             ),
         )
@@ -153,7 +153,7 @@ def main() -> int:
         check("steps after a thousand said it again", server.desk.ledger.steps, steps)
         rows.append(("one speaks again after a month", f"{1e3 * seconds:.0f} us each"))
         strangers = [random.Random(3).randbytes(16) for _ in range(1000)]
-        seconds, _ = timed(lambda: [server.tell(client, 1, wire.Hello()) for client in strangers])
+        seconds, _ = timed(lambda: [server.tell(client, 1, messages.Hello()) for client in strangers])
         rows.append(("one that nobody knows says hello", f"{1e3 * seconds:.0f} us each"))
         heir = Server(place / "b", "b", server.clock)
         seconds, _ = timed(lambda: bring(server, heir))

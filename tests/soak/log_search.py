@@ -10,11 +10,11 @@ import time
 
 from _kit import end, folder, say, table
 
-from memoire.journal import Group, RunFacts
+from memoire.accounting.journal import Group, RunFacts
+from memoire.accounting.logbook import Entry, Wanted
 from memoire.limits import Limits
-from memoire.logbook import Entry, Wanted
-from memoire.store import Store
-from memoire.wire import Line
+from memoire.storage.state_folder import Store
+from memoire.wire.messages import Line
 
 
 def timed(work: object) -> tuple[float, object]:

@@ -15,10 +15,10 @@ import numpy as np
 from _cluster import Peers, nodes
 from _kit import descriptors, end, memory, say, table, threads
 
-from memoire import descriptors as limits
-from memoire.client import connect
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
+from memoire.client.client import connect
+from memoire.net import descriptors as limits
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})
 PACE = 1.0

@@ -15,10 +15,10 @@ import numpy as np
 from _cluster import Peak, Peers, nodes
 from _kit import end, say, table
 
-from memoire.client import connect
+from memoire.client.client import connect
 from memoire.limits import Limits, MiB
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 SLACK = 64 * MiB

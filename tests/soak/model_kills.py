@@ -17,11 +17,11 @@ from _cluster import Command, Peers, wait_for
 from _kit import end, folder, say, table
 
 from history.ports import block
-from memoire.client import connect
+from memoire.client.client import connect
 from memoire.errors import MemoireError
 from memoire.limits import MiB
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 

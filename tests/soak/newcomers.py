@@ -17,10 +17,10 @@ from _callers import Callers
 from _cluster import Peers, nodes
 from _kit import descriptors, end, memory, say, table
 
-from memoire import descriptors as limits
-from memoire import wire
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
+from memoire.net import descriptors as limits
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
+from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})
 WITHIN = 60.0
@@ -35,14 +35,16 @@ def newcomers(first: int, count: int, pipe: Any, endpoint: str, keys: str) -> No
     began = time.monotonic()
     left = lambda: max(0.0, began + WITHIN - time.monotonic())  # noqa: E731
     connected = callers.connect(WITHIN)
-    callers.send(lambda client: [(1, wire.Hello(role="actor"))])
+    callers.send(lambda client: [(1, messages.Hello(role="actor"))])
     callers.hear(count, left())
-    homes = {client: said.header for (client, _), said in callers.told.items() if isinstance(said.body, wire.Welcome)}
+    homes = {
+        client: said.header for (client, _), said in callers.told.items() if isinstance(said.body, messages.Welcome)
+    }
     welcomed = time.monotonic() - began
     for client, header in homes.items():
-        callers.send_one(client, 2, wire.Update(steps=1), home=header.home, run=header.run)
+        callers.send_one(client, 2, messages.Update(steps=1), home=header.home, run=header.run)
     callers.hear(len(homes), left())
-    known = sum(isinstance(said.body, wire.Updated) for said in callers.told.values())
+    known = sum(isinstance(said.body, messages.Updated) for said in callers.told.values())
     pipe.send((connected, len(homes), welcomed, known, time.monotonic() - began))
     pipe.recv()
     callers.close()

@@ -18,11 +18,11 @@ import numpy as np
 from _cluster import Command, Peak, Peers, nodes, wait_for
 from _kit import end, say, table
 
-from memoire.client import connect
+from memoire.client.client import connect
 from memoire.limits import MiB
-from memoire.reader import Reader
-from memoire.schema import Column, Schema
-from memoire.sockets import DATA_MESSAGES
+from memoire.net.sockets import DATA_MESSAGES
+from memoire.reader.reader import Reader
+from memoire.replay.schema import Column, Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (1000,), "state"), "reward": Column(np.float32, (), "reward")})
 SAMPLES = 256

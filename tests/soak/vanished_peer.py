@@ -17,10 +17,10 @@ from _kit import CANNOT, end, say, table
 
 import memoire
 from history import network
-from memoire import names, sockets
-from memoire.channel import Channel
 from memoire.limits import Limits
-from memoire.names import Names
+from memoire.net import resolver, sockets
+from memoire.net.channel import Channel
+from memoire.net.resolver import Names
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state")})
 PORT = 5560
@@ -98,7 +98,7 @@ def busy(addresses: network.Addresses) -> float:
 def moved(addresses: network.Addresses, dies: bool) -> float:
     """A name whose server dies, or vanishes, while another one stands where the name leads then."""
     book = {"service": [addresses["a"]]}
-    names._names = Names(lambda host: book[host])
+    resolver._names = Names(lambda host: book[host])
     with served(addresses["a"], addresses["b"]) as (first, second), memoire.connect(f"tcp://service:{PORT}") as client:
         client.on_entries(1)
         client.update()

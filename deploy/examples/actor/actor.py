@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 
 import memoire
-from memoire.cluster.node import NodePages
-from memoire.cluster.qlearning import Network, act
+from memoire.nodes.http import NodePages
+from memoire.rl.demo.qlearning import Network, act
 
 EPSILON = 0.05
 PATIENCE = 300.0  # seconds for the cluster to come up

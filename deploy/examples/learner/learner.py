@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import memoire
-from memoire.cluster.node import NodePages
-from memoire.cluster.qlearning import DoubleQ
 from memoire.errors import Closed
+from memoire.nodes.http import NodePages
+from memoire.rl.demo.qlearning import DoubleQ
 
 # What `memoire schema CartPole-v1` prints, by hand: obs, action and reward of each step.
 SCHEMA = memoire.Schema(

@@ -224,7 +224,7 @@ readinessProbe:
 {{- end }}
 
 {{/* Memory for so many bytes of held data beside what a process needs itself. Takes (list <bytes> <base>); in Mi. */}}
-{{- define "memoire.memory" -}}
+{{- define "memoire.replay.memory" -}}
 {{- $held := int64 (include "memoire.bytes" (index . 0)) -}}
 {{- printf "%dMi" (add (div (add $held 1048575) 1048576) (index . 1)) -}}
 {{- end }}
@@ -232,6 +232,6 @@ readinessProbe:
 {{/* What a server needs that holds so many bytes: as much as it holds and what Python takes; at most, what may be on the
 way (256 MiB) and models (1 GiB) beside it. */}}
 {{- define "memoire.serverResources" -}}
-requests: {cpu: 250m, memory: {{ include "memoire.memory" (list . 384) }}}
-limits: {memory: {{ include "memoire.memory" (list . 1664) }}}
+requests: {cpu: 250m, memory: {{ include "memoire.replay.memory" (list . 384) }}}
+limits: {memory: {{ include "memoire.replay.memory" (list . 1664) }}}
 {{- end }}

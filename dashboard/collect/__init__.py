@@ -1,0 +1,1 @@
+"""What is asked of nodes, and what it adds up to."""

@@ -1,0 +1,446 @@
+"""One thread that asks all nodes, whatever the number of people who look, and hands what it found to whoever wants it.
+
+Each node is asked on a thread of a small pool: one that hangs delays nobody else, and is not asked again before it has
+answered or its time is up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+
+from memoire.clock import wall_clock
+from memoire.dashboard.settings import Settings
+from memoire.errors import MemoireError
+
+from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, RunInfo
+from .cluster import Answer, Cluster
+from .distributions import merged
+from .history import FLUSH_EVERY, PRUNE_EVERY, Curves, History
+from .nodes import Addresses, NodeError, Questions
+
+_log = logging.getLogger(__name__)
+
+ASKERS = 16
+"""Nodes that are asked at a time."""
+TIMEOUT = 5.0
+"""Seconds that a node has for one page."""
+TIME_OF_ALL_PAGES = 60.0
+"""Seconds that it has for all pages of one look."""
+ACCOUNTS_EVERY = 2.0
+"""Seconds between two readings of a server's ledger; more where a reading takes long."""
+PART_OF_TIME = 0.1
+"""Of its time at most so much is spent on reading one server's ledger."""
+CLIENTS_EVERY = 10.0
+"""Seconds between two readings of what is in no ledger: hosts, models, scalars of single actors."""
+SETTINGS_EVERY = 30.0
+KEEP_EVERY = 10.0
+"""Seconds between two savings of the ledger in the history."""
+OVERLAP = 5.0
+"""Seconds of a ledger that are read once more: what changed while it was read is not missed."""
+LOOK_AGAIN = 2.0
+"""Seconds for which one look at what is held serves everybody who asks."""
+MOST_PAGES = 100
+STUCK_AFTER = 10.0
+
+
+class _Plan(NamedTuple):
+    """What one node is asked now."""
+
+    role: str
+    run: str
+    seen: float
+    """Accounts that changed since then."""
+    accounts: bool
+    clients: bool
+    settings: bool
+    after: int
+    """Newest episode that is known."""
+    episodes_of: tuple[str, int]
+    """Run and life of the server in which it has this number."""
+
+
+class _Known:
+    """What the aggregator knows of its questions to one node."""
+
+    def __init__(self) -> None:
+        self.role = ""
+        self.seen = 0.0
+        self.read_of = ""
+        self.inherited = 0
+        self.accounts_due = self.clients_due = self.settings_due = 0.0
+        self.version: Any = None
+        self.clients = 0
+        self.after = 0
+        self.episodes_of = ("", 0)
+
+
+class Aggregator:
+    """Asks, merges, keeps.
+
+    Args:
+        settings: Where the nodes are, and how often they are asked.
+        history: Where curves are kept; it belongs to the aggregator from now on.
+        on_look: Called on the thread with each new overview.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        history: History,
+        on_look: Callable[[Overview], None] = lambda overview: None,
+        clock: Callable[[], float] = wall_clock,
+    ) -> None:
+        self.settings, self.history = settings, history
+        self._on_look, self._clock = on_look, clock
+        self._addresses = Addresses(settings.nodes)
+        self._lock = threading.RLock()  # the cluster's
+        self._cluster = Cluster(settings, history.ledger)
+        self._known: dict[str, _Known] = {}
+        self._asked: dict[str, Future[Answer]] = {}
+        self._asking: dict[str, float] = {}  # since when an asker's thread waits for a node; of each its own alone
+        self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-dashboard-ask")
+        self._ended = threading.Event()
+        self._turned = time.monotonic()
+        self._newest: Overview | None = None
+        self._looking = threading.Lock()  # the next one's
+        self._distributions: dict[str, tuple[float, Distribution]] = {}
+        self._kept_at = self._flushed_at = self._pruned_at = 0.0
+        self.trouble = ""
+        """Why the history cannot be written; "" where it can."""
+        self._thread = threading.Thread(target=self._run, name="memoire-dashboard", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and write what is not written yet."""
+        self._ended.set()
+        self._addresses.close()
+        if self._thread.ident is not None:
+            self._thread.join(2 * TIMEOUT)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._keep(self._clock())
+            try:
+                self.history.close()
+            except MemoireError as error:
+                _log.error("%s", error)
+
+    # ---------------------------------------------------------------------------------------------- what is asked of it
+
+    @property
+    def newest(self) -> Overview | None:
+        """The newest overview; None before the first."""
+        return self._newest
+
+    def liveness(self) -> list[str]:
+        """What only a restart can mend, a sentence each."""
+        silence = time.monotonic() - self._turned
+        if self._thread.ident is not None and not self._ended.is_set() and silence > STUCK_AFTER:
+            return [f"the thread that asks the nodes has not taken a turn for {silence:.0f} s"]
+        return []
+
+    def readiness(self) -> list[str]:
+        """Why there is nothing to see yet, a sentence each."""
+        return [] if self._newest is not None else ["starting: the nodes have not been asked yet"]
+
+    def actors(self) -> list[ActorRow]:
+        """Every actor of the run."""
+        with self._lock:
+            return self._cluster.actors()
+
+    def actor(self, client: str) -> ActorDetail | None:
+        """All that is known of one actor; None where there is none."""
+        with self._lock:
+            row = next((row for row in self._cluster.actors() if row.client == client), None)
+            if row is None:
+                return None
+            episodes = [each for each in reversed(self._cluster.episodes) if each.client == client][:100]
+            homes = self._cluster.homes_of(bytes.fromhex(client))
+            return ActorDetail(row, homes, self._cluster.facts_of(client), episodes)
+
+    def episodes(self, client: str, most: int) -> list[EpisodeRow]:
+        """The newest closed episodes of the run, the newest first; of one client, or of all where that is ""."""
+        with self._lock:
+            newest = reversed(self._cluster.episodes)
+            return list(itertools.islice((each for each in newest if client in ("", each.client)), most))
+
+    def curves(self, run: str, names: list[str], since: float, until: float, points: int) -> Curves:
+        """Figures of a run ("": the one that is counted now) over time."""
+        now, newest = self._clock(), self._newest
+        run = run or (newest.run if newest is not None else "")
+        began = next((row.began for row in self.history.runs() if row.name == run), now - 3600.0)
+        until = max(min(until, now + 1.0), 0.0)
+        return self.history.curves(run, names, max(min(since or began, until), 0.0), until, points, now)
+
+    def runs(self) -> list[RunInfo]:
+        """Every run that was ever seen, the newest last."""
+        current = "" if self._newest is None else self._newest.run
+        return [
+            RunInfo(row.name, row.began, row.seen, row.name == current, msgspec.json.decode(row.facts))
+            for row in self.history.runs()
+        ]
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """Everything that each node said last, by its address."""
+        with self._lock:
+            return {url: node.status for url, node in self._cluster.nodes.items()}
+
+    def node_settings(self) -> dict[str, dict[str, Any]]:
+        """Schema, parameters and limits of each server, by its name."""
+        with self._lock:
+            return {node.name: node.settings for node in self._cluster.servers if node.settings}
+
+    def servers(self) -> dict[str, str]:
+        """Address of the pages of each server that was ever met, by its name."""
+        with self._lock:
+            return {node.name: node.url for node in self._cluster.servers}
+
+    # ------------------------------------------------------------------------------------------------ the thread's
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            self._turned = began
+            try:
+                self.turn(self.settings.poll_every)
+            except Exception:
+                _log.exception("the nodes could not be asked")
+            self._ended.wait(max(0.01, self.settings.poll_every - (time.monotonic() - began)))
+
+    def look_up(self) -> None:
+        """Look up the nodes' names now: they are anyway, now and then, on a thread of their own."""
+        self._addresses.look()
+
+    def turn(self, patience: float) -> Overview:
+        """Ask all nodes once, wait so many seconds for those that are slow, and look."""
+        urls = self._addresses.now()
+        with self._lock:
+            self._cluster.listed(urls, self._clock())
+        for url in urls:
+            if url not in self._asked:
+                self._asked[url] = self._pool.submit(self._ask, url, self._plan(url))
+        wait_for(self._asked.values(), timeout=patience)
+        for url, answer in [(url, future) for url, future in self._asked.items() if future.done()]:
+            del self._asked[url]
+            self._asking.pop(url, None)
+            self._learn(url, answer.result())
+        now = self._clock()
+        with self._lock:
+            for url in self._asked.keys() & self._asking.keys():
+                self._cluster.waits_for(url, time.monotonic() - self._asking[url])
+            overview, figures = self._cluster.look(now)
+            if overview.run:
+                self.history.add(overview.run, now, figures)
+            if self._newest is not None and self._newest.run != overview.run:
+                self._keep(now)  # what the former run came to
+                self._kept_at = 0.0
+            self._newest = overview
+        self._save(now)
+        self._on_look(overview)
+        return overview
+
+    def _plan(self, url: str) -> _Plan:
+        known, now, run = self._known.setdefault(url, _Known()), time.monotonic(), self._cluster.run
+        seen = known.seen if known.read_of == run else 0.0
+        return _Plan(
+            role=known.role,
+            run=run,
+            seen=seen,
+            accounts=now >= known.accounts_due or known.read_of != run,
+            clients=now >= known.clients_due,
+            settings=now >= known.settings_due,
+            after=known.after,
+            episodes_of=known.episodes_of,
+        )
+
+    def _learn(self, url: str, answer: Answer) -> None:
+        with self._lock:
+            self._cluster.apply(answer)
+        known = self._known.setdefault(url, _Known())
+        if answer.status is None:
+            return
+        known.role = str(answer.status.get("role", ""))
+        now = time.monotonic()
+        for told in answer.accounts:
+            if told["run"] == answer.status["stats"]["run"]:
+                is_whole = told["inherited"] == known.inherited  # else what came from elsewhere may be older
+                known.seen, known.read_of = told["time"] - OVERLAP if is_whole else 0.0, told["run"]
+                known.inherited = told["inherited"]
+                known.accounts_due = now + max(ACCOUNTS_EVERY, told["took"] / PART_OF_TIME)
+        if answer.clients is not None:
+            known.clients_due, known.clients = now + CLIENTS_EVERY, len(answer.clients)
+        elif known.clients != answer.status.get("stats", {}).get("totals", {}).get("clients"):
+            known.clients_due = min(known.clients_due, now + ACCOUNTS_EVERY)  # somebody is new
+        versions = [
+            table["parameters_version"] for table in (answer.status.get("stats", {}).get("tables") or {}).values()
+        ]
+        if answer.settings is not None:
+            known.settings_due = now + SETTINGS_EVERY
+        elif versions != known.version:
+            known.settings_due = 0.0
+        known.version = versions
+        for page in answer.episodes:
+            known.after, known.episodes_of = page["next"], (page["run"], page["epoch"])
+
+    def _save(self, now: float) -> None:
+        """Write to the disk what is due."""
+        try:
+            if now >= self._kept_at + KEEP_EVERY:
+                self._kept_at = now
+                with self._lock:
+                    self._keep(now)
+            if now >= self._flushed_at + FLUSH_EVERY:
+                self._flushed_at = now
+                self.history.flush()
+            if now >= self._pruned_at + PRUNE_EVERY:
+                self._pruned_at = now
+                self.history.prune(now)
+            self.trouble = ""
+        except MemoireError as error:
+            if not self.trouble:
+                _log.error("%s", error)
+            self.trouble = str(error)
+
+    def _keep(self, now: float) -> None:
+        newest = self._newest
+        if newest is None or not newest.run:
+            return
+        kept = self._cluster.kept(newest.run)
+        facts = {
+            "totals": kept.totals(),
+            "finished": newest.finished,
+            "return_mean": newest.learning.return_mean,
+            "length_mean": newest.learning.length_mean,
+            "actors": newest.actors,
+        }
+        try:
+            self.history.keep_run(newest.run, now, msgspec.json.encode(facts), kept.rows.tobytes())
+        except MemoireError as error:
+            self.trouble = str(error)
+
+    def _ask(self, url: str, plan: _Plan) -> Answer:
+        began = self._asking[url] = time.monotonic()
+        answer = Answer(url, self._clock())
+        node = Questions(url, self.settings.node_token, TIMEOUT, TIME_OF_ALL_PAGES, self._ended.is_set)
+        try:
+            answer.status = node.json("/status?clients=no")
+            if answer.status.get("role") == "server":
+                _ask_server(node, plan, answer)
+        except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
+            answer.error = (
+                str(error) if isinstance(error, NodeError) else f"{url} answered what nobody understands: {error}"
+            )
+        except Exception as error:  # whatever a stranger at this address says: it must not end the asking
+            _log.exception("asking %s failed", url)
+            answer.error = repr(error)
+        answer.took, answer.time = time.monotonic() - began, self._clock()
+        return answer
+
+    def ask_server(self, name: str, path: str) -> Any:
+        """A page of a server, now: for what nobody keeps here. Blocks for `TIMEOUT` seconds at most.
+
+        Raises:
+            NodeError: there is no such server, or it does not answer.
+        """
+        url = self.servers().get(name)
+        if url is None:
+            raise NodeError(f"there is no server {name!r}; there are {', '.join(self.servers()) or 'none yet'}", 404)
+        return Questions(url, self.settings.node_token, TIMEOUT, TIMEOUT, self._ended.is_set).json(path)
+
+    def distribution(self, table: str, servers: Iterable[str]) -> Distribution:
+        """How what these servers hold in a table is spread: now, or as it was up to `LOOK_AGAIN` seconds ago. Blocks as
+        `ask_server` does.
+        """
+        with self._looking:
+            known = self._distributions.get(table)
+            if known is None or time.monotonic() > known[0] + LOOK_AGAIN:
+                found = self.ask_servers(dict.fromkeys(servers, f"/distribution?{urlencode({'table': table})}"))
+                told = {name: answer for name, answer in found.items() if isinstance(answer, dict)}
+                known = time.monotonic(), merged(table, told, [name for name in found if name not in told])
+                self._distributions[table] = known
+            return known[1]
+
+    def ask_servers(self, paths: dict[str, str]) -> dict[str, Any]:
+        """A page of each of these servers, now, by name; or the NodeError that came instead."""
+
+        def one(name: str, path: str) -> Any:
+            try:
+                return self.ask_server(name, path)
+            except NodeError as error:
+                return error
+            except msgspec.DecodeError as error:
+                return NodeError(f"{name} answered what nobody understands: {error}")
+
+        futures = {name: self._pool.submit(one, name, path) for name, path in paths.items()}
+        return {name: future.result() for name, future in futures.items()}
+
+
+# --------------------------------------------------------------------------------------------- on the askers' threads
+
+
+def _ask_server(node: Questions, plan: _Plan, answer: Answer) -> None:
+    assert answer.status is not None
+    if plan.accounts:
+        began = time.monotonic()
+        for run in dict.fromkeys([str(answer.status["stats"]["run"]), plan.run]):
+            for told in _accounts(node, run, plan.seen if run == plan.run else 0.0) if run else ():
+                answer.accounts.append(told | {"took": time.monotonic() - began})
+    answer.episodes = _episodes(node, plan)
+    if plan.clients:
+        answer.clients = _clients(node)
+    if plan.settings:
+        answer.settings = node.json("/settings")
+
+
+def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
+    """The pages of a server's ledger; none where it has never heard of this run."""
+    pages: list[dict[str, Any]] = []
+    after = ""
+    while not pages or (after and len(pages) < MOST_PAGES):
+        try:
+            body = node.get("/accounts?" + urlencode({"run": run, "seen": repr(seen), "after": after}))
+        except NodeError as error:
+            if error.status == 400:
+                return []
+            raise
+        pages.append(msgspec.msgpack.decode(body))
+        after = pages[-1]["next"]
+    return pages
+
+
+def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
+    pages: list[dict[str, Any]] = []
+    after, known = plan.after, plan.episodes_of
+    while len(pages) < MOST_PAGES:
+        page = node.json(f"/episodes?most=1000&after={after}")
+        if (page["run"], page["epoch"]) != known and after:  # numbers have begun anew
+            after, known = 0, (page["run"], page["epoch"])
+            continue
+        pages.append(page)
+        after, known = page["next"], (page["run"], page["epoch"])
+        if len(page["rows"]) < 1000:
+            break
+    return pages
+
+
+def _clients(node: Questions) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None and len(rows) < MOST_PAGES * 1000:
+        page = node.json(f"/status?most=1000&after={after}")["clients"]
+        rows += page["rows"]
+        after = page["next"]
+    return rows

@@ -1,0 +1,296 @@
+"""Curves in one SQLite file: every figure of every run over time, the older the coarser, with the spikes kept.
+
+    level 0   a second each    for an hour         each bucket: count, mean, min, max
+    level 1   15 seconds       for two days
+    level 2   5 minutes        for 90 days
+
+A point goes into all levels at once, so that nothing has to be summed up later, and a dashboard that was killed has
+lost what it had not flushed: seconds. Buckets that are there already are merged, not replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from memoire.errors import HistoryError
+from memoire.storage import private_files
+
+LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
+"""Seconds of a bucket, and for how many seconds it is kept, level by level."""
+FLUSH_EVERY = 5.0
+PRUNE_EVERY = 300.0
+MOST_SERIES = 4_096
+"""Names of one run; more are not kept (and counted in `left_out`)."""
+FORMAT = 2
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+    name TEXT PRIMARY KEY, began REAL NOT NULL, seen REAL NOT NULL, facts BLOB NOT NULL, rows BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, run TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (run, name));
+CREATE TABLE IF NOT EXISTS points (
+    series INTEGER NOT NULL, level INTEGER NOT NULL, time INTEGER NOT NULL,
+    count INTEGER NOT NULL, mean REAL NOT NULL, least REAL NOT NULL, greatest REAL NOT NULL,
+    PRIMARY KEY (series, level, time)
+) WITHOUT ROWID;
+"""
+_PUT = """
+INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    mean = (mean * count + excluded.mean * excluded.count) / (count + excluded.count), count = count + excluded.count,
+    least = min(least, excluded.least), greatest = max(greatest, excluded.greatest)
+"""
+
+
+class Point(NamedTuple):
+    """What one figure was within a stretch of time."""
+
+    mean: float
+    least: float
+    greatest: float
+    number: int = 1
+    """Of values."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Point:
+        """Of at least one value."""
+        return cls(sum(values) / len(values), min(values), max(values), len(values))
+
+    def plus(self, other: Point) -> Point:
+        """Both together."""
+        number = self.number + other.number
+        mean = (self.mean * self.number + other.mean * other.number) / number
+        return Point(mean, min(self.least, other.least), max(self.greatest, other.greatest), number)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run that was seen. Times are seconds since 1970."""
+
+    name: str
+    began: float
+    seen: float
+    facts: bytes
+    """JSON: what was said of it last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Several figures over the same buckets of time; None where a bucket has none."""
+
+    run: str
+    bucket: float
+    """Seconds of each."""
+    time: list[float]
+    """Begin of each bucket, seconds since 1970."""
+    steps: list[float | None]
+    """Steps that the run had counted then."""
+    mean: dict[str, list[float | None]]
+    least: dict[str, list[float | None]]
+    greatest: dict[str, list[float | None]]
+
+
+def _make_private(path: Path) -> None:
+    """Log lines and figures are for the dashboard's owner; a file of a former version could be read by everybody."""
+    if path.exists():
+        private_files.tighten(path)
+    else:
+        os.close(private_files.create(path))
+
+
+class History:
+    """The file. Thread-safe; `add` costs no disk, `flush` writes.
+
+    Raises:
+        HistoryError: it cannot be opened, or is something else.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path or ":memory:"
+        self.left_out = 0
+        """Points of names beyond `MOST_SERIES`."""
+        self._lock = threading.RLock()
+        self._pending: dict[tuple[int, int, int], Point] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        self._counts: dict[str, int] = {}
+        try:
+            if path:
+                _make_private(Path(path))
+            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, FORMAT):
+                raise HistoryError(self.path, f"it has format {version}, and this memoire writes {FORMAT}")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_TABLES)
+            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        except (sqlite3.Error, OSError) as error:
+            raise HistoryError(self.path, str(error)) from error
+        for number, run, name in self._db.execute("SELECT id, run, name FROM series"):
+            self._ids[run, name] = number
+            self._counts[run] = self._counts.get(run, 0) + 1
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def add(self, run: str, time: float, points: Mapping[str, Point]) -> None:
+        """Keep what these figures were at this time."""
+        with self._lock:
+            for name, point in points.items():
+                number = self._id(run, name)
+                if number is None:
+                    self.left_out += 1
+                    continue
+                for level, (width, _) in enumerate(LEVELS):
+                    key = number, level, int(time // width * width)
+                    known = self._pending.get(key)
+                    self._pending[key] = point if known is None else known.plus(point)
+
+    def _id(self, run: str, name: str) -> int | None:
+        number = self._ids.get((run, name))
+        if number is None and self._counts.get(run, 0) < MOST_SERIES:
+            number = self._db.execute("INSERT INTO series (run, name) VALUES (?, ?)", (run, name)).lastrowid
+            assert number is not None
+            self._ids[run, name] = number
+            self._counts[run] = self._counts.get(run, 0) + 1
+        return number
+
+    def flush(self) -> None:
+        """Write what was added. Raises HistoryError; nothing is lost then, and the next flush tries again."""
+        with self._lock:
+            rows = [(*key, point.number, *point[:3]) for key, point in self._pending.items()]
+            try:
+                self._db.execute("BEGIN")
+                self._db.executemany(_PUT, rows)
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise HistoryError(self.path, str(error)) from error
+            self._pending.clear()
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def prune(self, now: float) -> None:
+        """Take out what is older than its level is kept."""
+        with self._lock:
+            try:
+                for level, (_, kept) in enumerate(LEVELS):
+                    numbers = [number for (number,) in self._db.execute("SELECT id FROM series")]
+                    self._db.executemany(
+                        "DELETE FROM points WHERE series = ? AND level = ? AND time < ?",
+                        [(number, level, int(now - kept)) for number in numbers],
+                    )
+            except sqlite3.Error as error:
+                raise HistoryError(self.path, str(error)) from error
+
+    def close(self) -> None:
+        """Write the rest, and let go of the file."""
+        with self._lock:
+            try:
+                self.flush()
+            finally:
+                self._db.close()
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def names(self, run: str) -> list[str]:
+        """All figures of a run."""
+        with self._lock:
+            return sorted(name for known, name in self._ids if known == run)
+
+    def curves(self, run: str, names: Sequence[str], since: float, until: float, points: int, now: float) -> Curves:
+        """These figures between two times, in at most about `points` buckets: the finest level that reaches back so
+        far, several of its buckets taken together where there are more.
+        """
+        level = next((at for at, (_, kept) in enumerate(LEVELS) if now - kept <= since), len(LEVELS) - 1)
+        width = LEVELS[level][0]
+        while level + 1 < len(LEVELS) and (until - since) / LEVELS[level + 1][0] >= points:
+            level += 1
+            width = LEVELS[level][0]
+        bucket = width * max(1, -(-int(until - since) // (width * max(1, points))))
+        found = {name: self._buckets(run, name, level, since, until, bucket) for name in {*names, "steps"}}
+        times = sorted({time for name in names for time in found[name]})
+        return Curves(
+            run=run,
+            bucket=float(bucket),
+            time=[float(time) for time in times],
+            steps=[point.greatest if (point := found["steps"].get(time)) else None for time in times],
+            mean={name: [p.mean if (p := found[name].get(time)) else None for time in times] for name in names},
+            least={name: [p.least if (p := found[name].get(time)) else None for time in times] for name in names},
+            greatest={name: [p.greatest if (p := found[name].get(time)) else None for time in times] for name in names},
+        )
+
+    def _buckets(self, run: str, name: str, level: int, since: float, until: float, bucket: int) -> dict[int, Point]:
+        merged: dict[int, Point] = {}
+        for time, point in self._points(run, name, level, since, until):
+            key = time // bucket * bucket
+            known = merged.get(key)
+            merged[key] = point if known is None else known.plus(point)
+        return merged
+
+    def _points(self, run: str, name: str, level: int, since: float, until: float) -> list[tuple[int, Point]]:
+        with self._lock:
+            number = self._ids.get((run, name))
+            if number is None:
+                return []
+            width = LEVELS[level][0]
+            begin = int(since) // width * width  # the bucket that it lies in
+            found = {
+                time: Point(mean, least, greatest, count)
+                for time, count, mean, least, greatest in self._db.execute(
+                    "SELECT time, count, mean, least, greatest FROM points "
+                    "WHERE series = ? AND level = ? AND time >= ? AND time < ? ORDER BY time",
+                    (number, level, begin, until),
+                )
+            }
+            for (known, at, time), point in self._pending.items():
+                if known == number and at == level and begin <= time < until:
+                    found[time] = found[time].plus(point) if time in found else point
+            return sorted(found.items())
+
+    def all(self, run: str, name: str) -> Iterator[tuple[int, int, Point]]:
+        """Everything that is kept of a figure, each time once, as finely as it is there: begin, seconds and figure."""
+        until = float("inf")
+        pieces: list[list[tuple[int, int, Point]]] = []
+        for level, (width, _) in enumerate(LEVELS):  # the finest one is the newest
+            rows = [(time, width, point) for time, point in self._points(run, name, level, 0.0, 2.0**53)]
+            rows = [row for row in rows if row[0] + width <= until]
+            if rows:
+                pieces.append(rows)
+                until = min(until, rows[0][0])
+        for rows in reversed(pieces):
+            yield from rows
+
+    # ---------------------------------------------------------------------------------------------------- runs
+
+    def keep_run(self, run: str, time: float, facts: bytes, rows: bytes) -> None:
+        """Keep what is known of a run: facts for people, and its ledger."""
+        with self._lock:
+            try:
+                self._db.execute(
+                    "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
+                    "facts = excluded.facts, rows = excluded.rows",
+                    (run, time, time, facts, rows),
+                )
+            except sqlite3.Error as error:
+                raise HistoryError(self.path, str(error)) from error
+
+    def runs(self) -> list[RunRow]:
+        """All runs that were ever seen, in the order in which they began."""
+        with self._lock:
+            found: Iterable[tuple[str, float, float, bytes]] = self._db.execute(
+                "SELECT name, began, seen, facts FROM runs ORDER BY began, name"
+            )
+            return [RunRow(*row) for row in found]
+
+    def ledger(self, run: str) -> bytes:
+        """Its rows, packed; empty where it is not known."""
+        with self._lock:
+            row = self._db.execute("SELECT rows FROM runs WHERE name = ?", (run,)).fetchone()
+            return b"" if row is None else bytes(row[0])

@@ -1,0 +1,169 @@
+"""Where the nodes are, and how they are asked: plain HTTP, one short question each."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from memoire.nodes import timed_http
+from memoire.security.tokens import Tokens
+
+LOOK_UP_EVERY = 5.0
+"""Seconds between two look-ups of a name."""
+MOST_NODES = 1024
+MOST_ANSWER_BYTES = 16 << 20
+"""Bytes of one page."""
+MOST_BYTES_OF_ALL_PAGES = 128 << 20
+
+
+class NodeError(Exception):
+    """A node did not answer, or not with what was asked for; says why."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text, status)
+        self.text, self.status = text, status
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
+    """The body of a page; the first of the tokens is given.
+
+    Args:
+        timeout: Seconds for everything: to find and reach the node, and to have the whole answer.
+
+    Raises:
+        NodeError: nobody answers in time, or something else than 200.
+    """
+    given = token.first if isinstance(token, Tokens) else token
+    headers = {"Accept": accept or "*/*"} | ({} if given is None else {"Authorization": f"Bearer {given}"})
+    try:
+        status, body = _get(url, path, headers, time.monotonic() + timeout)
+    except TimeoutError:
+        raise NodeError(f"{url} does not answer: {path} did not come as a whole within {timeout:g} s") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NodeError(f"{url} does not answer: {_words(error)}") from None
+    if len(body) > MOST_ANSWER_BYTES:
+        raise NodeError(f"{url}{path} answered with more than {MOST_ANSWER_BYTES} bytes")
+    if status != 200:
+        raise NodeError(f"{url}{path} answered {status}: {_reason(body)}", status)
+    return body
+
+
+class Questions:
+    """Pages of one node, one after the other, within so many seconds in all.
+
+    Args:
+        timeout: Seconds that it has for one page.
+        seconds: And for all of them.
+        is_over: Asked before each page: whether nobody waits for them any more.
+    """
+
+    def __init__(
+        self, url: str, token: Tokens | str | None, timeout: float, seconds: float, is_over: Callable[[], bool]
+    ) -> None:
+        self._url, self._token, self._timeout, self._seconds, self._is_over = url, token, timeout, seconds, is_over
+        self._deadline, self._bytes = time.monotonic() + seconds, 0
+
+    def get(self, path: str) -> bytes:
+        """The body of a page.
+
+        Raises:
+            NodeError: as `ask`; or all pages together took too long, or are too long.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0.0 or self._is_over():
+            why = "the dashboard ends" if left > 0.0 else f"its pages took more than {self._seconds:g} s"
+            raise NodeError(f"{self._url} was not asked for {path}: {why}")
+        body = ask(self._url, path, token=self._token, timeout=min(self._timeout, left))
+        self._bytes += len(body)
+        if self._bytes > MOST_BYTES_OF_ALL_PAGES:
+            raise NodeError(f"{self._url} answered with more than {MOST_BYTES_OF_ALL_PAGES} bytes in all")
+        return body
+
+    def json(self, path: str) -> dict[str, Any]:
+        """The same, read."""
+        told: dict[str, Any] = msgspec.json.decode(self.get(path))
+        return told
+
+
+def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple[int, bytes]:
+    """Status and body of a page, up to a byte more than is taken."""
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
+    with contextlib.closing(connection):
+        connection.sock = timed_http.connect(connection.host, connection.port, deadline)
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read(MOST_ANSWER_BYTES + 1)
+
+
+def _words(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def _reason(body: bytes) -> str:
+    try:
+        said: Any = msgspec.json.decode(body)
+        return str(said["error"])[:300]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return "it does not say why"
+
+
+class Addresses:
+    """The nodes' addresses: those given, and those of names, looked up on a thread of their own.
+
+    Args:
+        given: "http://..." or "dns:NAME:PORT".
+        look_up: Addresses of a name and port; for tests.
+    """
+
+    def __init__(self, given: Iterable[str], look_up: Callable[[str, int], list[str]] | None = None) -> None:
+        self._fixed = [each.rstrip("/") for each in given if not each.startswith("dns:")]
+        self._names = [each[4:] for each in given if each.startswith("dns:")]
+        self._look_up = look_up or _look_up
+        self._found: dict[str, list[str]] = {}
+        self.trouble: dict[str, str] = {}
+        """Names that were not found, and why."""
+        self._closed = threading.Event()
+        if self._names:
+            threading.Thread(target=self._run, name="memoire-dashboard-dns", daemon=True).start()
+
+    def now(self) -> list[str]:
+        """All of them, each once."""
+        found = [url for name in self._names for url in self._found.get(name, [])]
+        return list(dict.fromkeys([*self._fixed, *found]))[:MOST_NODES]
+
+    def close(self) -> None:
+        """Look nothing up any more."""
+        self._closed.set()
+
+    def look(self) -> None:
+        """Look all names up once; who was found before stays when the name server does not answer."""
+        for name in self._names:
+            host, _, port = name.rpartition(":")
+            try:
+                self._found[name] = self._look_up(host, int(port))
+                self.trouble.pop(name, None)
+            except (OSError, ValueError) as error:
+                self.trouble[name] = _words(error)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            self.look()
+            self._closed.wait(max(0.1, LOOK_UP_EVERY - (time.monotonic() - began)))
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    found = sorted({each[4][0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+    return [f"http://[{address}]:{port}" if ":" in str(address) else f"http://{address}:{port}" for address in found]

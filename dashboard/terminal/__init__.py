@@ -1,0 +1,1 @@
+"""`memoire top` and `memoire logs`."""

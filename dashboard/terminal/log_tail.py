@@ -1,0 +1,276 @@
+"""The log lines of all servers on a terminal, oldest first: `memoire logs`, made of pages of `logs.search`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from memoire.accounting.logbook import escape, format_line
+from memoire.clock import wall_clock
+from memoire.dashboard.collect import logs
+from memoire.dashboard.collect.answers import LogPage, LogRow
+from memoire.dashboard.collect.nodes import Addresses, NodeError, ask
+from memoire.dashboard.settings import Settings
+from memoire.errors import EndpointError, ParameterError
+from memoire.security.tokens import Tokens
+
+from .top import INCOMPLETE, PAGES, node_address
+
+ASKERS = 16
+"""Nodes that are asked at a time."""
+PAGE = 1000
+"""Lines that a server is asked for at a time: the most that it gives."""
+FIRST = 10
+"""Lines that are shown before those that are followed, where nobody says how many."""
+CUT_SHORT = 141
+"""Exit status when whoever reads the lines has had enough, as of a process that ends by SIGPIPE."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def _on_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class _Server(NamedTuple):
+    url: str
+    life: object
+    durable: bool
+
+
+class Sources:
+    """The servers among some nodes, and how to ask them. What does not answer is said once, on stderr.
+
+    Args:
+        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
+        token: What they ask for.
+        timeout: Seconds that each has for a page.
+        complain: Takes a sentence about a node that does not answer.
+    """
+
+    def __init__(
+        self, nodes: Sequence[str], token: Tokens | str | None, timeout: float, complain: Callable[[str], object]
+    ) -> None:
+        self._addresses = Addresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
+        self._addresses.look()
+        self._given, self._token, self._timeout, self._complain = nodes, token, timeout, complain
+        self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-logs")
+        self._said: set[str] = set()
+        self.found: dict[str, _Server] = {}
+        """By name."""
+        self.silent: dict[str, str] = {}
+        """Why it does not answer, by address."""
+        self.began_anew: set[str] = set()
+        """Servers that have forgotten their lines since the look before, and number them from 1 again."""
+
+    def close(self) -> None:
+        """Wait for nobody."""
+        self._addresses.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def look(self) -> None:
+        """Find out who is a server.
+
+        Raises:
+            EndpointError: nobody answers, or no server does, and none ever did.
+        """
+        urls = self._addresses.now()
+        answers = dict(zip(urls, self._pool.map(self._status, urls), strict=True))
+        self.silent = {url: str(told) for url, told in answers.items() if isinstance(told, NodeError)}
+        self.silent |= {name: f"{name}: {why}" for name, why in self._addresses.trouble.items()}
+        self.began_anew = set()
+        others = []
+        for url, told in answers.items():
+            if isinstance(told, NodeError):
+                continue
+            if told.get("role") != "server":
+                others.append(url)
+                continue
+            name, server = str(told["stats"]["name"]), _Server(url, told["stats"]["epoch"], told["stats"]["durable"])
+            known = self.found.get(name, server)
+            if known.life != server.life and not server.durable:
+                self.began_anew.add(name)
+            self.found[name] = server
+        if not self.found:
+            whys = [*self.silent.values(), *(f"{url} is no server" for url in others)]
+            raise EndpointError(" ".join(self._given), "ask", escape("; ".join(whys[:3])) or "nobody is there", PAGES)
+        for url in sorted(set(self.silent) - self._said):
+            self._complain(f"memoire: {escape(self.silent[url])}: its lines are missing")
+        self._said = set(self.silent)
+
+    def _status(self, url: str) -> Any:
+        try:
+            told = msgspec.json.decode(ask(url, "/status?clients=no", token=self._token, timeout=self._timeout))
+            is_whole = isinstance(told, dict) and (told.get("role") != "server" or "name" in told["stats"])
+            return told if is_whole else NodeError(f"{url} answered what nobody understands")
+        except NodeError as error:
+            return error
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            return NodeError(f"{url} answered what nobody understands: {error}")
+
+    def ask(self, paths: dict[str, str]) -> dict[str, Any]:
+        """A page of each of these servers, by name, or the NodeError that came instead.
+
+        Raises:
+            ParameterError: no server takes what is asked for, such as a run that none of them knows.
+        """
+        answers = dict(zip(paths, self._pool.map(self._page, paths, paths.values()), strict=True))
+        refusals = [told for told in answers.values() if isinstance(told, NodeError) and told.status == 400]
+        if refusals and len(refusals) == len(answers):
+            raise ParameterError("logs", self._given, escape(refusals[0].text))
+        for name, told in answers.items():
+            if isinstance(told, NodeError) and told.status != 400:
+                self.silent[self.found[name].url] = str(told)
+        return answers
+
+    def _page(self, name: str, path: str) -> Any:
+        try:
+            url = self.found[name].url
+            return msgspec.json.decode(ask(url, path, token=self._token, timeout=self._timeout))
+        except NodeError as error:
+            return error
+        except msgspec.DecodeError as error:
+            return NodeError(f"{name} answered what nobody understands: {error}")
+
+
+def tail(
+    nodes: Sequence[str],
+    wanted: dict[str, str],
+    *,
+    token: Tokens | str | None = None,
+    follow: bool = False,
+    last: int | None = None,
+    every: float = 1.0,
+    timeout: float = 5.0,
+    say: Callable[[str], object] = print,
+    complain: Callable[[str], object] = _on_stderr,
+) -> int:
+    """Print the lines of all servers among these nodes, the oldest first.
+
+    Args:
+        nodes: Where nodes' pages are; "dns:NAME:PORT" is every address of a name.
+        wanted: text, client, label, since, until, run, as `wanted_lines` makes them.
+        token: What the nodes ask for.
+        follow: Go on with lines that come later, until Ctrl-C. Lines that come from several servers at about the same
+            time may then be as much as `every` late behind each other.
+        last: Only so many, the newest; None: all, or 10 where they are followed.
+        every: Seconds between two looks.
+        timeout: Seconds that each node has for a page.
+        say: Takes each line, without its line break.
+        complain: Takes a sentence about a node that does not answer.
+
+    Returns:
+        The exit status: 0, or 3 when a node did not answer, so that lines may be missing.
+
+    Raises:
+        EndpointError: no server answers.
+        ParameterError: an address is none, or no server knows the run.
+    """
+    if not every > 0.0 or not timeout > 0.0:
+        raise ParameterError("--every, --timeout", (every, timeout), "seconds above 0")
+    sources = Sources(nodes, token, timeout, complain)
+    try:
+        sources.look()
+        places: dict[str, int] = {}
+        if last is None and follow:
+            last = FIRST
+        if last is not None:
+            rows, places = _newest(sources, wanted, last)
+            _write(rows, say)
+        else:
+            for page in _pages(sources, wanted, places):
+                _write(page.rows[::-1], say)
+        while follow:
+            time.sleep(every)
+            sources.look()
+            for name in sources.began_anew:
+                places.pop(name, None)
+            for page in _pages(sources, wanted, places):
+                _write(page.rows[::-1], say)
+    except BrokenPipeError:  # the end of `memoire logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CUT_SHORT
+    finally:
+        sources.close()
+    return INCOMPLETE if sources.silent else 0
+
+
+def _write(rows: list[LogRow], say: Callable[[str], object]) -> None:
+    for row in rows:
+        say(format_line(row.received, int(row.label, 16), row.text)[:-1])
+    if rows:
+        sys.stdout.flush()
+
+
+def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int]) -> Iterator[LogPage]:
+    """Page after page of what comes behind `places`, which go on with them."""
+    more = True
+    while more:
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", PAGE)
+        places |= logs.read_cursor(page.newer)
+        more = page.more and bool(page.rows)
+        yield page
+
+
+def _newest(sources: Sources, wanted: dict[str, str], last: int) -> tuple[list[LogRow], dict[str, int]]:
+    """The newest lines, the oldest of them first, and where those that come later begin."""
+    rows: list[LogRow] = []
+    places: dict[str, int] = {}
+    newer: dict[str, int] = {}
+    more = True
+    while more:
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(PAGE, max(1, last)))
+        newer = newer or logs.read_cursor(page.newer)
+        places |= logs.read_cursor(page.older)
+        rows += page.rows
+        more = page.more and len(rows) < last and bool(page.rows)
+    return rows[:last][::-1], newer
+
+
+def wanted_lines(
+    *,
+    text: str = "",
+    client: str | None = None,
+    label: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    run: str | None = None,
+    now: Callable[[], float] = wall_clock,
+) -> dict[str, str]:
+    """What servers are asked for, of what a person has typed.
+
+    Raises:
+        ParameterError: something cannot be read.
+    """
+    moments = {name: _moment(name, given, now) for name, given in (("since", since), ("until", until)) if given}
+    if client and not re.fullmatch("([0-9a-fA-F]{2})+", client):
+        raise ParameterError(
+            "--client", client, "the id of an actor in hex, as `memoire top` or the dashboard shows it"
+        )
+    if label and not re.fullmatch("[0-9a-fA-F]{1,8}", label):
+        raise ParameterError("--label", label, "up to 8 digits in hex, as they stand in a line")
+    named = {"text": text, "client": client, "label": label, "run": run, **moments}
+    return {name: value for name, value in named.items() if value}
+
+
+def _moment(name: str, given: str, now: Callable[[], float]) -> str:
+    """Seconds since 1970 of "10m" (ago), of seconds since 1970, or of an ISO 8601 time (UTC without an offset)."""
+    try:
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?[smhd]", given):
+            return repr(now() - float(given[:-1]) * _UNITS[given[-1]])
+        if re.fullmatch(r"[0-9]{6,11}(\.[0-9]+)?", given):
+            return given
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        expected = "a time such as 2026-01-31T12:00:00 (UTC), seconds since 1970, or 30s, 10m, 2h, 1d ago"
+        raise ParameterError(f"--{name}", given, expected) from None
+    # Half a microsecond sooner: the time of a line as it is printed is rounded, and chooses that line.
+    return repr((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - 5e-7)

@@ -1,0 +1,493 @@
+"""The HTTP API: JSON under /api/, one stream, exports, /metrics and probes. What it answers with is in answers.py.
+
+Answers are written by msgspec and only described to FastAPI, so that a page of a thousand actors costs what its bytes
+cost. Handlers that read run in threads; only the stream and the login run on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping
+from math import isfinite
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from memoire.dashboard.collect import logs
+from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.dashboard.collect.answers import (
+    ActorDetail,
+    ActorPage,
+    ActorRow,
+    Distribution,
+    EpisodeRow,
+    LearnerRow,
+    LogPage,
+    NodeRow,
+    Overview,
+    RunInfo,
+    Specimen,
+    Spread,
+    TableRow,
+)
+from memoire.dashboard.collect.distributions import spread_of
+from memoire.dashboard.collect.nodes import NodeError
+from memoire.errors import MemoireError
+from memoire.nodes import pages
+from memoire.nodes.pages import Handler
+from memoire.version import SOFTWARE, VERSION
+
+from . import exports
+from .access import Access, error, is_by_tls, origin_of, too_many
+from .event_stream import MOST_LISTENERS, Full, Hub
+from .login_throttle import COOKIE, LOGIN_SECONDS, Gate, TooManyWrong
+from .pages import add_pages
+
+MOST_ROWS = 1000
+MOST_POINTS = 5000
+MOST_NAMES = 256
+WRONG_TOKEN_WAIT = 0.5
+"""Seconds that a wrong token costs."""
+YEAR_9999 = 253_402_300_799.0
+
+Sort = Literal[
+    "client", "label", "host", "table", "home", "state", "first_seen", "last_seen", "episodes", "steps",
+    "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches", "rejected_caches",
+    "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+]  # fmt: skip
+Figure = Literal[
+    "episodes", "steps", "steps_per_second", "return_mean", "generated_bytes", "pushed_caches", "accepted_caches",
+    "rejected_caches", "lost_caches", "skipped_caches", "received_bytes", "dropped_lines",
+]  # fmt: skip
+State = Literal["active", "silent", "gone"]
+Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
+Text = Annotated[str, Query(max_length=256)]
+Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
+Names = Annotated[list[str], Query(max_length=MOST_NAMES, description="Names of figures; all of them by default.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+Offset = Annotated[int, Query(ge=0, le=1 << 31)]
+Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
+
+
+class Problem(BaseModel):
+    """What every refusal says."""
+
+    error: str
+
+
+class Token(BaseModel):
+    """What a person who logs in knows."""
+
+    token: str = Field(max_length=1024)
+
+
+class Session(BaseModel):
+    """Whether somebody is let in."""
+
+    needs_token: bool
+    is_let_in: bool
+    software: str
+
+
+class CurvesAnswer(BaseModel):
+    """Several figures over the same buckets of time; null where a bucket has none."""
+
+    run: str
+    bucket: float
+    time: list[float]
+    steps: list[float | None]
+    mean: dict[str, list[float | None]]
+    least: dict[str, list[float | None]]
+    greatest: dict[str, list[float | None]]
+
+
+class Csv(StreamingResponse):
+    """A table."""
+
+    media_type = "text/csv"
+
+
+class Events(StreamingResponse):
+    """An event file."""
+
+    media_type = "application/octet-stream"
+
+
+class Stream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+
+class Api:
+    """The handlers, around one aggregator."""
+
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> None:
+        self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
+        self._settings = aggregator.settings
+
+    # --------------------------------------------------------------------------------------------------- the state
+
+    def overview(self) -> Response:
+        """The whole cluster at the newest moment."""
+        return _json(self._overview())
+
+    async def stream(self, request: Request, last_event_id: Annotated[str, Header(max_length=20)] = "") -> Response:
+        """The same again and again, as server-sent events named "overview"; their ids are its `number`."""
+        if self._hub.listeners >= MOST_LISTENERS:
+            text = f"{MOST_LISTENERS} listen already: ask for /api/overview now and then"
+            raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "10"})
+        last = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
+        return Stream(self._frames(last, request.headers), headers={"X-Accel-Buffering": "no"})
+
+    async def _frames(self, last: int | None, headers: Headers) -> AsyncIterator[bytes]:
+        """Until it is over, or the login is."""
+        with contextlib.suppress(Full):
+            async with contextlib.aclosing(self._hub.listen(last)) as frames:
+                async for frame in frames:
+                    if not self._gate.still_admits(headers):
+                        return
+                    yield frame
+
+    def nodes(self) -> Response:
+        """Every node, with all that it said last."""
+        overview, statuses = self._overview(), self._aggregator.statuses()
+        return _json([msgspec.to_builtins(node) | {"status": statuses.get(node.url, {})} for node in overview.nodes])
+
+    def learners(self) -> Response:
+        """Every learner that was heard from lately."""
+        return _json(self._overview().learners)
+
+    def settings(self) -> Response:
+        """Schema, parameters and limits of every server, and the dashboard's own settings; secrets are left out."""
+        return _json({"servers": self._aggregator.node_settings(), "dashboard": self._settings.shown()})
+
+    def sample(self, server: Text = "", table: Text = "") -> Response:
+        """One sample that is held, as likely as in a draw: of this server, or of any, and of the first table where none
+        is named. It is not taken. Each array has dtype, shape and bytes, for whoever shows frames as pictures. null: no
+        sample of up to 4 MiB is held at this moment.
+        """
+        row = self._table(table)
+        if server not in ("", *row.facts):
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r} now that has this table")
+        held = {name: int(facts["held_samples"]) for name, facts in row.facts.items() if server in ("", name)}
+        chosen = random.choices(list(held), [1 + samples for samples in held.values()])[0]
+        try:
+            found = self._aggregator.ask_server(chosen, f"/sample?{urlencode({'table': row.name})}")
+        except NodeError as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            return _json(None)
+        return _json({"server": chosen, **found})
+
+    def distribution(self, table: Text = "") -> Response:
+        """How weights and ages of what a table holds are spread, over all servers, and its effective size."""
+        row = self._table(table)
+        return _json(self._aggregator.distribution(row.name, row.facts))
+
+    def _table(self, name: str) -> TableRow:
+        """The table of this name; "": the first one."""
+        tables = self._overview().tables
+        found = next((each for each in tables if name in ("", each.name)), None)
+        if found is None:
+            text = f"there is no table {name!r}" if tables else "no server answers now, so no table is known"
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, text)
+        return found
+
+    # -------------------------------------------------------------------------------------------------- the actors
+
+    def actors(
+        self,
+        sort: Sort = "client",
+        order: Literal["up", "down"] = "up",
+        state: State | None = None,
+        text: Text = "",
+        home: Text = "",
+        table: Text = "",
+        offset: Offset = 0,
+        limit: Limit = 100,
+    ) -> Response:
+        """A page of the actors of this run. `text` is looked for in id, label and host; rows without the figure that
+        they are sorted by come last.
+        """
+        rows = self._aggregator.actors()
+        chosen = [row for row in rows if _matches(row, state, text.lower(), home, table)]
+        with_it = [row for row in chosen if getattr(row, sort) is not None]
+        with_it.sort(key=lambda row: (getattr(row, sort), row.client), reverse=order == "down")
+        chosen = with_it + [row for row in chosen if getattr(row, sort) is None]
+        return _json(ActorPage(len(rows), len(chosen), chosen[offset : offset + limit]))
+
+    def spread(self, figure: Figure = "steps_per_second", bins: Annotated[int, Query(ge=1, le=100)] = 24) -> Response:
+        """How the actors of this run that did not say goodbye are spread by one figure, to find the odd ones."""
+        values = [getattr(row, figure) for row in self._aggregator.actors() if row.state != "gone"]
+        return _json(spread_of(figure, [float(each) for each in values if each is not None and isfinite(each)], bins))
+
+    def actor(self, client: Client) -> Response:
+        """One actor with its account at each server, what its home says of it, and its newest episodes."""
+        found = self._aggregator.actor(client)
+        if found is None:
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"no actor {client} is known in this run")
+        return _json(found)
+
+    def episodes(self, client: Text = "", limit: Limit = 100) -> Response:
+        """The newest closed episodes of this run, the newest first: of all actors, or of one."""
+        return _json(self._aggregator.episodes(client, limit))
+
+    # --------------------------------------------------------------------------------------------------- the curves
+
+    def names(self, run: Run = "") -> Response:
+        """Names of all figures of a run that have a curve."""
+        return _json(self._aggregator.history.names(run or self._overview().run))
+
+    def curves(
+        self,
+        name: Names,
+        run: Run = "",
+        since: Time = 0.0,
+        until: Time = YEAR_9999,
+        points: Annotated[int, Query(ge=2, le=MOST_POINTS)] = 500,
+    ) -> Response:
+        """Figures over time, with the steps of the run at each time: mean, least and greatest of each bucket, so that
+        spikes are seen however coarse it is. `since` 0 is the run's beginning.
+        """
+        return _json(self._aggregator.curves(run, name, since, until, points))
+
+    def runs(self) -> Response:
+        """Every run that was ever seen, the newest last."""
+        return _json(self._aggregator.runs())
+
+    def csv(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006  FastAPI copies defaults
+        """Figures of a run as a table, as finely as they are kept."""
+        run, names = self._wanted(run, name)
+        return _file(Csv, exports.csv_of(self._aggregator.history, run, names), run, "csv")
+
+    def tensorboard(self, run: Run = "", name: Names = []) -> Response:  # noqa: B006
+        """Figures of a run as an event file for TensorBoard."""
+        run, names = self._wanted(run, name)
+        events = exports.events_of(self._aggregator.history, run, names)
+        return _file(Events, events, run, "tfevents")
+
+    def _wanted(self, run: str, names: list[str]) -> tuple[str, list[str]]:
+        run = run or self._overview().run
+        return run, names or self._aggregator.history.names(run)
+
+    # ----------------------------------------------------------------------------------------------------- the logs
+
+    def logs(
+        self,
+        text: Text = "",
+        client: Annotated[str, Query(pattern="^([0-9a-f]{32})?$")] = "",
+        label: Annotated[str, Query(pattern="^[0-9a-f]{0,8}$")] = "",
+        since: Time | None = None,
+        until: Time | None = None,
+        run: Run = "",
+        server: Text = "",
+        cursor: Annotated[str, Query(max_length=65536, pattern=f"^{logs.CURSOR}$")] = "",
+        direction: logs.Direction = "older",
+        limit: Limit = 100,
+    ) -> Response:
+        """Log lines of all servers, or of one, the newest first. Follow them with direction=newer and the page's
+        `newer` as the cursor; go back with direction=older and its `older`. What is around a line: its server, and a
+        cursor "index@server", once in each direction.
+        """
+        wanted = {"text": text, "client": client, "label": label, "run": run}
+        wanted |= {name: repr(value) for name, value in (("since", since), ("until", until)) if value is not None}
+        known = self._aggregator.servers()
+        if server and server not in known:
+            raise HTTPException(http.HTTPStatus.NOT_FOUND, f"there is no server {server!r}")
+        page = logs.search(
+            self._aggregator.ask_servers,
+            [server] if server else list(known),
+            {name: value for name, value in wanted.items() if value},
+            logs.read_cursor(cursor),
+            direction,
+            limit,
+        )
+        return _json(page)
+
+    # ---------------------------------------------------------------------------------------------------- who is let in
+
+    def session(self, request: Request) -> Response:
+        """Whether a token is needed, and whether it was given."""
+        is_let_in = self._gate.still_admits(request.headers)
+        return _json(Session(needs_token=not self._gate.is_open, is_let_in=is_let_in, software=SOFTWARE))
+
+    async def login(self, request: Request, token: Token) -> Response:
+        """Give the token; the answer sets a cookie that no script can read. Wrong ones have to be waited for."""
+        if self._gate.is_open:
+            raise HTTPException(http.HTTPStatus.FORBIDDEN, "no token is needed here")
+        try:
+            number = self._gate.log_in(token.token, origin_of(request.scope))
+        except TooManyWrong as many:
+            return too_many(many)
+        if number is None:
+            await asyncio.sleep(WRONG_TOKEN_WAIT)
+            raise HTTPException(http.HTTPStatus.FORBIDDEN, "this is not the token")
+        answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
+        answer.set_cookie(COOKIE, number, max_age=int(LOGIN_SECONDS), **self._cookie_marks(request))
+        return answer
+
+    def logout(self, request: Request) -> Response:
+        """End this login, and forget the cookie."""
+        self._gate.log_out(request.headers)
+        answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
+        answer.delete_cookie(COOKIE, **self._cookie_marks(request))
+        return answer
+
+    def _cookie_marks(self, request: Request) -> dict[str, Any]:
+        is_safe = is_by_tls(request.url.scheme, request.headers)
+        return {"path": self._settings.root_path or "/", "httponly": True, "samesite": "strict", "secure": is_safe}
+
+    # --------------------------------------------------------------------------------------------------- for machines
+
+    def metrics(self, request: Request) -> Response:
+        """The cluster's totals and this dashboard, for Prometheus."""
+        return self._probe("/metrics", request)
+
+    def livez(self, request: Request) -> Response:
+        """200, or 503 when only a restart helps."""
+        return self._probe("/livez", request)
+
+    def readyz(self, request: Request) -> Response:
+        """200, or 503 while there is nothing to see yet."""
+        return self._probe("/readyz", request)
+
+    def _probe(self, path: str, request: Request) -> Response:
+        page = self._probes[path](None, pages.Request(path, headers=request.headers))
+        return Response(page.body, page.status, headers={"Content-Type": page.kind})
+
+    def _overview(self) -> Overview:
+        overview = self._aggregator.newest
+        if overview is None:
+            text = "the nodes have not been asked yet: ask again in a second"
+            raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "1"})
+        return overview
+
+
+def create_app(aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> FastAPI:
+    """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
+
+    Args:
+        gate: Lets people in.
+        probes: Health and metrics, see `probe_pages`.
+    """
+    api = Api(aggregator, hub, gate, probes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        hub.attach(asyncio.get_running_loop())
+        yield
+
+    app = FastAPI(
+        title="memoire dashboard",
+        version=VERSION,
+        openapi_url="/api/openapi.json",
+        docs_url=None,  # its pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    refusals = _refusals({"model": Problem})
+    # Whatever a page is, its refusals are JSON.
+    plain = _refusals({"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}})
+    for path, handler, model in _routes(api):
+        is_json = not (isinstance(model, type) and issubclass(model, Response))
+        app.add_api_route(
+            path,
+            handler,
+            response_model=model if is_json else None,
+            response_class=JSONResponse if is_json else model,
+            responses=refusals if is_json else plain,
+        )
+    app.add_api_route(
+        "/api/login", api.login, methods=["POST"], status_code=204, response_model=None, responses=refusals
+    )
+    app.add_api_route(
+        "/api/logout", api.logout, methods=["POST"], status_code=204, response_model=None, responses=refusals
+    )
+    add_pages(app, aggregator.settings.root_path)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(MemoireError, _wrong)
+    app.add_exception_handler(NodeError, _away)
+    app.add_middleware(Access, settings=aggregator.settings, gate=gate)
+    return app
+
+
+def _refusals(description: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    codes = (400, 401, 403, 404, 411, 413, 421, 422, 429, 502, 503)
+    return {code: {"description": http.HTTPStatus(code).phrase, **description} for code in codes}
+
+
+def _routes(api: Api) -> list[tuple[str, Any, Any]]:
+    """Path, handler, and what it answers with."""
+    return [
+        ("/api/overview", api.overview, Overview),
+        ("/api/stream", api.stream, Stream),
+        ("/api/nodes", api.nodes, list[NodeRow]),
+        ("/api/learners", api.learners, list[LearnerRow]),
+        ("/api/settings", api.settings, dict[str, Any]),
+        ("/api/sample", api.sample, Specimen | None),
+        ("/api/distribution", api.distribution, Distribution),
+        ("/api/actors", api.actors, ActorPage),
+        ("/api/actors/{client}", api.actor, ActorDetail),
+        ("/api/spread", api.spread, Spread),
+        ("/api/episodes", api.episodes, list[EpisodeRow]),
+        ("/api/figures", api.names, list[str]),
+        ("/api/curves", api.curves, CurvesAnswer),
+        ("/api/runs", api.runs, list[RunInfo]),
+        ("/api/export.csv", api.csv, Csv),
+        ("/api/export.tfevents", api.tensorboard, Events),
+        ("/api/logs", api.logs, LogPage),
+        ("/api/session", api.session, Session),
+        ("/metrics", api.metrics, PlainTextResponse),
+        ("/livez", api.livez, dict[str, Any]),
+        ("/readyz", api.readyz, dict[str, Any]),
+    ]
+
+
+def _matches(row: ActorRow, state: str | None, text: str, home: str, table: str) -> bool:
+    if state not in (None, row.state) or home not in ("", row.home) or table not in ("", row.table):
+        return False
+    return not text or text in row.client or text in row.label or text in row.host.lower()
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    plain = value.model_dump() if isinstance(value, BaseModel) else value
+    return Response(msgspec.json.encode(plain), status, media_type="application/json")
+
+
+def _file(kind: type[StreamingResponse], body: Iterator[bytes], run: str, ending: str) -> Response:
+    name = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)[:80]
+    headers = {"Content-Disposition": f'attachment; filename="memoire-{name or "run"}.{ending}"'}
+    return kind(body, headers=headers)
+
+
+async def _refused(_: Request, raised: Exception) -> Response:
+    assert isinstance(raised, HTTPException)
+    return error(raised.status_code, str(raised.detail), dict(raised.headers or {}))
+
+
+async def _invalid(_: Request, raised: Exception) -> Response:
+    assert isinstance(raised, RequestValidationError)
+    found = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in raised.errors()[:5])
+    return error(http.HTTPStatus.UNPROCESSABLE_ENTITY, found)
+
+
+async def _wrong(_: Request, raised: Exception) -> Response:
+    return error(http.HTTPStatus.BAD_REQUEST, str(raised))
+
+
+async def _away(_: Request, raised: Exception) -> Response:
+    assert isinstance(raised, NodeError)
+    is_ours = raised.status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.NOT_FOUND)
+    return error(raised.status if is_ours else http.HTTPStatus.BAD_GATEWAY, str(raised))

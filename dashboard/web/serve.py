@@ -1,0 +1,179 @@
+"""A dashboard as a process, or on threads of one: what `memoire dashboard` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from memoire.dashboard.collect.aggregator import Aggregator
+from memoire.dashboard.collect.history import History
+from memoire.dashboard.settings import Settings
+from memoire.errors import EndpointError
+from memoire.nodes.http import NodePages, listen
+from memoire.nodes.metrics import Exposition
+from memoire.nodes.tether import Tether
+from memoire.security.tokens import Tokens
+
+from .api import create_app
+from .event_stream import Hub
+from .health import probe_pages
+from .login_throttle import Gate
+from .metrics import DashboardCollector
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT = 5
+"""Seconds that requests have to end once the dashboard is told to."""
+REQUEST_TIME = 10.0
+"""Seconds that a connection may take for a request; at most twice as long for a later one."""
+START_TIMEOUT = 10.0
+LOOK_EVERY = 0.25
+
+
+class _Timely(H11Protocol):
+    """A connection that has to say what it wants soon, each time: silent ones would take all descriptors.
+
+    Its requests know who is at its other end, also behind a reverse proxy: scope["state"]["peer"].
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody came."""
+        super().connection_made(transport)
+        self.app_state = self.app_state | {"peer": self.client[0] if self.client else ""}
+        self._look_again(None)
+
+    def _look_again(self, served: Any) -> None:
+        self.loop.call_later(REQUEST_TIME, self._look, served)
+
+    def _look(self, served: Any) -> None:
+        """Hang up where nothing is asked, and nothing was since the last look; `served` is the request of then."""
+        newest: Any = self.cycle  # None before the first request is there as a whole
+        if newest is served and (newest is None or newest.response_complete):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._look_again(newest)
+
+
+class _Quiet(uvicorn.Server):
+    """Signals belong to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Takes none."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what goes on; whoever does not let go in time, or came at the last moment, is cut off."""
+        await super().shutdown(sockets)
+        for _ in range(3):  # turns of the loop: connections that were accepted come up, those that are cut off go
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)
+
+
+class Dashboard:
+    """A dashboard on threads of its own, until `close`.
+
+    Raises:
+        EndpointError: its address is taken, or none.
+        HistoryError: the file of the history cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._is_closed = False
+        self._listener: socket.socket = listen(settings.listen)
+        try:
+            history = History(settings.history)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.hub = Hub()
+        self.aggregator = Aggregator(settings, history, self.hub.put)
+        self.gate = Gate(Tokens.of(settings.token))
+        pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
+        try:
+            self._probes = NodePages(None, probes=settings.probes, pages=pages)
+        except BaseException:
+            self._listener.close()
+            history.close()
+            raise
+        self.app = create_app(self.aggregator, self.hub, self.gate, pages)
+        config = uvicorn.Config(
+            self.app,
+            http=_Timely,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=CLOSE_TIMEOUT,
+            server_header=False,
+            date_header=False,
+        )
+        self._server = _Quiet(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, name="memoire-dashboard-http", daemon=True
+        )
+        self.aggregator.start()
+        self._thread.start()
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self._server.started:
+            self.close()
+            raise EndpointError(settings.listen, "serve HTTP at", "the server there did not start; its log says why")
+
+    @property
+    def url(self) -> str:
+        """What to open, as from this machine."""
+        host, port = self._listener.getsockname()[:2]
+        named = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        return f"http://{named}:{port}"
+
+    @property
+    def probes_url(self) -> str | None:
+        """Where only /livez, /readyz and /metrics are, to everybody; None where they have no port of their own."""
+        return self._probes.probes_url
+
+    def close(self) -> None:
+        """End all streams and threads, and write the history. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.hub.close()  # streams would keep the server from ending
+        self._server.should_exit = True
+        self._thread.join(2 * CLOSE_TIMEOUT)
+        self._probes.close()
+        self.aggregator.close()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve(settings: Settings) -> int:
+    """Run a dashboard until it is told to end; its exit status."""
+    with Tether() as tether, Dashboard(settings) as dashboard:
+        tether.ready(endpoint=dashboard.url, http=dashboard.url)
+        if not tether.is_launched:
+            print(f"memoire dashboard: {dashboard.url}", flush=True)
+            if dashboard.probes_url is not None:
+                print(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz", flush=True)
+            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        while tether.wait(LOOK_EVERY):
+            pass
+    return 0

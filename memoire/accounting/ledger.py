@@ -1,0 +1,760 @@
+"""Who counted what: cumulative totals of every client at a server, and a client's byte window towards its server.
+
+Pure: no clock, no socket. Totals travel as sums since the client began, never as increments, so that a message may be
+lost, doubled or late without changing what is counted: the greater number wins.
+
+    client 7 says     episodes 3     episodes 5     (again) 3      the ledger holds 5
+    client 9 says                    episodes 2                    the ledger holds 2      total 7
+
+A client that has only said hello is a guest: it has no account until it reports something that counts. An account
+whose client is gone or silent is folded: it leaves memory, its `AccountStore` keeps it, and it comes back before the
+client's next message is looked at.
+
+    hello ──▶ guest ──first report that counts──▶ account ──gone, or silent for long──▶ folded
+                                                     ▲──────────── speaks again ────────────┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+
+from memoire.errors import ProtocolError
+from memoire.wire.messages import MOST_RETURN, Ended, Update
+
+MAX_GUESTS = 1 << 14
+"""Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
+MOST_CODES = 32
+MOST_HOMES = 32
+"""Accounts that a client remembers of homes it has left, should it come back."""
+RECENT_EPISODES = 1000
+
+_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale")
+_HOME_SUMS = ("caches", "cache_bytes")
+TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
+"""What is added up for each table, too."""
+
+
+@dataclass(slots=True)
+class Account:
+    """One client at one server; the ledger's owner holds the lock under which it changes."""
+
+    client: bytes
+    first_seen: float
+    last_seen: float
+    since: int = 0
+    """The home's epoch when it was opened: what is per home (the client's caches) counts from then."""
+    report: Update = field(default_factory=Update)
+    """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
+    sequence: int = -1
+    """Number of that newest message."""
+    lines_through: int = 0
+    """Number of the newest log line that was taken."""
+    ended_through: int = 0
+    """Number of the newest closed episode that was taken."""
+    returns_count: int = 0
+    returns_sum: float = 0.0
+    received_caches: int = 0
+    received_bytes: int = 0
+    """Of all caches that arrived, accepted or rejected."""
+    seen_caches: int = 0
+    seen_bytes: int = 0
+    """What the client had pushed when it pushed the newest cache that arrived: received, or lost on the way."""
+    accepted_caches: int = 0
+    accepted_bytes: int = 0
+    accepted_samples: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    waiting_feedback: int = 0
+    """Priorities that learners have set and that the client has not fetched yet; only in memory."""
+    lost_feedback: int = 0
+    """Priorities that it never fetched: it ended, or too many waited for it."""
+    last_cache: float = 0.0
+    """When the newest cache arrived; only in memory."""
+    label: int = 0
+    """Of its log lines."""
+    host: str = ""
+    """Where it runs, as it says; only in memory."""
+    table: int = 0
+    """Number of the table that it belongs to."""
+    owner: str = ""
+    """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
+
+    def copy(self) -> Account:
+        """The account as it is now, which nobody changes any more."""
+        return replace(self, rejected=dict(self.rejected))
+
+    @property
+    def lost_caches(self) -> int:
+        """Caches that a later one overtook and that have not arrived."""
+        return max(0, self.seen_caches - self.received_caches)
+
+    @property
+    def lost_bytes(self) -> int:
+        """Their bytes."""
+        return max(0, self.seen_bytes - self.received_bytes)
+
+    @property
+    def pushed_caches(self) -> int:
+        """Caches that the client has pushed, as far as anything that arrived says: always those received (accepted or
+        rejected), lost and in flight together.
+        """
+        return max(self.report.caches, self.seen_caches, self.received_caches)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Their bytes."""
+        return max(self.report.cache_bytes, self.seen_bytes, self.received_bytes)
+
+    @property
+    def in_flight_caches(self) -> int:
+        """Caches that the client pushed and that neither arrived nor were overtaken by a later one that did."""
+        return self.pushed_caches - max(self.seen_caches, self.received_caches)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes that the client pushed and that neither arrived nor were overtaken by a later one that did."""
+        return max(0, self.report.cache_bytes - max(self.seen_bytes, self.received_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all clients of a ledger."""
+
+    clients: int = 0
+    gone: int = 0
+    """Of these clients, those that said goodbye."""
+    episodes: int = 0
+    steps: int = 0
+    pushed_caches: int = 0
+    pushed_bytes: int = 0
+    skipped_caches: int = 0
+    generated_bytes: int = 0
+    received_caches: int = 0
+    received_bytes: int = 0
+    accepted_caches: int = 0
+    accepted_bytes: int = 0
+    accepted_samples: int = 0
+    rejected_caches: int = 0
+    lost_caches: int = 0
+    lost_bytes: int = 0
+    dropped_lines: int = 0
+    returns_count: int = 0
+    returns_sum: float = 0.0
+    applied: int = 0
+    """Priorities that learners set and that clients have applied."""
+    stale: int = 0
+    """Those whose entry was gone when the client heard of them."""
+    lost_feedback: int = 0
+    """Those that no client fetched, because it had ended, or too many waited for it."""
+
+
+class ExactSum:
+    """A sum of floats that knows no rounding: what was added and taken off again leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._units = 0  # of 2**-1074, of which every float is a whole number
+
+    def add(self, value: float, sign: int = 1) -> None:
+        """Add a finite number, or take it off."""
+        numerator, denominator = value.as_integer_ratio()
+        self._units += sign * (numerator << (1075 - denominator.bit_length()))
+
+    @property
+    def value(self) -> float:
+        """The sum, rounded once."""
+        return self._units / (1 << 1074)
+
+
+class FoldedSums:
+    """What the accounts add up to that are not in memory."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """By the names of `Totals`, all but returns_sum."""
+        self.returns = ExactSum()
+        self.tables: dict[str, Counter[int]] = {name: Counter() for name in TABLE_SUMS}
+        """`TABLE_SUMS` of each table, by its number."""
+
+    def add(self, account: Account, sign: int = 1) -> None:
+        """Add an account, or take it off."""
+        counts = counts_of(account)
+        for name, value in counts.items():
+            self.counts[name] += sign * value
+        self.returns.add(account.returns_sum, sign)
+        for name, sums in self.tables.items():
+            sums[account.table] += sign * counts[name]
+
+
+def counts_of(account: Account) -> dict[str, int]:
+    """What an account adds to `Totals`, all but returns_sum."""
+    report = account.report
+    return {
+        "clients": 1,
+        "gone": int(report.leaving),
+        "episodes": report.episodes,
+        "steps": report.steps,
+        "pushed_caches": account.pushed_caches,
+        "pushed_bytes": account.pushed_bytes,
+        "skipped_caches": report.skipped,
+        "generated_bytes": report.generated_bytes,
+        "received_caches": account.received_caches,
+        "received_bytes": account.received_bytes,
+        "accepted_caches": account.accepted_caches,
+        "accepted_bytes": account.accepted_bytes,
+        "accepted_samples": account.accepted_samples,
+        "rejected_caches": sum(account.rejected.values()),
+        "lost_caches": account.lost_caches,
+        "lost_bytes": account.lost_bytes,
+        "dropped_lines": report.dropped_lines,
+        "returns_count": account.returns_count,
+        "applied": report.applied,
+        "stale": report.stale,
+        "lost_feedback": account.lost_feedback,
+    }
+
+
+class AccountStore(Protocol):
+    """Where the accounts of one run are that are not in memory; see `account_store` and `store`."""
+
+    def find(self, client: bytes) -> Account | None:
+        """The client's own account as it was kept last."""
+
+    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
+        """Numbers of the newest line and closed episode that other accounts of this client have, those of servers that
+        were drained among them; 0 where there are none.
+        """
+
+    def keep(self, account: Account) -> None:
+        """Keep an account that leaves memory; it is not changed any more."""
+
+    def sums(self) -> FoldedSums:
+        """What all accounts that are kept add up to, without those of other servers."""
+
+
+class Nothing:
+    """An `AccountStore` that has nothing and keeps nothing: of a ledger that never folds."""
+
+    def find(self, client: bytes) -> Account | None:
+        """None."""
+
+    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
+        """Zeros."""
+        return 0, 0
+
+    def keep(self, account: Account) -> None:
+        """A mistake of ours: nobody would find it again."""
+        assert account is None, "a ledger that folds needs a store"
+
+    def sums(self) -> FoldedSums:
+        """Nothing."""
+        return FoldedSums()
+
+
+class Ledger:
+    """Accounts of all clients of one run at one server. Not thread-safe: the owner locks.
+
+    Args:
+        epoch: Of the server as it runs now; accounts that it opens say that they began in it.
+        store: Where accounts are that are not in memory.
+        may_open: Whether an account may be opened for a newcomer whose key is this owner's, now.
+        forget: Called with each client that leaves memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        epoch: int = 0,
+        store: AccountStore | None = None,
+        may_open: Callable[[str, float], bool] = lambda owner, now: True,
+        forget: Callable[[bytes], None] = lambda client: None,
+    ) -> None:
+        self.epoch = epoch
+        self._store = Nothing() if store is None else store
+        self._may_open, self._forget = may_open, forget
+        self._accounts: dict[bytes, Account] = {}
+        self._guests: OrderedDict[bytes, Account] = OrderedDict()  # the one that spoke last is the last
+        self._folded = self._store.sums()
+        self.sums: Counter[str] = Counter()
+        """Running sums over all clients, by the names of `Totals`: those of `TABLE_SUMS`, accepted_caches and gone."""
+        self.tables: dict[str, Counter[int]] = {name: Counter(sums) for name, sums in self._folded.tables.items()}
+        """`TABLE_SUMS` of each table, by its number."""
+        for name in (*TABLE_SUMS, "accepted_caches", "gone"):
+            self.sums[name] = self._folded.counts[name]
+        self.present: Counter[int] = Counter()
+        """Clients in memory that have not said goodbye, of each table; guests are among them."""
+        self.strays = 0
+        """Caches that came for accounts of a former life of this server."""
+        self.ended_count = 0
+        """Closed episodes that were told to this ledger as it is in memory; the newest one has this number."""
+        self.ended: deque[tuple[bytes, Ended]] = deque(maxlen=RECENT_EPISODES)
+        """The newest closed episodes with who closed them, oldest first."""
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that all clients closed."""
+        return self.sums["episodes"]
+
+    @property
+    def steps(self) -> int:
+        """Entries that all clients recorded."""
+        return self.sums["steps"]
+
+    @property
+    def accepted_caches(self) -> int:
+        """Caches that were accepted."""
+        return self.sums["accepted_caches"]
+
+    @property
+    def gone(self) -> int:
+        """Clients that said goodbye."""
+        return self.sums["gone"]
+
+    @property
+    def folded(self) -> int:
+        """Accounts that are not in memory."""
+        return self._folded.counts["clients"]
+
+    def __len__(self) -> int:
+        """Accounts in memory."""
+        return len(self._accounts)
+
+    def __contains__(self, client: object) -> bool:
+        """Whether this client is here now: its account is in memory, or it is a guest."""
+        return client in self._accounts or client in self._guests
+
+    def __iter__(self) -> Iterator[Account]:
+        """Accounts in memory."""
+        return iter(self._accounts.values())
+
+    @property
+    def guests(self) -> list[Account]:
+        """Clients that have said hello and reported nothing that counts."""
+        return list(self._guests.values())
+
+    def find(self, client: bytes) -> Account | None:
+        """What is known of a client: its account, brought back where it was folded, or what it said as a guest."""
+        return self._accounts.get(client) or self._guests.get(client) or self._unfold(client)
+
+    def is_counted(self, account: Account) -> bool:
+        """Whether this is an account, and not a guest's."""
+        return account.client in self._accounts
+
+    def greet(self, client: bytes, now: float, table: int = 0) -> Account:
+        """A client says hello: its account where it has one, or else it is a guest from now on."""
+        account = self.find(client)
+        if account is None:
+            account = self._guests[client] = Account(client, now, now, self.epoch, table=table)
+            self.present[table] += 1
+            while len(self._guests) > MAX_GUESTS:
+                self._dismiss(next(iter(self._guests)))
+        return self._heard(account, now)
+
+    def _heard(self, account: Account, now: float) -> Account:
+        account.last_seen = now
+        if account.client in self._guests:
+            self._guests.move_to_end(account.client)
+        return account
+
+    def _dismiss(self, client: bytes) -> None:
+        self.present[self._guests.pop(client).table] -= 1
+        self._forget(client)
+
+    def _opened(self, client: bytes, now: float, table: int) -> Account:
+        """The client's account, opened if it has none.
+
+        Raises:
+            ProtocolError: (code "busy") too many are opened at once.
+        """
+        account = self.find(client) or Account(client, now, now, self.epoch, table=table)
+        if client not in self._accounts:
+            if not self._may_open(account.owner, now):
+                raise ProtocolError("busy", "too many new clients at once (new_clients); this one may come again soon")
+            if self._guests.pop(client, None) is not None:
+                self.present[account.table] -= 1
+            # What other servers have taken of this client it may still say once more, here.
+            account.lines_through, account.ended_through = self._store.numbers_elsewhere(client)
+            self._accounts[client] = account
+            self.present[account.table] += 1
+        return self._heard(account, now)
+
+    def move(self, account: Account, table: int) -> None:
+        """The client belongs to this table from now on, with all that it has counted."""
+        counts = counts_of(account)
+        for sign in (-1, 1):
+            for name, sums in self.tables.items():
+                sums[account.table] += sign * counts[name]
+            self.present[account.table] += sign * (not account.report.leaving)
+            account.table = table
+
+    # Accounts that leave memory, and come back
+
+    def fold(self, account: Account) -> None:
+        """Take an account out of memory: its client is gone, or silent. What it has counted stays in all sums."""
+        assert not account.waiting_feedback
+        del self._accounts[account.client]
+        self.present[account.table] -= not account.report.leaving
+        self._folded.add(account)
+        self._store.keep(account)
+        self._forget(account.client)
+
+    def _unfold(self, client: bytes) -> Account | None:
+        account = self._store.find(client)
+        if account is not None:
+            self._accounts[client] = account
+            self.present[account.table] += not account.report.leaving
+            self._folded.add(account, -1)
+        return account
+
+    def expire(self, since: float) -> None:
+        """Forget guests that were not heard since then."""
+        for client in [client for client, guest in self._guests.items() if guest.last_seen < since]:
+            self._dismiss(client)
+
+    # What clients say
+
+    def report(self, client: bytes, sequence: int, update: Update, now: float, table: int = 0) -> Account:
+        """Merge what a client says: each sum by maximum, the state of its memory by the newest sequence. A guest that
+        reports nothing that counts stays one.
+
+        What it counts per home is about a former account where its epoch is before this one was opened, and where it is
+        above this ledger's: of two lives without a state folder, the later has the lower epoch if the clock went back.
+
+        Raises:
+            ProtocolError: a scalar or return is not finite, or too many accounts are opened at once; nothing was
+                changed.
+        """
+        _check(update)
+        account = self._accounts.get(client)
+        if account is None and _counts_something(update):
+            account = self._opened(client, now, table)
+        account = self._heard(account or self.greet(client, now, table), now)
+        old = account.report
+        said = update if sequence > account.sequence else old
+        mine = update if account.since <= update.epoch <= self.epoch else old
+        sums = {name: max(getattr(old, name), getattr(update, name)) for name in _SUMS}
+        sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in _HOME_SUMS}
+        account.report = msgspec.structs.replace(said, **sums, lines=[], ended=[])
+        account.sequence = max(account.sequence, sequence)
+        if client in self._accounts:
+            self._add_news(account, old)
+            self._take_ended(account, update)
+        elif account.report.leaving:
+            self._dismiss(client)
+        return account
+
+    def _add_news(self, account: Account, old: Update) -> None:
+        """Add what a report has brought to the running sums."""
+        report, table = account.report, account.table
+        for name in ("episodes", "steps", "applied", "stale"):
+            if news := getattr(report, name) - getattr(old, name):
+                self.sums[name] += news
+                self.tables[name][table] += news
+        self.sums["gone"] += report.leaving - old.leaving
+        self.present[table] -= report.leaving - old.leaving
+
+    def _take_ended(self, account: Account, update: Update) -> None:
+        for ended in update.ended:
+            if ended.number > account.ended_through:
+                account.ended_through = ended.number
+                account.returns_count += 1
+                account.returns_sum += ended.returned
+                self.ended_count += 1
+                self.ended.append((account.client, ended))
+
+    def arrived(
+        self,
+        client: bytes,
+        byte_count: int,
+        now: float,
+        number: int = 0,
+        pushed_bytes: int = 0,
+        since: int = 0,
+        table: int = 0,
+    ) -> Account | None:
+        """A cache of this size came; `number` and `pushed_bytes` are what it says the client has pushed with it.
+
+        None, and only `strays` counts it, when it was pushed to an account that this ledger has no more (`since` is
+        not this one's): its client has given it up.
+
+        Raises:
+            ProtocolError: too many accounts are opened at once; nothing was changed.
+        """
+        account = self.find(client)
+        if since not in (0, self.epoch if account is None else account.since):
+            self.strays += 1
+            return None
+        account = self._opened(client, now, table)
+        account.received_caches += 1
+        account.received_bytes += byte_count
+        account.seen_caches = max(account.seen_caches, number)
+        account.seen_bytes = max(account.seen_bytes, pushed_bytes)
+        account.last_cache = now
+        return account
+
+    def accepted(self, account: Account, byte_count: int, samples: int) -> None:
+        """The cache that arrived is held."""
+        account.accepted_caches += 1
+        account.accepted_bytes += byte_count
+        account.accepted_samples += samples
+        self.sums["accepted_caches"] += 1
+
+    def rejected(self, account: Account, code: str) -> None:
+        """The cache that arrived was not taken, for the reason `code`."""
+        if code not in account.rejected and len(account.rejected) >= MOST_CODES:
+            code = "other"
+        account.rejected[code] = account.rejected.get(code, 0) + 1
+
+    def lost_feedback(self, account: Account, samples: int) -> None:
+        """Priorities that waited for a client will never be fetched by it."""
+        account.waiting_feedback -= samples
+        account.lost_feedback += samples
+        self.sums["lost_feedback"] += samples
+        self.tables["lost_feedback"][account.table] += samples
+
+    # What is asked
+
+    def active(self, since: float) -> list[Account]:
+        """Clients that have not said goodbye and were heard from `since` then, guests among them."""
+        everybody = (*self._accounts.values(), *self._guests.values())
+        return [account for account in everybody if account.last_seen >= since and not account.report.leaving]
+
+    def totals(self) -> Totals:
+        """Sums over all accounts, those that are not in memory included; the cost grows with those that are."""
+        sums = Counter(self._folded.counts)
+        for account in self:
+            sums.update(counts_of(account))
+        returns = math.fsum((self._folded.returns.value, *(account.returns_sum for account in self)))
+        return Totals(**sums, returns_sum=returns)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where running sums and accounts disagree."""
+        totals = self.totals()
+        for name, value in self.sums.items():
+            assert value == getattr(totals, name), name
+        for name, sums in self.tables.items():
+            assert sums.total() == getattr(totals, name), name
+            for table in {account.table for account in self}:
+                mine = sum(counts_of(account)[name] for account in self if account.table == table)
+                assert sums[table] == mine + self._folded.tables[name][table], name
+        present = (account for account in (*self, *self.guests) if not account.report.leaving)
+        assert +self.present == Counter(account.table for account in present)
+        assert not self._guests.keys() & self._accounts.keys()
+        for guest in self.guests:
+            assert not any(value for name, value in counts_of(guest).items() if name not in ("clients", "gone"))
+        for client, account in self._accounts.items():
+            assert account.client == client
+            assert not account.report.lines and not account.report.ended
+            received = account.accepted_caches + sum(account.rejected.values())
+            assert account.received_caches == received
+            assert account.pushed_caches == received + account.lost_caches + account.in_flight_caches
+            assert account.pushed_bytes == account.received_bytes + account.lost_bytes + account.in_flight
+            assert account.received_bytes >= account.accepted_bytes
+            assert account.waiting_feedback >= 0
+
+
+def _counts_something(update: Update) -> bool:
+    """Whether a report is more than a sign of life."""
+    return any(getattr(update, name) for name in (*_SUMS, *_HOME_SUMS)) or bool(update.lines or update.ended)
+
+
+def sums_of(account: Account | None) -> tuple[int, ...] | None:
+    """All that a client's message may add to its account: two of these differ when there is something to save."""
+    if account is None:
+        return None
+    report = account.report
+    numbers = account.lines_through, account.ended_through
+    return (*(getattr(report, name) for name in (*_SUMS, *_HOME_SUMS)), report.leaving, *numbers)
+
+
+def _check(update: Update) -> None:
+    """What the wire's bounds leave open: numbers that are not finite would spoil every sum they enter."""
+    for name, value in update.scalars.items():
+        if not math.isfinite(value):
+            raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
+    for ended in update.ended:
+        if not abs(ended.returned) <= MOST_RETURN:  # NaN is not, either
+            expected = f"it must be finite, and at most {MOST_RETURN:g}"
+            raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; {expected}")
+
+
+class Window:
+    """A client's side of its account at one home: how many bytes may be on the way there, and what became of each.
+
+    Always: pushed == received + lost + in flight, in caches and in bytes. Lost is what a later cache has overtaken (the
+    server says so), and what was pushed long before an answered request and had not arrived by then; when it arrives
+    after all, it is no longer lost.
+
+    Not thread-safe: the owner locks.
+    """
+
+    def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
+        self.credit = credit
+        """Bytes that may be in flight; one cache may always go when nothing is."""
+        self.pushed_caches = 0
+        self.pushed_bytes = 0
+        self.accepted_caches = 0
+        self.received_caches = 0
+        """Accepted and rejected ones."""
+        self.received_bytes = 0
+        self.rejected: dict[str, int] = {}
+        self._lost_after = lost_after
+        self._through = (0, 0)  # caches and bytes pushed: what lies before was received or is lost
+        self._waiting: deque[tuple[float, tuple[int, int]]] = deque()  # (time, caches and bytes then) beyond it
+
+    @property
+    def lost_caches(self) -> int:
+        """Caches that were pushed and are given up."""
+        return max(0, self._through[0] - self.received_caches)
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes that were pushed and are given up."""
+        return max(0, self._through[1] - self.received_bytes)
+
+    @property
+    def in_flight_caches(self) -> int:
+        """Caches of which nobody knows yet."""
+        return self.pushed_caches - self.received_caches - self.lost_caches
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes of which nobody knows yet."""
+        return self.pushed_bytes - self.received_bytes - self.lost_bytes
+
+    def has_room(self, byte_count: int) -> bool:
+        """Whether a cache of this size may go now."""
+        return self.in_flight == 0 or self.in_flight + byte_count <= self.credit
+
+    @property
+    def is_half_used(self) -> bool:
+        """Whether it is time to ask the server what arrived."""
+        return 2 * self.in_flight >= self.credit
+
+    def pushed(self, byte_count: int, now: float) -> None:
+        """A cache of this size was handed to the socket."""
+        self.pushed_caches += 1
+        self.pushed_bytes += byte_count
+        self._waiting.append((now, (self.pushed_caches, self.pushed_bytes)))
+
+    def answered(
+        self,
+        accepted: int,
+        received: int,
+        lost: int,
+        rejected: Mapping[str, int],
+        asked_at: float,
+        *,
+        lost_caches: int = 0,
+    ) -> None:
+        """The account's sums, in answer to a request that was first sent at `asked_at`; `received`, `lost` in bytes."""
+        # Never more than was pushed, though somebody may use this client's id.
+        received, accepted = min(received, self.pushed_bytes), min(accepted, self.pushed_caches)
+        came = min(accepted + sum(rejected.values()), self.pushed_caches)
+        # An answer may be late, and a server that was killed may have forgotten its newest caches: those are lost.
+        if came >= self.received_caches:
+            self.accepted_caches, self.received_caches, self.rejected = accepted, came, dict(rejected)
+        self.received_bytes = max(self.received_bytes, received)
+        if lost or lost_caches:
+            self._reach(min(self.pushed_caches, came + lost_caches), min(self.pushed_bytes, received + lost))
+        while self._waiting:
+            pushed_at, (caches, byte_count) = self._waiting[0]
+            is_known = caches <= max(self._through[0], self.received_caches) and byte_count <= max(
+                self._through[1], self.received_bytes
+            )
+            if not is_known and pushed_at > asked_at - self._lost_after:
+                break
+            self._waiting.popleft()
+            if not is_known:
+                self._reach(caches, byte_count)
+
+    def _reach(self, caches: int, byte_count: int) -> None:
+        self._through = max(self._through[0], caches), max(self._through[1], byte_count)
+
+    def give_up(self) -> None:
+        """Nobody will say any more what became of what is on the way: it is lost, unless the home is asked again."""
+        self._through = self.pushed_caches, self.pushed_bytes
+        self._waiting.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where bytes or caches are not accounted for."""
+        assert min(self.in_flight, self.lost_bytes, self.in_flight_caches, self.lost_caches) >= 0
+        assert self.pushed_bytes == self.received_bytes + self.lost_bytes + self.in_flight
+        assert self.pushed_caches == self.received_caches + self.lost_caches + self.in_flight_caches
+        assert self.received_caches == min(self.pushed_caches, self.accepted_caches + sum(self.rejected.values()))
+
+
+@dataclass(slots=True)
+class Pushes:
+    """What became of the caches that a client pushed, to all of its homes."""
+
+    pushed_caches: int = 0
+    pushed_bytes: int = 0
+    accepted_caches: int = 0
+    received_bytes: int = 0
+    lost_caches: int = 0
+    lost_bytes: int = 0
+    in_flight_caches: int = 0
+    in_flight_bytes: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    def add(self, window: Window) -> None:
+        """Add those of one account."""
+        self.pushed_caches += window.pushed_caches
+        self.pushed_bytes += window.pushed_bytes
+        self.accepted_caches += window.accepted_caches
+        self.received_bytes += window.received_bytes
+        self.lost_caches += window.lost_caches
+        self.lost_bytes += window.lost_bytes
+        self.in_flight_caches += window.in_flight_caches
+        self.in_flight_bytes += window.in_flight
+        for code, count in window.rejected.items():
+            self.rejected[code] = self.rejected.get(code, 0) + count
+
+
+class Windows:
+    """A client's windows, one for each account that a home has opened for it. Not thread-safe: the owner locks.
+
+    home a ──▶ home b ──▶ home a      back at a, its numbers go on, since a says that it knows this client `since` then
+                                      as before; an a that has forgotten everything says a later `since`: from zero
+
+    What is on the way when a client moves is lost, unless it comes back and hears otherwise.
+    """
+
+    def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
+        self.now = Window(credit, lost_after=lost_after)
+        """The one towards the present home."""
+        self._lost_after = lost_after
+        self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
+        self._left: OrderedDict[tuple[int, int, int], Window] = OrderedDict()  # the newest last
+        self._forgotten = Pushes()  # of accounts that were left so long ago that only their sums are kept
+
+    def belong(self, run: int, home: int, since: int) -> None:
+        """From now on caches go to this account."""
+        key = (run, home, since)
+        if key == self._key:
+            return
+        self.now.give_up()
+        self._left[self._key] = self.now
+        credit = self.now.credit
+        self.now = self._left.pop(key) if key in self._left else Window(credit, lost_after=self._lost_after)
+        self.now.credit, self._key = credit, key
+        while len(self._left) > MOST_HOMES:
+            self._forgotten.add(self._left.popitem(last=False)[1])
+
+    def sums(self) -> Pushes:
+        """Over all accounts."""
+        sums = replace(self._forgotten, rejected=dict(self._forgotten.rejected))
+        for window in (*self._left.values(), self.now):
+            sums.add(window)
+        return sums
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where bytes or caches are not accounted for."""
+        for window in (*self._left.values(), self.now):
+            window.check_invariants()
+        assert not any(window.in_flight or window.in_flight_caches for window in self._left.values())

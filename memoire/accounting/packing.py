@@ -1,0 +1,247 @@
+"""Accounts as they are kept outside of memory's objects: some seventy bytes for each client, and back. Pure.
+
+    own account        key  client (16)               body  counts (`_core.pack_counts`), then codes of rejection
+    another server's   key  client (16) + word (4)    body  counts
+
+Texts and long numbers that many accounts share (owner, table and `since`; the homes of other servers) are words: a body
+has only a word's number. Counts that usually equal one another are kept as differences, which are 0 and take one bit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire import _core
+from memoire.wire import messages
+from memoire.wire.messages import MOST_RETURNS, Update
+
+from .ledger import Account, FoldedSums
+from .merge import GONE, Rows, exact_sum, merge, row_of
+
+CLIENT_BYTES: Final = 16
+_WORD_BYTES: Final = 4
+_DIFFERENCES: Final = (
+    ("episodes", ""),
+    ("steps", ""),
+    ("generated_bytes", ""),
+    ("skipped", ""),
+    ("dropped_lines", ""),
+    ("lines_through", ""),
+    ("ended_through", ""),
+    ("applied", ""),
+    ("stale", ""),
+    ("lost_feedback", ""),
+    ("pushed_caches", ""),
+    ("pushed_bytes", ""),
+    ("received_caches", "pushed_caches"),
+    ("received_bytes", "pushed_bytes"),
+    ("accepted_caches", "received_caches"),
+    ("accepted_bytes", "received_bytes"),
+    ("accepted_samples", ""),
+    ("rejected_caches", ""),
+    ("lost_caches", ""),
+    ("lost_bytes", ""),
+    ("returns_count", "ended_through"),
+)
+"""The counts of a row in order, and what each is subtracted from."""
+_COUNTS: Final = len(_DIFFERENCES) + 7
+"""They are followed by flags, label, first_seen, how much later last_seen is, returns_sum, word and sequence."""
+_WORD: Final = _COUNTS - 2
+_MASK: Final = (1 << 64) - 1
+_FLOAT: Final = struct.Struct("<d")
+_LATEST: Final = 9e12  # seconds; in milliseconds a float has them exactly
+_TOTALS: Final = {"skipped_caches": "skipped"} | {
+    name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
+}
+"""The whole numbers of `Totals` that a row has, and what the row calls them."""
+_PLACE: Final = {name: place for place, name in enumerate(messages.ACCOUNT.names or ())}
+
+
+class Words:
+    """Texts by number: numbers are given out from 1 and never change. One thread adds; any may read."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._texts = [*known]
+        self._numbers = {text: place + 1 for place, text in enumerate(self._texts)}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def number(self, text: str) -> int:
+        """The number of a text, which is added if it is new."""
+        if text not in self._numbers:
+            self._texts.append(text)
+            self._numbers[text] = len(self._texts)
+        return self._numbers[text]
+
+    def text(self, number: int) -> str:
+        """The text of a number. Raises ValueError: nobody gave it out."""
+        if not 0 < number <= len(self._texts):
+            raise ValueError(f"word {number} of {len(self._texts)}")
+        return self._texts[number - 1]
+
+    def after(self, number: int) -> list[str]:
+        """The texts with higher numbers, in order."""
+        return self._texts[number:]
+
+
+class Packing:
+    """Packs the accounts of the server of one home, and unpacks them.
+
+    Args:
+        home: `messages.name_hash` of the server's name.
+        words: What bodies refer to.
+    """
+
+    def __init__(self, home: int, words: Words) -> None:
+        self.home, self.words = home, words
+
+    def pack(self, account: Account) -> bytes:
+        """The body of an own account; its key is the client's id. Feedback that waits is lost with memory."""
+        row = list(row_of(account, self.home))
+        row[_PLACE["lost_feedback"]] += account.waiting_feedback
+        word = self.words.number(f"{account.since} {account.table} {account.owner}")
+        codes = msgspec.msgpack.encode(account.rejected) if account.rejected else b""
+        return _pack(row, word, account.sequence + 1) + codes
+
+    def unpack(self, client: bytes, body: bytes) -> Account:
+        """The account that `pack` packed.
+
+        Raises:
+            ValueError: nobody can have.
+        """
+        counts, used = _core.unpack_counts(body, _COUNTS)
+        row = dict(zip(_PLACE, _as_rows(np.array([counts], np.uint64))[0].item(), strict=True))
+        since, table, owner = self._opening(counts[_WORD])
+        codes = msgspec.msgpack.decode(body[used:], type=dict[str, int]) if used < len(body) else {}
+        _check(row, codes)
+        received, received_bytes = row["received_caches"], row["received_bytes"]
+        report = Update(
+            episodes=row["episodes"],
+            steps=row["steps"],
+            skipped=row["skipped"],
+            generated_bytes=row["generated_bytes"],
+            dropped_lines=row["dropped_lines"],
+            applied=row["applied"],
+            stale=row["stale"],
+            caches=row["pushed_caches"],
+            cache_bytes=row["pushed_bytes"],
+            leaving=bool(row["flags"] & GONE),
+        )
+        return Account(
+            client=client,
+            first_seen=row["first_seen"],
+            last_seen=row["last_seen"],
+            since=since,
+            report=report,
+            sequence=counts[_WORD + 1] - 1,
+            lines_through=row["lines_through"],
+            ended_through=row["ended_through"],
+            returns_count=row["returns_count"],
+            returns_sum=row["returns_sum"],
+            received_caches=received,
+            received_bytes=received_bytes,
+            seen_caches=received + row["lost_caches"],
+            seen_bytes=received_bytes + row["lost_bytes"],
+            accepted_caches=row["accepted_caches"],
+            accepted_bytes=row["accepted_bytes"],
+            accepted_samples=row["accepted_samples"],
+            rejected=codes,
+            lost_feedback=row["lost_feedback"],
+            label=row["label"],
+            table=table,
+            owner=owner,
+        )
+
+    def pack_row(self, row: np.void) -> tuple[bytes, bytes]:
+        """Key and body of an account that another server has counted, or this one in a life that it forgot."""
+        word = self.words.number(f"{int(row['home'])} {int(row['since'])}")
+        return row["client"].tobytes() + word.to_bytes(_WORD_BYTES, "big"), _pack(row.item(), 0, 0)
+
+    def rows(self, packed: Sequence[tuple[bytes, bytes]]) -> Rows:
+        """The rows of keys and bodies, own accounts and others, in the order of `accounts.merge`.
+
+        Raises:
+            ValueError: nobody can have packed them.
+        """
+        if not packed:
+            return merge()
+        table = np.array([_core.unpack_counts(body, _COUNTS)[0] for _, body in packed], np.uint64)
+        found = _as_rows(table)
+        found["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
+        named = [self._name(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
+        found["home"], found["since"] = np.array(named, np.uint64).T
+        return merge(messages.unpack_accounts(found.tobytes()))
+
+    def add_up(self, sums: FoldedSums, bodies: Sequence[bytes]) -> None:
+        """Add own accounts to what is folded.
+
+        Raises:
+            ValueError: nobody can have packed them.
+        """
+        if not bodies:
+            return
+        table = np.array([_core.unpack_counts(body, _COUNTS)[0] for body in bodies], np.uint64)
+        rows = _as_rows(table)
+        for word in np.unique(table[:, _WORD]).tolist():
+            mine, number = rows[table[:, _WORD] == word], self._opening(word)[1]
+            counts = {name: exact_sum(mine[field]) for name, field in _TOTALS.items()}
+            sums.counts.update(counts | {"clients": len(mine), "gone": int((mine["flags"] & GONE).sum())})
+            for name, of_tables in sums.tables.items():
+                of_tables[number] += counts[name]
+        for returned in rows["returns_sum"].tolist():
+            sums.returns.add(returned)
+
+    def _name(self, key: bytes, word: int) -> tuple[int, int]:
+        """Home and since of an account."""
+        if len(key) == CLIENT_BYTES:
+            return self.home, self._opening(word)[0]
+        home, since = map(int, self.words.text(int.from_bytes(key[CLIENT_BYTES:], "big")).split(" "))
+        return home, since
+
+    def _opening(self, word: int) -> tuple[int, int, str]:
+        since, table, owner = self.words.text(word).split(" ", 2)
+        return int(since), int(table), owner
+
+
+def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
+    """Raise ValueError where an account says what none can."""
+    counts = [*(row[name] for name, _ in _DIFFERENCES), *codes.values()]
+    moments = row["first_seen"], row["last_seen"], row["returns_sum"]
+    if (
+        any(not 0 <= count < 1 << 53 for count in counts)
+        or any(not abs(moment) <= MOST_RETURNS for moment in moments)
+        or sum(codes.values()) != row["rejected_caches"]
+    ):
+        raise ValueError("an account that nobody can have")
+
+
+def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
+    counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK for name, less in _DIFFERENCES]
+    first, last = (_milliseconds(row[_PLACE[name]]) for name in ("first_seen", "last_seen"))
+    # The bytes of a float of few digits begin with zeros: read the other way round, they are a small number.
+    returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
+    flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
+    return _core.pack_counts([*counts, flags, label, first, (last - first) & _MASK, returns, word, sequence])
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(min(max(0.0, seconds), _LATEST) * 1000.0)
+
+
+def _as_rows(table: NDArray[np.uint64]) -> Rows:
+    """Rows of `messages.ACCOUNT`, without names, from counts [n, _COUNTS]."""
+    rows = np.zeros(len(table), messages.ACCOUNT)
+    for place, (name, less) in enumerate(_DIFFERENCES):
+        rows[name] = table[:, place] + (rows[less] if less else np.uint64(0))  # wraps around, as it was taken off
+    flags, label, first, longer, returns = (table[:, len(_DIFFERENCES) + place] for place in range(5))
+    rows["flags"], rows["label"] = flags, label
+    rows["first_seen"], rows["last_seen"] = first / 1000.0, (first + longer) / 1000.0
+    rows["returns_sum"] = returns.byteswap().view("<f8")
+    return rows

@@ -1,0 +1,269 @@
+"""The runs of one server: the one that is counted now, and former ones, which stay readable.
+
+Totals, log lines and models belong to a run; parameters and the schema belong to the server. A client that still speaks
+of a former run is counted there until it has heard of the new one, so that a new run loses nothing of the old.
+
+What a server had saved comes back through `Past`; a former run is read from there when somebody first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from memoire.models.model import Model
+from memoire.wire import messages
+
+from .journal import Group, RunFacts
+from .kept_accounts import KeptAccounts, MemoryAccounts
+from .ledger import Ledger
+from .logbook import Entry, Logbook, Wanted
+from .merge import PAGE_ROWS, Rows, key_of, merge, page, row_of, rows_of
+
+RECENT_LINES = 1000
+"""Newest lines of a run that are shown again after a restart."""
+
+
+class Past(Protocol):
+    """What a server saved in its former lives: a store, opened. Runs go by their names."""
+
+    @property
+    def epoch(self) -> int:
+        """Greater than in every former life."""
+
+    def runs(self) -> Sequence[RunFacts]:
+        """All that there were, in the order in which they began."""
+
+    def accounts(self, run: str) -> KeptAccounts:
+        """Its clients' accounts, and those of other servers that were kept here."""
+
+    def line_count(self, run: str) -> int:
+        """Lines taken in all."""
+
+    def search(self, run: str, wanted: Wanted, *, most: int, newest_first: bool = False) -> Sequence[Entry]:
+        """Lines of the run, at most so many of those wanted."""
+
+    def models(self, run: str) -> Iterable[Model]:
+        """The newest of each topic."""
+
+    def settings(self) -> Mapping[str, str]:
+        """The small texts that the server wanted to find again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStats:
+    """What a state folder takes, in bytes."""
+
+    bytes: int
+    """Of its files."""
+    free_bytes: int
+    """That its disk has left for this process."""
+    disk_bytes: int
+    trouble: str
+    """What is wrong with the disk now; empty when nothing is."""
+
+
+class Keeper(Past, Protocol):
+    """A store as a server uses it: what it reads at the start, and a thread that saves one group after the other."""
+
+    @property
+    def name(self) -> str:
+        """Of the server whose folder it is."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+
+    @property
+    def restored(self) -> int:
+        """How often a backup was put back into the folder."""
+
+    def start(
+        self,
+        collect: Callable[[], Group | None],
+        done: Callable[[Group], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Begin to save. The three are called on the thread: for what is to be saved, when it is on disk, and once when
+        nothing can be saved any more, ever.
+        """
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the disk now, for people; empty when nothing is."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether what is given to it is saved without delay."""
+
+    def space(self) -> FolderStats:
+        """What the folder takes, and what is left."""
+
+    def wake(self) -> None:
+        """Somebody waits for what changed. What nobody waits for is collected within 0.2 s."""
+
+    def close(self, timeout: float) -> bool:
+        """Save what is left, and let go of the folder; False when not all of it could be saved in time."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run as it is counted here; the desk's lock guards it."""
+
+    name: str
+    began: float
+    kept: KeptAccounts
+    """Accounts that are not in memory, and those that servers which were drained have brought here."""
+    ledger: Ledger
+    ended: float = 0.0
+    """When another run began; 0 while this one is counted."""
+    finished: bool = False
+    logbook: Logbook = field(default_factory=Logbook)
+    is_used: bool = True
+    """Whether somebody has asked for it since it was looked at last; see `Runs.rest`."""
+    inherited: int = 0
+    """How often accounts of other servers came here, since this process began."""
+    number: int = field(init=False)
+    """What headers say for it."""
+
+    def __post_init__(self) -> None:
+        self.number = messages.name_hash(self.name)
+
+    @property
+    def facts(self) -> RunFacts:
+        """What is saved of it beside its accounts and lines."""
+        return RunFacts(self.name, self.finished, self.began, self.ended)
+
+    def live(self, home: int) -> Rows:
+        """Rows of the accounts that are in memory now, in order."""
+        return merge(rows_of(row_of(account, home) for account in self.ledger))
+
+    def pages(self, live: Rows) -> Iterator[Rows]:
+        """Every account that is here, in pages that follow each other; see `page`."""
+        after, more = b"", True
+        while more:
+            rows, more = self.page(live, after)
+            yield rows
+            after = key_of(rows[-1:]) if len(rows) else b""
+
+    def inherit(self, rows: Rows) -> None:
+        """Keep accounts of other servers, as `accounts.merge` gives them."""
+        self.kept.inherit(rows)
+        self.inherited += 1
+
+    def page(self, live: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
+        """A page of every account that is here, and whether there are more.
+
+        Args:
+            live: Rows of the accounts that were in memory when the first page was read, in order.
+            after: Key of the last row of the page before.
+        """
+        mine, has_more = page(live, after, most)
+        rows = merge(mine, self.kept.rows(after, most + 1))
+        return rows[:most], has_more or len(rows) > most
+
+
+class Runs:
+    """All runs of a server. Not thread-safe: the owner locks.
+
+    Args:
+        name: Of the run that is counted.
+        past: Where former ones are read from.
+        epoch: Of the server as it runs now.
+        home: `messages.name_hash` of the server's name.
+        may_open, forget: See `Ledger`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        now: float,
+        past: Past | None = None,
+        *,
+        epoch: int = 0,
+        home: int = 0,
+        may_open: Callable[[str, float], bool] = lambda owner, now: True,
+        forget: Callable[[bytes], None] = lambda client: None,
+    ) -> None:
+        self._past, self._epoch, self._home = past, epoch, home
+        self._may_open, self._forget = may_open, forget
+        known = past.runs() if past else ()
+        self._saved = {
+            facts.name: facts if facts.ended or facts.name == name else replace(facts, ended=now) for facts in known
+        }
+        self._numbers = {messages.name_hash(saved): saved for saved in self._saved}
+        self._order = list(self._saved)
+        self._open: dict[str, Run] = {}
+        self.current = self._enter(name, now)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Those that are in memory."""
+        return iter(list(self._open.values()))
+
+    def find(self, number: int) -> Run | None:
+        """The run of this number; None where there never was one here."""
+        if number in (0, self.current.number):
+            return self.current
+        name = self._numbers.get(number)
+        return None if name is None else self.named(name)
+
+    def named(self, name: str) -> Run | None:
+        """The run of this name; None where there never was one here."""
+        if name not in self._open and name in self._saved:
+            self._open[name] = self._read(self._saved[name])
+        run = self._open.get(name)
+        if run is not None:
+            run.is_used = True
+        return run
+
+    def begin(self, name: str, now: float) -> Run:
+        """Count this run from now on: a new one, or one that goes on; returns the run that was counted before."""
+        former = self.current
+        if name != former.name:
+            former.ended = now
+            self.current = self._enter(name, now)
+        return former
+
+    def keep(self, name: str, finished: bool, now: float) -> Run:
+        """A run that was counted at another server, and is kept here as a former one."""
+        self._order.insert(0, name)
+        run = self._open[name] = self._make(RunFacts(name, finished, now, now))
+        self._numbers[run.number] = name
+        return run
+
+    def rest(self, is_saved: Callable[[Run], bool]) -> None:
+        """Let former runs leave memory that nobody has asked for since the last call, and that are all on disk."""
+        if self._past is None:
+            return
+        for run in self:
+            if run is not self.current and not run.is_used and not len(run.ledger) and is_saved(run):
+                del self._open[run.name]
+                self._saved[run.name] = run.facts
+            run.is_used = False
+
+    def _enter(self, name: str, now: float) -> Run:
+        run = self.named(name)
+        if run is None:
+            run = self._open[name] = self._make(RunFacts(name, began=now))
+            self._numbers[run.number] = name
+        run.ended = 0.0
+        self._order = [known for known in self._order if known != name] + [name]
+        return run
+
+    def _make(self, facts: RunFacts) -> Run:
+        kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
+        ledger = Ledger(epoch=self._epoch, store=kept, may_open=self._may_open, forget=self._forget)
+        return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished)
+
+    def _read(self, facts: RunFacts) -> Run:
+        assert self._past is not None
+        run = self._make(facts)
+        newest = self._past.search(facts.name, Wanted(), most=RECENT_LINES, newest_first=True)
+        run.logbook.restore(self._past.line_count(facts.name), reversed(newest))
+        return run
+
+    def facts(self) -> list[RunFacts]:
+        """All runs, the one that began last at the end."""
+        return [self._open[name].facts if name in self._open else self._saved[name] for name in self._order]

@@ -1,0 +1,3 @@
+"""The seed's classes over today's memory: `memoire.ReplayMemory`, `ReplayMemoryClient`, `ReplayMemoryServer`."""
+
+from .classic import FLAGS as FLAGS

@@ -1,0 +1,222 @@
+"""The notebook's prioritized replay buffer: any Python objects in slots, drawn in proportion to priority ** alpha.
+
+The same names and numbers as in the seed's notebook, over the engine's tree: any capacity, batches without a Python
+loop over tree levels, and every odd case defined. For arrays, windows, n-step returns and actors see `Buffer`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memoire._core import PriorityTree
+from memoire.errors import EmptyMemory, ParameterError
+from memoire.replay.guarded import Guarded
+from memoire.replay.schema import Column, Schema
+
+
+@dataclass
+class Transition:
+    """One step, with the notebook's fields; each one has arrays of its own."""
+
+    current_state: NDArray[Any] = field(default_factory=lambda: np.zeros((1, 10)))
+    action: int = 0
+    reward: float = 0.0
+    next_state: NDArray[Any] = field(default_factory=lambda: np.zeros((1, 10)))
+    done: int = 0
+
+    @staticmethod
+    def schema(state: ArrayLike | None = None) -> Schema:
+        """The same step as a schema for `Buffer`, which finds next_state and done by itself.
+
+        Args:
+            state: A state, for its dtype and shape; zeros (1, 10) as in the notebook where it is not given.
+        """
+        template = np.asarray(Transition().current_state if state is None else state)
+        return Schema(
+            {
+                "current_state": Column(template.dtype, template.shape, "state"),
+                "action": Column(np.int64),
+                "reward": Column(np.float32, (), "reward"),
+            }
+        )
+
+
+class Samples(TypedDict):
+    """What `PrioritizedReplayBuffer.sample` returns. Shapes: B batch_size."""
+
+    weights: NDArray[np.float32]
+    """[B] (N P(i)) ** -beta over the largest there can be, in (0, 1]: what a loss is multiplied by."""
+    indexes: NDArray[np.int64]
+    """[B] slots of `data`, for `update_priorities`."""
+    handles: NDArray[np.int64]
+    """[B] numbers that `add` gave: never used again, so that an update of what was overwritten can be dropped."""
+    transitions: list[Any]
+    """[B] what was added."""
+
+
+class PrioritizedReplayBuffer(Guarded):
+    """A ring of `capacity` transitions with proportional prioritization. Schaul et al., ICLR 2016, section 3.3.
+
+    Thread-safe. Attributes: `data` (the slots), `next_idx` (the one written next), `size` (how many are filled),
+    `max_priority` (largest ever given, 1 at first: what a new transition gets).
+
+    Args:
+        capacity: Transitions that fit, at least 1; any number.
+        alpha: 0 draws all alike, 1 follows the priorities fully. At least 0.
+        seed: Of the draws; None is different each time.
+        stratified: Whether the samples of a batch come from as many segments of equal probability, one each.
+
+    Raises:
+        ParameterError: capacity or alpha is out of its range.
+    """
+
+    def __init__(self, capacity: int, alpha: float, *, seed: int | None = None, stratified: bool = False) -> None:
+        if type(capacity) is not int or not 1 <= capacity < 1 << 31:
+            raise ParameterError("capacity", capacity, "a whole number from 1 to 2**31 - 1")
+        if not 0.0 <= float(alpha) < np.inf:
+            raise ParameterError("alpha", alpha, "a finite number of at least 0")
+        self.capacity, self.alpha, self.stratified = capacity, float(alpha), stratified
+        self.max_priority = 1.0
+        self.data: list[Any] = [None] * capacity
+        self.next_idx = self.size = 0
+        self._handles = np.full(capacity, -1, np.int64)
+        self._added = 0
+        self._tree = PriorityTree(capacity)
+        self._rng = np.random.default_rng(random.SystemRandom().getrandbits(64) if seed is None else seed)
+        self._lock = threading.Lock()
+        self._guard()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def add(self, transition: Any) -> int:
+        """Write a transition into the next slot with the largest priority so far; its handle, 0, 1, 2, ..."""
+        return int(self.extend([transition])[0])
+
+    def extend(self, transitions: Iterable[Any]) -> NDArray[np.int64]:
+        """Add several transitions at once; their handles, int64 [n]. Of more than `capacity` the last stay."""
+        with self._lock:
+            first, written = self._added, []
+            for transition in transitions:
+                slot = self._added % self.capacity
+                self.data[slot], self._handles[slot] = transition, self._added
+                written.append(slot)
+                self._added += 1
+            self._tree.set(np.array(written, np.int64), self.max_priority**self.alpha)
+            self.next_idx = self._added % self.capacity
+            self.size = min(self.capacity, self._added)
+            return np.arange(first, self._added)
+
+    def priority_sum(self) -> float:
+        """Sum of priority ** alpha over what is stored; 0 at first."""
+        return self._tree.total
+
+    def priority_min(self) -> float:
+        """Least priority ** alpha above 0; infinity at first.
+
+        The notebook's is 0 while a priority is 0, and its `sample` divides by that.
+        """
+        return self._tree.minimum
+
+    _sum, _min = priority_sum, priority_min
+
+    def find_prefix_sum_idx(self, prefix_sum: float) -> int:
+        """The largest slot i such that the priorities ** alpha of the slots before it sum to at most `prefix_sum`.
+
+        Never a slot of priority 0: a prefix of the whole sum, or beyond, gives the last slot with a priority.
+
+        Raises:
+            EmptyMemory: nothing with a priority is stored.
+            ValueError: the prefix is negative or not finite.
+        """
+        if not self._tree.positive:
+            raise EmptyMemory(self.size)
+        return int(self._tree.find([float(prefix_sum)])[0])
+
+    def sample(self, batch_size: int, beta: float) -> Samples:
+        """Draw with replacement, P(i) = priority_i ** alpha over their sum.
+
+        Args:
+            batch_size: At least 1.
+            beta: How far the weights correct for the drawing, in [0, 1].
+
+        Raises:
+            EmptyMemory: nothing with a priority is stored.
+            ParameterError: an argument is out of its range.
+        """
+        if type(batch_size) is not int or batch_size < 1:
+            raise ParameterError("batch_size", batch_size, "a whole number of at least 1")
+        if not 0.0 <= beta <= 1.0:
+            raise ParameterError("beta", beta, "a number in [0, 1]")
+        with self._lock:
+            if not self._tree.positive:
+                raise EmptyMemory(self.size)
+            fractions = self._rng.random(batch_size)
+            if self.stratified:
+                fractions = np.minimum((np.arange(batch_size) + fractions) / batch_size, 1.0 - 2.0**-53)
+            indexes = self._tree.draw(fractions)
+            if self.stratified:
+                self._rng.shuffle(indexes)
+            # The population and the sum cancel in what is divided by the largest.
+            weights = (self._tree.get(indexes) / self._tree.minimum) ** -beta
+            return {
+                "weights": weights.astype(np.float32),
+                "indexes": indexes,
+                "handles": self._handles[indexes],
+                "transitions": [self.data[i] for i in indexes],
+            }
+
+    def update_priorities(
+        self, indexes: ArrayLike, priorities: ArrayLike, handles: ArrayLike | None = None
+    ) -> tuple[int, int]:
+        """Give slots new priorities; of a slot that is there twice, the last counts.
+
+        Args:
+            indexes: [B] slots that hold something.
+            priorities: [B], finite and at least 0; one of 0 is not drawn any more (add an epsilon).
+            handles: [B], as `sample` returned them: what was overwritten since is passed over.
+
+        Returns:
+            (applied, stale): how many counted, and how many were passed over.
+
+        Raises:
+            ParameterError: a slot is empty, a priority is out of its range, or the lengths differ. Nothing was
+                changed.
+        """
+        slots = np.asarray(indexes)
+        given = np.asarray(priorities, np.float64)
+        known = None if handles is None else np.asarray(handles, np.int64)
+        if slots.ndim != 1 or (slots.size and slots.dtype.kind not in "iu"):
+            raise ParameterError("indexes", indexes, "whole numbers of one dimension")
+        if given.shape != slots.shape or (known is not None and known.shape != slots.shape):
+            raise ParameterError("priorities", f"shape {given.shape}", f"as long as the indexes, {slots.shape}")
+        if not ((given >= 0.0) & np.isfinite(given)).all():
+            bad = int(np.flatnonzero(~((given >= 0.0) & np.isfinite(given)))[0])
+            raise ParameterError(f"priorities[{bad}]", float(given[bad]), "finite and at least 0")
+        with self._lock:
+            outside = (slots < 0) | (slots >= self.size)
+            if outside.any():
+                raise ParameterError("indexes", int(slots[outside][0]), f"slots that are filled, 0 to {self.size - 1}")
+            fresh = np.ones(len(slots), bool) if known is None else self._handles[slots] == known
+            if fresh.any():
+                self.max_priority = max(self.max_priority, float(given[fresh].max()))
+                self._tree.set(slots[fresh].astype(np.int64), given[fresh] ** self.alpha)
+            return int(fresh.sum()), int((~fresh).sum())
+
+    def is_full(self) -> bool:
+        """Whether every slot is filled."""
+        return self.capacity == self.size
+
+    def __repr__(self) -> str:
+        return f"PrioritizedReplayBuffer({self.size} of {self.capacity}, alpha={self.alpha})"
+
+
+PriorityExperienceReplayBuffer = PrioritizedReplayBuffer
+"""As the notebook calls it."""

@@ -1,0 +1,393 @@
+"""Why does this address not answer? One step after the other, as a client would take them, each said and explained.
+
+    name ─▶ connection ─▶ ZeroMQ's greeting and socket type ─▶ HELLO ─▶ schema ─▶ UPDATE, clocks
+
+Needs nothing but the client's three requirements, so that it runs inside of the thinnest actor image. It is counted
+as a client that has left; it changes nothing else. With a round trip (`roundtrip`) a cache is pushed and drawn back.
+"""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from memoire.clock import wall_clock
+from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
+from memoire.limits import Limits
+from memoire.net import addresses, link, sockets
+from memoire.nodes.timed_http import TimedSocket
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.security import exposure
+from memoire.security.keyfolder import Given, Keys
+from memoire.version import SOFTWARE, VERSION
+from memoire.wire import messages
+
+WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
+OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
+"""Exit statuses of `memoire doctor` (2 is a wrong command line)."""
+FEW_FILES = 1024
+SKEW: Final = 2.0
+"""Seconds between the clocks of two machines from which times in logs and sample ages mislead."""
+_SIGNATURE = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
+_VERSION = b"\x03\x00"
+_NO_KEYS = b"NULL".ljust(20, b"\0") + b"\0" * 32
+_PORTS = {
+    "PULL": "where caches go: memoire's requests go to the port below it",
+    "PUB": "where notices of models come from: memoire's requests go two ports below it",
+    "XPUB": "where notices of models come from: memoire's requests go two ports below it",
+}
+
+
+class Sick(Exception):
+    """A step failed: the exit status, what was found, and what to do."""
+
+    def __init__(self, status: int, found: str, advice: str) -> None:
+        super().__init__(status, found, advice)
+        self.status, self.found, self.advice = status, found, advice
+
+
+def examine(
+    endpoint: str,
+    *,
+    timeout: float = 5.0,
+    roundtrip: bool = False,
+    keys: Given = None,
+    say: Callable[[str], object] = print,
+) -> int:
+    """Take every step to `endpoint`, saying what each one found; the exit status.
+
+    Args:
+        timeout: Seconds for each step.
+        roundtrip: Whether to push a cache, too, and draw it back.
+        say: Takes each line of the findings.
+    """
+    for line in versions():
+        say(f"     {line}")
+    try:
+        shown = Keys.of(keys, "learner")
+        if shown is not None:
+            say(f"     keys: {shown.own.peer.principal} {shown.own.fingerprint}, in {shown.folder}")
+        _reach(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
+        ports = _converse(endpoint, timeout, say, shown)
+        for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
+            say(f"     {use}: {port}")
+            _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
+        if shown is None and (found := exposure.reachable([endpoint, ports.push, ports.publish])):
+            places = ", ".join(found)
+            say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
+        if roundtrip:
+            _travel(endpoint, timeout, say, shown)
+    except Sick as sick:
+        say(f"FAIL {sick.found}")
+        say(f"     {sick.advice}")
+        return sick.status
+    say("all is well")
+    return WELL
+
+
+def versions() -> list[str]:
+    """Of everything that has a say in what goes over the wire, and how many files may be open."""
+    installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyzmq", "msgspec"))
+    lines = [
+        f"{SOFTWARE}, protocol {messages.VERSION}, Python {platform.python_version()}, {installed}, "
+        f"libzmq {sockets.library_version()}"
+    ]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < FEW_FILES
+    more = ": few for a server or proxy with many clients; raise it (ulimit -n)" if few else ""
+    return [*lines, f"open files: {_limit(soft)}, at most {_limit(hard)}{more}"]
+
+
+def _limit(number: int) -> str:
+    return "no limit" if number == resource.RLIM_INFINITY else str(number)
+
+
+# ------------------------------------------------------------------------------------------- is anything there?
+
+
+def _reach(
+    endpoint: str, timeout: float, say: Callable[[str], object], *, kinds: tuple[str, ...], keys: Keys | None
+) -> None:
+    """Resolve, connect, and hear from a ZeroMQ socket which kind it is: one of `kinds`, the usual one first. One that
+    asks for keys says so alone.
+    """
+    scheme, _, place = endpoint.partition("://")
+    if scheme == "tcp":
+        made = _dial_tcp(endpoint, place, timeout, say)
+    elif scheme == "ipc" and place:
+        made = _dial_ipc(place, timeout, say)
+    else:
+        raise Sick(NO_ADDRESS, f"{endpoint!r} is no address to look into", _looks_like(endpoint))
+    with TimedSocket.of(made, time.monotonic() + timeout) as timed:
+        kind = _socket_type(timed, endpoint, timeout)
+    if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
+        raise _one_sided(kind == "CURVE")
+    if kind == "CURVE":
+        say("ok   a ZeroMQ socket listens there, and asks for a key")
+        return
+    if kind not in kinds:
+        what = _PORTS.get(kind, "no address of memoire's")
+        raise Sick(
+            NOT_MEMOIRE, f"a ZeroMQ {kind} socket listens there, {what}", f"Give the address of a {kinds[0]} socket."
+        )
+    say(f"ok   a ZeroMQ {kind} socket listens there")
+
+
+def _looks_like(endpoint: str) -> str:
+    """What an address that cannot be looked into should be."""
+    try:
+        addresses.check(endpoint, "connect to")
+    except EndpointError as error:
+        return f"Give {error.instead}."
+    return "Give tcp://HOST:PORT or ipc://PATH."
+
+
+def _dial_tcp(endpoint: str, place: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+    host, _, port = place.rpartition(":")
+    host = host.strip("[]")
+    if not host or host == "*" or not port.isdigit() or not 0 < int(port) < 65536:
+        advice = "Give tcp://HOST:PORT, such as tcp://proxy:5560; '*' is only for who listens."
+        raise Sick(NO_ADDRESS, f"{endpoint!r} names no host and port to connect to", advice)
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        advice = "Correct the name; in Kubernetes, is the service there, and in this namespace?"
+        raise Sick(NO_NAME, f"the name {host!r} does not resolve: {error.strerror or error}", advice) from error
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+    say(f"ok   {host} is {', '.join(addresses)}")
+    try:
+        made = socket.create_connection((host, int(port)), timeout)
+    except OSError as error:
+        raise _nothing_listens(endpoint, error) from error
+    say(f"ok   connected to port {port}")
+    return made
+
+
+def _dial_ipc(path: str, timeout: float, say: Callable[[str], object]) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(timeout)
+    try:
+        made.connect("\0" + path[1:] if path.startswith("@") else path)
+    except OSError as error:
+        made.close()
+        raise _nothing_listens(f"ipc://{path}", error) from error
+    say(f"ok   connected to {path}")
+    return made
+
+
+def _nothing_listens(endpoint: str, error: OSError) -> Sick:
+    if isinstance(error, ConnectionRefusedError):
+        advice = (
+            "The machine is there, but no process listens at this address: start the server or proxy, or correct it."
+        )
+    elif isinstance(error, FileNotFoundError):
+        advice = "There is no such socket file: start the relay or server, and share its folder with this container."
+    elif isinstance(error, PermissionError):
+        advice = "This user may not open the socket file: give it the group or mode that the relay's folder has."
+    elif isinstance(error, TimeoutError):
+        advice = "Nothing came back at all: a firewall or NetworkPolicy drops it, or the machine is gone."
+    else:
+        advice = "Is there a route from here to that machine?"
+    reason = error.strerror or "no answer in time"
+    return Sick(NOTHING_LISTENS, f"cannot connect to {endpoint}: {reason}", advice)
+
+
+def _socket_type(made: socket.socket, endpoint: str, timeout: float) -> str:
+    """ZMTP 3.0's handshake by hand, as far as the peer's READY: which socket type it has (rfc.zeromq.org/spec/23)."""
+    heard = bytearray()
+    try:
+        made.sendall(_SIGNATURE + _VERSION)  # what it asks for is said before it hears what we have
+        _receive(made, 10, heard)
+        if heard[0] != 0xFF or heard[9] != 0x7F:
+            raise _not_zeromq(endpoint, heard)
+        _receive(made, 64, heard)
+        mechanism = heard[12:32].rstrip(b"\0").decode("ascii", "replace")
+        if mechanism == "CURVE":
+            return mechanism
+        if mechanism != "NULL":
+            advice = "It is not memoire's: its own processes use keys (CURVE), or none."
+            raise Sick(REFUSED, f"the ZeroMQ socket there wants {mechanism} security", advice)
+        made.sendall(
+            _NO_KEYS
+        )  # and no more: who is told of a kind that does not fit may hang up before it says its own
+        flags, length = _receive(made, 2, bytearray())
+        body = _receive(made, length, bytearray()) if flags == 4 else bytearray()
+    except EOFError:
+        raise _not_zeromq(endpoint, heard) from None
+    except TimeoutError:
+        if heard:
+            raise _not_zeromq(endpoint, heard) from None
+        advice = "Is it another service, such as an HTTP server, or a process that hangs (or was stopped)?"
+        found = f"something accepts connections there, but says nothing for {timeout:g} s"
+        raise Sick(NOT_MEMOIRE, found, advice) from None
+    except OSError as error:
+        advice = "Is it another service, or a proxy (such as a service mesh) in front of nothing?"
+        raise Sick(NOT_MEMOIRE, f"the connection broke off: {error.strerror or error}", advice) from error
+    _, _, after = body.partition(b"Socket-Type")
+    size = int.from_bytes(after[:4], "big")
+    return after[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
+
+
+def _one_sided(asks: bool) -> Sick:
+    if asks:
+        advice = "Connect with keys (--keys FOLDER), as the cluster's other clients do."
+        return Sick(REFUSED, "the ZeroMQ socket there wants CURVE security: it asks for a key", advice)
+    advice = "Start the process there with --keys, or take this command's keys away (--keys, $MEMOIRE_KEYS)."
+    return Sick(REFUSED, "the ZeroMQ socket there asks for no key, so nobody knows who it is", advice)
+
+
+def _receive(made: socket.socket, size: int, heard: bytearray) -> bytearray:
+    """`heard`, filled up to `size` bytes; EOFError when the peer hangs up first."""
+    while len(heard) < size:
+        more = made.recv(size - len(heard))
+        if not more:
+            raise EOFError
+        heard += more
+    return heard
+
+
+def _not_zeromq(endpoint: str, heard: bytearray) -> Sick:
+    said = f"it says {bytes(heard[:32])!r}" if heard else "it hangs up at once"
+    advice = "Another service has this port: give memoire's, or find out what listens there (ss -ltnp)."
+    return Sick(NOT_MEMOIRE, f"what listens at {endpoint} does not speak ZeroMQ: {said}", advice)
+
+
+# -------------------------------------------------------------------------------------------- is it memoire?
+
+
+class _Asker:
+    """A DEALER that asks and waits; one request at a time."""
+
+    def __init__(self, endpoint: str, timeout: float, keys: Keys | None = None) -> None:
+        self.endpoint, self.timeout = endpoint, timeout
+        self.facts: dict[str, int] = {}
+        self._client, self._sequence = secrets.token_bytes(16), 0
+        self._doors = sockets.Doors()
+        self._socket = sockets.request_client(sockets.shared_context(), Limits().reply_bytes)
+        self._doors.add(self._socket)
+        self._link = link.dial(self._doors, self._socket, endpoint, keys=keys)
+
+    def close(self) -> None:
+        self._doors.close()
+
+    def ask(self, body: messages.Body) -> tuple[messages.Message, float]:
+        """The answer to a request, and the seconds it took. Asked again each second until the time is up."""
+        self._sequence += 1
+        request = messages.encode(body, client=self._client, sequence=self._sequence, **self.facts)
+        deadline = time.monotonic() + self.timeout
+        while (now := time.monotonic()) < deadline:
+            sent = sockets.send(self._socket, [b"", *request])
+            until = min(deadline, now + (1.0 if sent else 0.05))
+            while time.monotonic() < until:
+                self._doors.wait(until)
+                frames = sockets.receive(self._socket)
+                if frames is not None:
+                    return self._read(frames), time.monotonic() - now
+        if self._link.denied is not None:
+            raise Sick(REFUSED, f"this process is not let in: {self._link.denied.reason}", self._link.denied.advice)
+        name = type(body).__name__.upper()
+        advice = (
+            "A proxy answers only when a server behind it does: look at its servers. Else the process hangs, or it is "
+            "a ZeroMQ ROUTER of some other program."
+        )
+        raise Sick(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
+
+    def _read(self, frames: Sequence[Any]) -> messages.Message:
+        try:
+            message = messages.parse(frames[1:])
+        except ProtocolError as error:
+            if error.code == "version":
+                raise _other_version(error.detail) from error
+            advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
+            raise Sick(NOT_MEMOIRE, f"the answer is not memoire's: {error}", advice) from error
+        said = message.body
+        if isinstance(said, messages.Refused):
+            if said.code == "version":
+                raise _other_version(f"it speaks {said.versions}: {said.text}")
+            if said.code == "denied":
+                advice = "Mend the keys of that proxy or relay: those in its folder, and those that its servers let in."
+                raise Sick(REFUSED, f"the proxy or relay there is refused itself: {said.text}", advice)
+            raise Sick(REFUSED, f"it refuses ({said.code}): {said.text}", "Its log says more.")
+        return message
+
+
+def _other_version(detail: str) -> Sick:
+    advice = f"Give both sides the same release of memoire-rl; here is {VERSION}."
+    return Sick(OTHER_VERSION, f"memoire listens there, but of another version: {detail}", advice)
+
+
+def _converse(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> messages.Endpoints:
+    """HELLO and UPDATE, as a client does; the addresses that it learned."""
+    try:
+        asker = _Asker(endpoint, timeout, keys)
+    except EndpointError as error:
+        raise Sick(NO_ADDRESS, str(error), "Give tcp://HOST:PORT or ipc://PATH.") from error
+    try:
+        welcome = _greet(asker, say)
+        answer, seconds = asker.ask(messages.Update(epoch=welcome.epoch, leaving=True))
+        say(f"ok   UPDATE is answered within {1e3 * seconds:.1f} ms")
+        _compare_clocks(answer.body, wall_clock() - seconds / 2, say)
+        return welcome.endpoints
+    finally:
+        asker.close()
+
+
+def _greet(asker: _Asker, say: Callable[[str], object]) -> messages.Welcome:
+    hello = messages.Hello(role="doctor", software=SOFTWARE, host=socket.gethostname()[:256], pid=os.getpid())
+    message, seconds = asker.ask(hello)
+    welcome = message.body
+    if not isinstance(welcome, messages.Welcome):
+        advice = "A ZeroMQ program listens there, but it is not memoire's; correct the address."
+        raise Sick(NOT_MEMOIRE, f"HELLO was answered by {message.type.name}", advice)
+    say(
+        f"ok   HELLO is answered within {1e3 * seconds:.1f} ms: run {welcome.run_name!r}, home {welcome.home_name!r}, "
+        f"{max(1, len(welcome.servers))} server(s){', finished' if welcome.finished else ''}"
+    )
+    kept = "on disk" if welcome.durable else "in memory only: totals and log lines end with it (no --state-dir)"
+    say(f"ok   its home is {welcome.software or 'an older memoire'}, and keeps what it acknowledges {kept}")
+    try:
+        schema = Schema.from_json(welcome.schema)
+        Parameters.from_wire(welcome.parameters).check_for(schema)
+    except MemoireError as error:
+        advice = "The server was started without a schema, or by another release: look at its --schema and version."
+        raise Sick(NO_SCHEMA, f"it answers, but gives no schema that can be used: {error}", advice) from error
+    say(f"ok   schema: {', '.join(f'{name} {column}' for name, column in schema.items())}")
+    header = message.header
+    asker.facts = {"run": header.run, "home": header.home, "fingerprint": header.fingerprint, "table": welcome.table}
+    return welcome
+
+
+def _travel(endpoint: str, timeout: float, say: Callable[[str], object], keys: Keys | None) -> None:
+    """Have a cache go there and back."""
+    from .roundtrip import Stuck, travel
+
+    try:
+        travel(endpoint, timeout=timeout, keys=keys, say=say)
+    except Stuck as stuck:
+        raise Sick(STUCK, stuck.found, stuck.advice) from stuck
+    except Refused as refused:
+        advice = "Is a server behind it older than this release?" if refused.code == "table" else "Its log says more."
+        raise Sick(REFUSED, str(refused), advice) from refused
+    except MemoireError as error:
+        raise Sick(STUCK, f"a cache did not come back: {error}", "Look at the servers behind this address.") from error
+
+
+def _compare_clocks(answer: messages.Body, here: float, say: Callable[[str], object]) -> None:
+    """Say how far the server's clock is from this one, `here` in the middle of the round trip."""
+    there = answer.time if isinstance(answer, messages.Updated) else 0.0
+    if not there:
+        return  # it does not say
+    ahead = there - here
+    if abs(ahead) < SKEW:
+        say(f"ok   its clock is {1e3 * abs(ahead):.0f} ms {'ahead' if ahead > 0 else 'behind'}, round trip included")
+    else:
+        say(
+            f"warn its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the one here: times in logs "
+            f"and ages of samples mislead. Keep both on NTP."
+        )

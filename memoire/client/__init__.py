@@ -1,0 +1,1 @@
+"""An actor's end of the wire."""

@@ -1,0 +1,181 @@
+"""What an actor keeps of episodes that the server stores: those that are open, until they are closed and leave.
+
+    writer ──add──▶ OpenEpisodes ──close──▶ Shipment ──▶ the byte window; or counted as skipped
+
+`OpenEpisodes` is a `Memory` whose closed episodes are elsewhere: nothing can be drawn from it, and an episode's room is
+given back as soon as it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
+from memoire.replay.dataset import open_rows
+from memoire.replay.memory import Memory, init_weights
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.schema import Schema, exact, finite
+from memoire.wire import container, messages
+
+
+class Shipment(NamedTuple):
+    """An episode on its way: its container, and what its message says of it."""
+
+    payload: container.Payload
+    facts: dict[str, Any]
+    """Fields of `messages.Episode`."""
+    entries: int
+    returned: NDArray[np.float64]
+    """Sum of its rewards, not discounted: [*R]; 0 where there is no reward."""
+
+    def message(self, since: int, number: int, pushed_bytes: int) -> messages.Episode:
+        """The message of a client's account that was opened `since`; see docs/wire.md."""
+        return messages.Episode(since=since, number=number, pushed_bytes=pushed_bytes, **self.facts)
+
+
+class OpenEpisodes(Memory):
+    """Open episodes, one for each lane; `close` hands an episode over and leaves its lane empty, open for the next.
+
+    Args:
+        pack: Makes a container: called as pack(fill, init_w, age, model_version, lengths, final), see
+            `container.pack_episode`.
+        ship: Called with each closed episode, in the thread that closed it; nothing is held meanwhile.
+        The others: as of `Memory`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        parameters: Parameters,
+        *,
+        pack: Callable[..., container.Payload],
+        ship: Callable[[Shipment], None],
+    ) -> None:
+        super().__init__(schema, capacity, parameters)
+        self._pack, self._ship = pack, ship
+
+    def close(
+        self,
+        lane: int = 0,
+        *,
+        multiplier: float = 1.0,
+        update_value: bool = True,
+        update_weight: bool = True,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: ArrayLike | None = None,
+    ) -> None:
+        """Send a lane's open episode to the server, which stores it as `Memory.close` would: same arguments and errors.
+
+        One that finds no room in the byte window is skipped, whole, and counted.
+        """
+        facts, final = self._facts_of(multiplier, update_value, update_weight, final_state, terminated, bootstrap_value)
+        with self.held():
+            length = self.open_length(lane)
+            if length < 0:
+                raise EpisodeClosedError("close the episode", lane)
+            if length == 0:
+                raise EmptyEpisodeError(lane)
+            payload = self._packed(open_rows(self, lane), final)
+            returned = self.open_return(lane)
+            self.open(lane)  # empty again
+        self._ship(Shipment(payload, facts, length, returned))
+
+    def _packed(self, rows: NDArray[np.int64], final: Mapping[str, NDArray[Any]] | None) -> container.Payload:
+        age, versions = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
+        self.ages(rows, age)
+        self.model_versions(rows, versions)
+        weights = self._inside()["meta"]["init_w"][rows]
+        lengths = {name: self.lengths(name, rows) for name in self.schema.ragged}
+
+        def fill(name: str, target: container.Payload) -> None:
+            self.copy_frames(name, rows, target)
+
+        return self._pack(fill, weights, age, versions, lengths, final)
+
+    def whole(
+        self, columns: Mapping[str, Any], init_w: ArrayLike, model_version: ArrayLike, ending: Mapping[str, Any]
+    ) -> Shipment:
+        """An episode of a caller's arrays, checked as if its entries had been added one by one.
+
+        Args:
+            columns: For each column but the return [T, *F]; nested ones nested, or by their columns' names.
+            init_w, model_version: A number, or [T].
+            ending: Arguments of `close`.
+
+        Raises: as `Memory.extend` and `Memory.close`.
+        """
+        schema = self.schema
+        facts, final = self._facts_of(**ending)
+        values = by_column(schema, columns)
+        first = values[schema.entry_names[0]]
+        count = len(first) if isinstance(first, list | tuple | Ragged) or np.ndim(first) else 0
+        if count == 0:
+            raise ParameterError("columns", "no entries", "at least one entry in each column, [T, ...]")
+        arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
+        for name in schema.finite:
+            finite(name, schema[name], arrays[name])
+        versions = _versions(model_version, count)
+
+        def fill(name: str, target: container.Payload) -> None:
+            array = arrays[name].values if name in schema.ragged else arrays[name]
+            target[:] = array.reshape(-1).view(np.uint8)
+
+        lengths = {name: arrays[name].lengths for name in schema.ragged}
+        payload = self._pack(fill, init_weights(init_w, count), np.zeros(count, np.float32), versions, lengths, final)
+        returned = np.zeros(()) if schema.reward is None else arrays[schema.reward].sum(axis=0, dtype=np.float64)
+        return Shipment(payload, facts, count, np.asarray(returned))
+
+    def _facts_of(
+        self,
+        multiplier: float = 1.0,
+        update_value: bool = True,
+        update_weight: bool = True,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: ArrayLike | None = None,
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
+        """What a message says of an episode, and the final state, from the arguments of `close`."""
+        factor, bootstrap, states = self._ending(multiplier, final_state, terminated, bootstrap_value)
+        facts = {
+            "has_final": states is not None,
+            "multiplier": factor,
+            "update_value": bool(update_value),
+            "update_weight": bool(update_weight),
+            "terminated": None if terminated is None else bool(terminated),
+            "bootstrap": None if bootstrap_value is None else bootstrap.tolist(),
+        }
+        return facts, None if states is None else dict(zip(self.schema.states, states, strict=True))
+
+
+def _versions(given: Any, count: int) -> NDArray[np.int64]:
+    """`model_version` of `count` entries, int64 [count]. Raises ParameterError."""
+    versions = np.asarray(given)
+    if versions.dtype.kind not in "iu" or versions.shape not in ((), (count,)):
+        raise ParameterError("model_version", given, f"a whole number, or {count} of them")
+    return np.ascontiguousarray(np.broadcast_to(versions, (count,)), np.int64)
+
+
+def by_column(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A value for each column but the return, out of nested values or such by the columns' names.
+
+    Raises:
+        EntryError: one is missing, or of no column.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in schema.entry_names:
+            found[name] = value
+        elif name in schema.roots and name != schema.qvest:
+            found.update(zip(schema.leaves(name), schema.flatten(name, value), strict=True))
+        else:
+            raise EntryError(name, f"nothing: the columns are {', '.join(schema.entry_names)}", f"{name}=...")
+    if missing := [name for name in schema.entry_names if name not in found]:
+        raise EntryError(missing[0], f"[T] of {schema[missing[0]]}", "nothing")
+    return {name: found[name] for name in schema.entry_names}

@@ -1,0 +1,171 @@
+"""What an actor could not tell before it ended: kept in a folder of its own, and told by the next client that has it.
+
+    client 7 ends, nobody answers  ──▶  untold-07...07.msgpack   its sums, its lines, its closed episodes
+    client 8 begins, same folder   ──▶  HELLO and UPDATE in the name of client 7  ──▶  the file goes
+
+Sums count from a client's beginning and lines are numbered, so that a file may be told any number of times, also by two
+clients at once, and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from memoire.errors import MemoireError, Refused, StateUnusable
+from memoire.net.channel import Channel
+from memoire.storage import private_files
+from memoire.version import SOFTWARE
+from memoire.wire import messages
+
+_log = logging.getLogger(__name__)
+
+FORM = 1
+"""Of the files."""
+MAX_BYTES = 256 << 20
+"""Of a file that is read: what a client keeps at most is far less."""
+AGAIN = 5.0
+"""Seconds before a home that had no time is asked again."""
+LATER = (*messages.PASSING, "client")
+"""Codes of refusals that end by themselves, or by another HELLO."""
+_PREFIX, _SUFFIX = "untold-", ".msgpack"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one UPDATE says of one run."""
+
+    run: int
+    """Hash of its name; 0: the one that is counted when it is told."""
+    update: bytes
+    """The tail of the message."""
+
+
+class Untold(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a client had to tell when it ended."""
+
+    form: int = FORM
+    client: bytes
+    label: int
+    table: str
+    home: str
+    """Name of the server that counted it."""
+    steps: int
+    """Those that nobody has acknowledged, for messages."""
+    episodes: int
+    lines: int
+    parts: list[Part]
+
+
+def save(folder: Path, untold: Untold) -> Path:
+    """Write a file for the next client that has this folder; it is whole and on disk, or not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / f"{_PREFIX}{untold.client.hex()}{_SUFFIX}"
+    made = path.with_suffix(".new")
+    private_files.write(made, msgspec.msgpack.encode(untold))
+    made.replace(path)
+    return path
+
+
+def found(folder: Path) -> list[tuple[Path, Untold]]:
+    """The files of a folder that can be read; a damaged one is named in the log, and stays."""
+    files = []
+    for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES} bytes")
+            content = msgspec.msgpack.decode(path.read_bytes(), type=Untold)
+            if content.form != FORM:
+                raise ValueError(f"it has form {content.form}, this version of memoire reads form {FORM}")
+            for part in content.parts:
+                messages.update_of(part.update)
+        except FileNotFoundError:
+            continue  # another client of this folder has told it
+        except (OSError, ValueError, msgspec.MsgspecError, MemoireError) as error:
+            _log.warning("%s cannot be read, and is not told: %s", path, error)
+        else:
+            files.append((path, content))
+    return files
+
+
+def folder_at(place: str | Path) -> Path:
+    """The folder, made where it is not there. Raises StateUnusable."""
+    path = Path(place)
+    try:
+        private_files.make_folder(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "it is not writable for this user")
+    except OSError as error:
+        raise StateUnusable(
+            str(path), error.strerror or str(error), "Name a folder that this user may write."
+        ) from error
+    return path
+
+
+class Teller:
+    """Tells one file in the name of the client that left it. Belongs to a worker's thread.
+
+    Args:
+        channel: Requests as that client.
+        done: Called once, when the file was told, or nobody will ever take it.
+    """
+
+    def __init__(self, channel: Channel, path: Path, untold: Untold, done: Callable[[Teller], None]) -> None:
+        self.channel, self.path, self.untold = channel, path, untold
+        self.again_at = 0.0
+        """When to begin, or to begin again; infinity while it goes on."""
+        self._done = done
+        self._left: list[Part] = []
+        self._is_home = False  # whether the server that answers is the one that counted the client
+
+    def begin(self) -> None:
+        """Say HELLO as the client did; what follows comes with the answers."""
+        self.again_at = float("inf")
+        self._left = list(self.untold.parts)
+        hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
+        self.channel.ask(hello, self._welcomed, run=0, home=messages.name_hash(self.untold.home))
+
+    def _welcomed(self, answer: messages.Answer) -> None:
+        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Welcome):
+            self.channel.home, self.channel.table = answer.header.home, answer.body.table
+            self.channel.fingerprint = answer.header.fingerprint
+            self._is_home = answer.body.home_name == self.untold.home
+            self._next()
+        else:
+            self._refused(answer)
+
+    def _next(self) -> None:
+        if not self._left:
+            self.path.unlink(missing_ok=True)
+            facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
+            _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
+            self._done(self)
+            return
+        part = self._left[0]
+        update = messages.update_of(part.update)
+        if not self._is_home:  # what is counted per home was for another one
+            update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
+        self.channel.ask(update, self._updated, run=part.run)
+
+    def _updated(self, answer: messages.Answer) -> None:
+        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Updated):
+            del self._left[0]
+            self._next()
+        else:
+            self._refused(answer)
+
+    def _refused(self, answer: messages.Answer) -> None:
+        if isinstance(answer, Refused) and answer.code not in LATER:
+            _log.warning("%s cannot be told, and stays: %s", self.path, answer)
+            self._done(self)
+        elif isinstance(answer, MemoireError) and not isinstance(answer, Refused):
+            self._done(self)  # this client ends: the next one tells it
+        else:
+            self.again_at = time.monotonic() + AGAIN

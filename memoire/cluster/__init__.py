@@ -1,1 +1,0 @@
-"""Nodes as programs: settings and launching a cluster on one machine."""

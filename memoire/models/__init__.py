@@ -1,0 +1,1 @@
+"""Published models: versions, bodies, and who has which."""

@@ -1,0 +1,365 @@
+"""The newest models of each topic, and how a body comes together from chunks. Pure: no socket.
+
+A model is what a learner publishes: bytes (or text) under a topic, with a version that never goes back. Nodes keep
+the newest few of each topic; who comes late asks for the newest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from memoire.arguments import is_name
+from memoire.errors import MemoireError, ParameterError, ProtocolError, WrongType
+from memoire.limits import Limits
+from memoire.wire import messages
+
+TOPIC_BYTES = 255
+MOST_TOPICS = 256
+MOST_VERSIONS = 256
+SMALL_BYTES = 1 << 22
+"""Bytes of a topic's versions that are kept beyond the newest few: short messages can be fetched by who missed them."""
+LEASE = 10.0
+"""Seconds for which a version that somebody fetches is kept, however many newer ones come: where models are published
+faster than a slow client can fetch one, it would never hold a whole one otherwise.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One version of a topic: immutable, so that it may be shared between threads and sent without a copy."""
+
+    topic: str
+    version: int
+    body: bytes = field(repr=False)
+    is_text: bool
+    digest: bytes = field(repr=False)
+    """SHA-256 of the body."""
+
+    @property
+    def value(self) -> bytes | str:
+        """What was published, in the type in which it was."""
+        return self.body.decode() if self.is_text else self.body
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+
+class StaleVersion(MemoireError, ValueError):
+    """A model was published under a version that its topic has passed."""
+
+    def __init__(self, topic: str, version: int, newest: int) -> None:
+        super().__init__(topic, version, newest)
+        self.topic, self.version, self.newest = topic, version, newest
+
+    def __str__(self) -> str:
+        return (
+            f"version {self.version} of topic {self.topic!r} cannot be published: {self.newest} is out already, and "
+            f"versions never go back. Leave version out to get the next one."
+        )
+
+
+def check_topic(topic: str) -> str:
+    """`topic` itself when it may be one: text of 1 to 255 bytes without control characters."""
+    if not isinstance(topic, str):
+        raise WrongType("topic", "a str", type(topic).__name__)
+    if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not is_name(topic, TOPIC_BYTES):
+        raise ParameterError("topic", topic[:80], f"printable text of 1 to {TOPIC_BYTES} bytes")
+    return topic
+
+
+def make(topic: str, content: bytes | bytearray | memoryview | str, version: int) -> Model:
+    """A model of this content; bytes-like content is copied unless it is `bytes`."""
+    is_text = isinstance(content, str)
+    if not isinstance(content, (str, bytes, bytearray, memoryview)):
+        raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
+    body = content.encode() if isinstance(content, str) else bytes(content)
+    return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest())
+
+
+class ModelStore:
+    """The newest few models of each topic, within a number of bytes; more while they are small or being fetched.
+
+    Not thread-safe: the owner locks.
+
+    Args:
+        byte_limit: Bytes over all topics; the newest of each stays, whatever it weighs.
+        keep: Versions of a topic that are kept at least, within the bytes.
+        clock: Seconds, of any beginning.
+    """
+
+    def __init__(self, byte_limit: int, *, keep: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
+        self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
+        self._passed: dict[str, int] = {}  # newest versions that a former run had
+        self._numbered: dict[str, Model] = {}  # newest that got a version and is not put in yet
+        self._leases: dict[tuple[str, int], float] = {}  # until when somebody fetches this version
+        self._byte_limit = byte_limit
+        self._keep = keep
+        self._clock = clock
+        self.bytes = 0
+
+    def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
+        """Store a new version (0: the next one); returns it.
+
+        Raises:
+            StaleVersion: the topic has this version or a newer one.
+            ParameterError: the topic is malformed, or one too many.
+        """
+        return self.add(make(topic, content, 0), version)
+
+    def add(self, made: Model, version: int = 0) -> Model:
+        """`publish` of a model that was made (and hashed) before, perhaps outside of the owner's lock."""
+        model = self.number(made, version)
+        self.put(model)
+        return model
+
+    def number(self, made: Model, version: int = 0) -> Model:
+        """The model with its version, which is nobody else's from now on; it is here once it is `put` in.
+
+        Raises:
+            StaleVersion, ParameterError: as `publish`.
+        """
+        newest = self.version(check_topic(made.topic))
+        if made.topic in self._numbered:
+            newest = max(newest, self._numbered[made.topic].version)
+        if version and version <= newest:
+            raise StaleVersion(made.topic, version, newest)
+        known = self._topics.keys() | self._numbered.keys()
+        if made.topic not in known and len(known) >= MOST_TOPICS:
+            raise ParameterError(
+                "topic", made.topic, f"none but the {MOST_TOPICS} that a node keeps: it is one too many"
+            )
+        model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
+        return model
+
+    def is_numbered(self, topic: str, version: int, digest: bytes) -> bool:
+        """Whether exactly this version is here, or about to be."""
+        known = (self.get(topic, version), self._numbered.get(topic))
+        return any(model is not None and (model.version, model.digest) == (version, digest) for model in known)
+
+    def put(self, model: Model) -> bool:
+        """Store a model that somebody else made; False (and nothing stored) unless it is the newest of its topic."""
+        if self._numbered.get(model.topic) is model:
+            del self._numbered[model.topic]
+        if model.version <= self.version(model.topic):
+            return False
+        versions = self._topics.get(model.topic)
+        if versions is None:
+            if len(self._topics) >= MOST_TOPICS:
+                return False
+            versions = self._topics[model.topic] = {}
+        versions[model.version] = model
+        self.bytes += model.size
+        self._thin(model.topic, versions)
+        self._shrink()
+        return True
+
+    def _thin(self, topic: str, versions: dict[int, Model]) -> None:
+        """Drop the topic's versions beyond those that are kept, but for those that somebody fetches now."""
+        size = self._topic_bytes(topic)
+        for version in list(versions)[:-1]:
+            if len(versions) <= self._keep or (size <= SMALL_BYTES and len(versions) <= MOST_VERSIONS):
+                return
+            if not self._is_leased(topic, version):
+                size -= versions[version].size
+                self._drop(topic, version)
+
+    def _drop(self, topic: str, version: int) -> None:
+        self.bytes -= self._topics[topic].pop(version).size
+        self._leases.pop((topic, version), None)
+
+    def _is_leased(self, topic: str, version: int) -> bool:
+        return self._leases.get((topic, version), 0.0) > self._clock()
+
+    def _shrink(self) -> None:
+        """Keep to the bytes: the oldest of the largest topic goes first, one that is being fetched only at the end."""
+        while self.bytes > self._byte_limit:
+            older = [(topic, version) for topic, versions in self._topics.items() for version in list(versions)[:-1]]
+            if not older:
+                return
+            free = [place for place in older if not self._is_leased(*place)] or older
+            largest = max({topic for topic, _ in free}, key=self._topic_bytes)
+            self._drop(*next(place for place in free if place[0] == largest))
+
+    def _topic_bytes(self, topic: str) -> int:
+        return sum(model.size for model in self._topics[topic].values())
+
+    def newest(self, topic: str) -> Model | None:
+        """The topic's newest model, when it has one."""
+        versions = self._topics.get(topic)
+        return versions[next(reversed(versions))] if versions else None
+
+    def get(self, topic: str, version: int) -> Model | None:
+        """The version asked for, or the newest where `version` is 0; None when it is not (or no longer) here."""
+        return self._topics.get(topic, {}).get(version) if version else self.newest(topic)
+
+    def serve(self, topic: str, version: int) -> Model | None:
+        """`get` for somebody who fetches it chunk by chunk: it stays until nobody asked for `LEASE` seconds."""
+        model = self.get(topic, version)
+        if model is not None:
+            self._leases[topic, model.version] = self._clock() + LEASE
+        return model
+
+    def version(self, topic: str) -> int:
+        """Newest version of the topic, also one of a former run; 0 when there is none."""
+        versions = self._topics.get(topic)
+        return next(reversed(versions)) if versions else self._passed.get(topic, 0)
+
+    def versions(self) -> dict[str, int]:
+        """Newest version of each topic."""
+        return {topic: next(reversed(versions)) for topic, versions in self._topics.items()}
+
+    def forget(self, topic: str) -> None:
+        """Drop a topic with all its versions: its publisher began anew and counts from 1."""
+        self._passed.pop(topic, None)
+        self._numbered.pop(topic, None)
+        for version in list(self._topics.get(topic, {})):
+            self._drop(topic, version)
+        self._topics.pop(topic, None)
+
+    def renew(self) -> None:
+        """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
+        newest = self.versions() | {topic: model.version for topic, model in self._numbered.items()}
+        self._passed = (self._passed | newest) if len(self._passed) < MOST_TOPICS else newest
+        self._topics.clear()
+        self._numbered.clear()
+        self._leases.clear()
+        self.bytes = 0
+
+    def go_on_from(self, versions: Mapping[str, int]) -> None:
+        """Number what is published from here on above these versions, for topics that have none here: entries that were
+        made by those models may be.
+        """
+        for topic, version in versions.items():
+            if topic not in self._topics and (topic in self._passed or len(self._passed) < MOST_TOPICS):
+                self._passed[topic] = max(version, self._passed.get(topic, 0))
+
+    def __iter__(self) -> Iterator[Model]:
+        return (model for versions in self._topics.values() for model in versions.values())
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the count of bytes or the order of versions is wrong."""
+        assert self.bytes == sum(model.size for model in self)
+        for topic, versions in self._topics.items():
+            assert versions and list(versions) == sorted(versions)
+            size = self._topic_bytes(topic)
+            free = [version for version in list(versions)[:-1] if not self._is_leased(topic, version)]
+            assert len(versions) <= self._keep or not free or (len(versions) <= MOST_VERSIONS and size <= SMALL_BYTES)
+            assert all(model.topic == topic and model.version == v for v, model in versions.items())
+            assert next(iter(versions)) > self._passed.get(topic, 0)
+        assert all(version in self._topics.get(topic, {}) for topic, version in self._leases)
+        if self.bytes > self._byte_limit:
+            assert all(len(versions) == 1 for versions in self._topics.values())
+
+
+class Assembly:
+    """A body on its way, chunk by chunk; checked against its size and SHA-256 before anybody sees it.
+
+    It is hashed as it comes, and handed out without another copy: a body is in memory once.
+
+    Args:
+        early: Chunks that are kept at most until the one before them has come.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        version: int,
+        size: int,
+        digest: bytes,
+        is_text: bool,
+        *,
+        byte_limit: int,
+        early: int = 0,
+    ) -> None:
+        if not 0 <= size <= byte_limit:
+            raise ProtocolError(
+                "too_large", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}"
+            )
+        self.topic, self.version, self.size = topic, version, size
+        self.digest, self._is_text = digest, is_text
+        # Grown as chunks come, never reserved by what a notice claims. A BytesIO gives its bytes away uncopied.
+        self._body = io.BytesIO()
+        self._hash = hashlib.sha256()
+        self._most_early = early
+        self._early: dict[int, bytes] = {}
+        self.offset = 0
+        """Where the next chunk begins: all before it is here."""
+
+    def add(self, offset: int, chunk: bytes | memoryview) -> Model | None:
+        """Take a chunk; a repeated one is ignored. Returns the model when it is whole.
+
+        Raises:
+            ProtocolError: the chunk leaves a gap or goes beyond the end, or the whole has another hash.
+        """
+        if offset < self.offset:
+            return None
+        if offset + len(chunk) > self.size or (offset > self.offset and len(self._early) >= self._most_early):
+            detail = f"chunk {offset}+{len(chunk)} does not follow {self.offset} of {self.size} bytes"
+            raise ProtocolError("index", detail)
+        if not len(chunk) and self.size:
+            raise ProtocolError("index", f"an empty chunk at {offset} of {self.size} bytes")
+        if offset > self.offset:
+            self._early[offset] = bytes(chunk)
+            return None
+        self._append(chunk)
+        while (kept := self._early.pop(self.offset, None)) is not None:
+            self._append(kept)
+        for passed in [place for place in self._early if place < self.offset]:
+            del self._early[passed]
+        return self._finish() if self.offset == self.size else None
+
+    def _append(self, chunk: bytes | memoryview) -> None:
+        self._body.write(chunk)
+        self._hash.update(chunk)
+        self.offset += len(chunk)
+
+    def _finish(self) -> Model:
+        self._early.clear()
+        if self._hash.digest() != self.digest:
+            detail = f"model {self.topic!r} version {self.version} has another SHA-256 than announced"
+            raise ProtocolError("payload", detail)
+        body = self._body.getvalue()
+        if self._is_text:
+            check_text(body, self.topic, self.version)
+        return Model(self.topic, self.version, body, self._is_text, self.digest)
+
+
+def check_text(body: bytes, topic: str, version: int) -> None:
+    """Raise ProtocolError (code "value") unless a body that says it is text is UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError("value", f"model {topic!r} version {version} says it is text and is not UTF-8") from error
+
+
+def chunk_of(
+    model: Model | None, body: messages.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0
+) -> tuple[messages.Chunk, memoryview | None]:
+    """The stretch of a model that was asked for, with its bytes; `home` and `epoch` are those of its notice.
+
+    Raises:
+        ProtocolError: (code "missing") there is no such model here, or no such stretch in it.
+    """
+    if model is None:
+        what = f"version {body.version}" if body.version else "model"
+        raise ProtocolError("missing", f"no {what} of topic {body.topic!r} is here")
+    if body.offset > model.size:
+        raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
+    end = body.offset + min(body.size or limits.model_chunk, limits.model_chunk)
+    chunk = messages.Chunk(
+        topic=model.topic,
+        version=model.version,
+        size=model.size,
+        sha256=model.digest,
+        offset=body.offset,
+        text=model.is_text,
+        home=home,
+        epoch=epoch,
+    )
+    return chunk, memoryview(model.body)[body.offset : end] if model.size > body.offset else None

@@ -1,0 +1,1 @@
+"""Threads, sockets, connections, and names."""

@@ -1,0 +1,281 @@
+"""The request channel of a client, reader or proxy: numbered requests over one DEALER, sent again until answered.
+
+Belongs to the worker that owns its socket; every method is called inside of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolError, Refused
+from memoire.limits import Limits
+from memoire.security.keyfolder import Keys
+from memoire.wire import messages
+
+from . import sockets
+from .calls import Call, Calls
+from .link import dial
+from .sockets import Context, Doors
+
+_log = logging.getLogger(__name__)
+
+MOST_PER_TURN = 64
+RENEW_AFTER = 5.0
+"""Seconds without a word, while an answer is awaited, after which the socket is made anew, times 1 to 1.5: ZeroMQ never
+reconnects one whose address was for a moment somebody else's, who did not understand it."""
+DENIED_FOR_GOOD = 2.5
+"""Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
+LONGEST_ATTEMPT = 12.0
+"""Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
+
+
+class Channel:
+    """Requests to one address, with the facts that stand in each header.
+
+    Args:
+        client: Id of whoever asks; replies for another one are refused.
+        numbers: Where sequence numbers come from: one counter for all messages of a client.
+        keys: Of this process; None connects without.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        context: Context,
+        endpoint: str,
+        *,
+        client: bytes,
+        limits: Limits,
+        rng: random.Random,
+        numbers: Iterator[int] | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.run = self.home = self.fingerprint = self.table = 0
+        self.longest = limits.request_bytes
+        """Bytes that a frame of a request may have: a longer one would cut the connection, and what is behind it."""
+        self.refused: Counter[str] = Counter()
+        """Replies that were refused, by code."""
+        self.heard_at = 0.0
+        """When the newest reply came, by time.monotonic(); 0 when none has."""
+        self.renewals = 0
+        """How often the socket was made anew or its name led elsewhere; the owner's other sockets to the same node have
+        to follow."""
+        self.connections = 0
+        """How often a connection came about."""
+        self._client = client
+        self._limits = limits
+        self._keys = keys
+        self._doors = doors
+        self._context = context
+        self._rng = rng
+        self._numbers = numbers or itertools.count(1)
+        self._calls = Calls(limits.resend_after, limits.resend_most, rng)
+        self._renewed_at = float("-inf")
+        self._denied_since = float("inf")
+        self._socket = self._open()
+
+    def _open(self) -> sockets.Socket:
+        made = sockets.request_client(self._context, self._limits.reply_bytes)
+        former = getattr(self, "_link", None)
+        self._link = dial(self._doors, made, self.endpoint, watch=True, keys=self._keys)
+        if former is not None:
+            self._link.denied = former.denied  # until it is known better
+        self._address, self._seen = self._link.address, 0
+        self._is_blocked = False
+        self._patience = RENEW_AFTER * self._rng.uniform(1.0, 1.5)
+        self._asked_at = time.monotonic()  # since when somebody waits for an answer
+        return self._doors.add(made)
+
+    @property
+    def _renew_at(self) -> float:
+        """When to give the socket up, should nobody answer until then."""
+        if not len(self._calls):
+            return float("inf")
+        give_up = max(self.heard_at, self._asked_at) + self._patience
+        # While ZeroMQ goes on trying, a new socket could do no better.
+        tries = self._link.is_down and not self._link.has_given_up
+        return max(give_up, self._link.stirred_at + LONGEST_ATTEMPT) if tries else give_up
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is surely no connection now; known as soon as a process is killed, but not when a host is gone.
+        From any thread.
+        """
+        return self._link.is_down
+
+    @property
+    def denied(self) -> AuthError | None:
+        """Why this process is not let in there; None while it is, or while nobody knows. From any thread."""
+        return self._link.denied
+
+    @property
+    def denied_for_good(self) -> AuthError | None:
+        """The same, once it has been so for a while. From any thread."""
+        is_long = time.monotonic() - self._denied_since >= DENIED_FOR_GOOD
+        return self._link.denied if is_long else None
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint leads: itself, with an address for its name; "" until that is known. From any thread."""
+        return self._link.address
+
+    def trouble(self, *, probe: bool = True) -> str:
+        """Why there may be no answer and what to do, in a sentence or two. From any thread.
+
+        Args:
+            probe: Try to connect, which waits 0.2 s at most.
+        """
+        return self._link.explain(probe=probe)
+
+    def join(self, made: sockets.Socket) -> sockets.Socket:
+        """Connect a socket of the same owner to wherever this channel leads, until it renews itself."""
+        return self._link.join(made)
+
+    @property
+    def resends(self) -> int:
+        """Requests that were sent again."""
+        return self._calls.resends
+
+    def ask(
+        self,
+        body: messages.Body,
+        finish: Callable[[messages.Answer], None],
+        deadline: float = float("inf"),
+        *,
+        payload: Any = None,
+        home: int | None = None,
+        sequence: int | None = None,
+        run: int | None = None,
+        patience: float = 0.0,
+    ) -> int:
+        """Send a request; `finish` gets its reply, or the error that ends it (Refused, MemoireTimeout). Returns its
+        number.
+
+        Args:
+            deadline: When to give up, by time.monotonic(); infinity resends for ever.
+            home: Which server it is for, where that is not the channel's own.
+            sequence: Its number, where the caller had to know it before.
+            patience: Least seconds before it is sent again, where a second answer would cost much.
+        """
+        number = next(self._numbers) if sequence is None else sequence
+        frames = messages.encode(
+            body,
+            client=self._client,
+            sequence=number,
+            run=self.run if run is None else run,
+            home=self.home if home is None else home,
+            table=self.table,
+            fingerprint=self.fingerprint,
+            payload=payload,
+        )
+        size = max(len(frame) for frame in frames)
+        if size > self.longest:
+            text = (
+                f"{type(body).__name__.upper()} of {size} bytes was not sent; {self.longest} are taken (request_bytes)"
+            )
+            self._doors.post(lambda: finish(Refused(self.endpoint, "too_large", text)))
+            return number
+        if not len(self._calls):
+            self._asked_at = time.monotonic()
+        self._calls.start(number, [b"", *frames], deadline, finish, time.monotonic(), patience)
+        self.pump()
+        return number
+
+    def learned(self, told: messages.Welcome) -> None:
+        """Mind what the other side takes."""
+        self.longest = min(self._limits.request_bytes, told.limits.get("request_bytes", self._limits.request_bytes))
+
+    def drop(self, number: int) -> None:
+        """Forget a request: its answer no longer matters."""
+        self._calls.take(number)
+
+    def pump(self) -> None:
+        """Send what is due and end what is overdue."""
+        now = time.monotonic()
+        for call in self._calls.expired(now):
+            call.finish(self._timeout(call, now))
+        self._look_after_link(now)
+        if now >= self._renew_at or self._link.is_outdated:
+            self._doors.drop(self._socket)
+            self._socket = self._open()
+            self._renewed_at = now
+            self.renewals += 1
+        blocked = False
+        for call in self._calls.due(now):
+            if not sockets.send(self._socket, call.frames):
+                blocked = True
+                break
+            self._calls.sent(call, now)
+        if blocked != self._is_blocked:
+            self._is_blocked = blocked
+            self._doors.watch(self._socket, reading=True, writing=blocked)
+
+    def _look_after_link(self, now: float) -> None:
+        link = self._link
+        if link.denied is not None and self._denied_since == float("inf"):
+            _log.warning("%s", link.denied)
+        self._denied_since = min(self._denied_since, now) if link.denied is not None else float("inf")
+        if link.connections != self._seen:
+            self.connections += link.connections - self._seen
+            self._seen = link.connections
+            self._calls.lost(max(link.lost_at, self._renewed_at), now)
+        if link.address != self._address:
+            self.renewals += bool(self._address)
+            self._address = link.address
+
+    def next_time(self) -> float:
+        """When `pump` has something to do; while nobody is connected, when a request expires."""
+        due = self._calls.next_deadline() if self._is_blocked else self._calls.next_time()
+        return min(due, self._renew_at)
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Take the replies that came, then pump."""
+        if ready.get(self._socket, 0) & zmq.POLLIN:
+            for _ in range(MOST_PER_TURN):
+                frames = sockets.receive(self._socket, most=4)
+                if frames is None:
+                    break
+                self._take(frames)
+        self.pump()
+
+    def close(self, error: MemoireError) -> None:
+        """End every open request with this error. The socket is closed by the doors."""
+        for call in self._calls.all():
+            call.finish(error)
+
+    def leave(self) -> None:
+        """Close the socket too: the owner goes on without this channel."""
+        self._doors.drop(self._socket)
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        try:
+            if len(frames[0]):
+                raise ProtocolError("frames", "a reply begins with an empty frame")
+            message = messages.parse(frames[1:], self._limits)
+            if message.header.client != self._client:
+                raise ProtocolError("client", "a reply for somebody else")
+        except ProtocolError as error:
+            self.refused[error.code] += 1
+            return
+        self.heard_at = time.monotonic()
+        call = self._calls.take(message.header.sequence)
+        if call is None:
+            return  # answered before: a resend was
+        if isinstance(message.body, messages.Refused):
+            call.finish(Refused(self.endpoint, message.body.code, message.body.text))
+        else:
+            call.finish(message)
+
+    def _timeout(self, call: Call, now: float) -> MemoireTimeout:
+        tries = f"It was sent {call.sends} times." if call.sends else "It could not be sent: nobody is connected there."
+        advice = f"{tries} {self._link.explain(probe=False)}"
+        return MemoireTimeout("reply", self.endpoint, now - call.started, advice)

@@ -1,0 +1,474 @@
+"""Who is let in at the addresses of a process, and whose message each one is.
+
+    peer ──CURVE──▶ ZeroMQ ──"may this key come in?"──▶ one thread for each context ──▶ Gate of the node it comes to
+                       │
+                       ▼ message, marked with the key ──▶ Gate.admit: still authorized? behind a proxy: whose is it?
+
+ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer nobody
+gets in. It marks each message with the connection and the key that it came by, on the first hop alone: so what a key
+may do is decided there, and a proxy says whose message it passes on (`keyfolder.passport`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket as _socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+
+from memoire.errors import EndpointError, KeyFileError, ProtocolError
+from memoire.security import exposure, keyfolder
+from memoire.security.keyfolder import Keys, Peer
+
+from . import descriptors, sockets
+from .sockets import Context, Socket, Way
+from .thread import Worker
+
+_log = logging.getLogger(__name__)
+
+LOOK: Final = 1.0
+"""Seconds between two looks at what keys there are."""
+SAY_AGAIN: Final = 30.0
+"""Seconds between two log lines about peers that are refused for the same reason."""
+VOUCH: Final = frozenset({"proxy", "server"})
+"""Roles that may say for whom they pass a message on, and to which others may come."""
+REASONS: Final = {
+    "unknown": "a key that is not authorized here",
+    "revoked": "a key that is not authorized here any more",
+    "server_key": "dialled with another key than this process' own, and with no other one afterwards",
+    "plain": "no keys at all",
+    "protocol": "no ZeroMQ, or one that is too old for keys",
+    "silent": "said nothing for so long that its time to show a key was over",
+    "role": "a message that its role may not send",
+    "owner": "in the name of a client that belongs to another key",
+    "passport": "in the name of somebody else, without a proxy's key",
+}
+"""Why a peer was refused, by the word that counts it."""
+SECOND_KEY: Final = 5.0
+"""Seconds in which a process that knows several keys of those it dials may try the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who may come to a node, and who was sent away; for whoever watches."""
+
+    keys: bool
+    """Whether only peers with a key are let in over TCP."""
+    open: tuple[str, ...]
+    """Addresses that other machines can reach, where everybody is let in."""
+    refused: dict[str, int]
+    """Connections and messages that were refused for who they came from, by `REASONS`."""
+    hung_up: int = 0
+    """Connections that ended before they had shown a key: probes of the port, processes that ended. Nobody refused
+    them."""
+
+
+class Gate:
+    """Who may come in at one node: made with it, closed with it. `admit` may be called from any of its threads.
+
+    Args:
+        context: Where its sockets are.
+        keys: Of this process; None lets everybody in.
+
+    """
+
+    def __init__(self, context: Context, keys: Keys | None) -> None:
+        self.keys = keys
+        self.refused: Counter[str] = Counter()
+        """Connections and messages that were refused, by one of `REASONS`."""
+        self.hung_up = 0
+        """Connections that ended by themselves before they had shown a key."""
+        self._lock = threading.Lock()  # of what is counted and said, which any thread does
+        self._said: dict[str, float] = {}
+        self._open: list[str] = []  # addresses at which nobody is asked
+        self._guarded: set[Socket] = set()
+        self._peers: Mapping[str, Peer] = {}  # by public key in hex, as ZeroMQ marks messages
+        self._former: set[str] = set()  # keys that were authorized once
+        self._changes = -1  # of the keys, that `_peers` has
+        self.came: dict[int, str] = {}
+        """Whose key a connection has, by its descriptor, once it has sent a message."""
+        self._ports: set[int] = set()
+        self._local = keyfolder.OPEN
+        self._context = context
+        self._authenticator: _Authenticator | None = None  # since something was bound
+        self.domain = ""
+        """By which the authenticator knows this node."""
+        if keys is not None:
+            self._learn()
+            if keys.own.role == "proxy":
+                self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
+
+    def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, Way | None]:
+        """Bind a socket; over TCP it asks for keys. Returns the address with its port, and what the doors that own it
+        have to follow.
+
+        Args:
+            only: The one role that may come there.
+
+        Raises:
+            EndpointError: the address is taken, or none; or somebody else decides who may come in, in this context. The
+                socket is closed.
+            KeyFileError: others may not come to who has such a key; the socket is closed.
+        """
+        if self.keys is None or not str(endpoint).startswith("tcp://"):
+            self._open.append(sockets.bind(made, endpoint))
+            return self._open[-1], None
+        own = self.keys.own
+        if own.role not in VOUCH:
+            made.close(0)
+            advice = "Listen with a key that was made for a server or proxy."
+            raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
+        assert own.secret is not None
+        try:
+            self._enter()
+        except EndpointError:
+            made.close(0)
+            raise
+        sockets.ask_for_keys(made, own.secret, f"{self.domain}:{only}")
+        bound = sockets.bind(made, endpoint)
+        self._guarded.add(made)
+        self._ports.add(int(bound.rpartition(":")[2]))
+        return bound, _Front(self, made)
+
+    def _enter(self) -> None:
+        """Be asked who may come in, from now on."""
+        with self._lock:
+            if self._authenticator is None:
+                self._authenticator = _authenticator_of(self._context)
+                self.domain = self._authenticator.enter(self)
+
+    def admit(self, made: Socket, frames: list[zmq.Frame], place: int) -> tuple[Peer, list[zmq.Frame]]:
+        """Who sent a message, and the message without its passport.
+
+        Args:
+            frames: As received from `made`.
+            place: Where a passport stands, if there is one.
+
+        Raises:
+            ProtocolError: (codes "revoked", "passport") it is not to be taken.
+        """
+        peer, may_vouch = self._sender(made, frames[-1])
+        if len(frames) > place and keyfolder.is_passport(frames[place]):
+            if not may_vouch:
+                raise ProtocolError("passport", f"the key {peer.name!r} may speak for nobody else")
+            return keyfolder.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
+        return peer, frames
+
+    def passport(self, peer: Peer) -> list[bytes]:
+        """The frame that goes in front of what this process passes on for `peer`: none where it has no such say."""
+        if self.keys is None or self.keys.own.role not in VOUCH:
+            return []
+        peer = peer if peer.role else self._local
+        return [keyfolder.passport(peer)] if peer.role else []
+
+    def _sender(self, made: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
+        if made not in self._guarded:
+            return keyfolder.OPEN, True
+        key, descriptor = sockets.origin(frame)
+        self.came[descriptor] = key
+        peer = self._peers.get(key)
+        if peer is None:
+            self._cut(descriptor)
+            raise ProtocolError("revoked", "its key is not authorized here any more")
+        return peer, peer.role in VOUCH
+
+    def admits(self, made: Socket, frame: zmq.Frame) -> bool:
+        """Whether a subscription comes from who may be here; who may not is cut off and counted."""
+        try:
+            self._sender(made, frame)
+        except ProtocolError as error:
+            self.refuse(error.code, error.detail)
+            return False
+        return True
+
+    def refuse(self, reason: str, detail: str = "", count: int = 1) -> None:
+        """Count somebody who was refused, and say so now and then. Codes beyond `REASONS` are not about who it is."""
+        if reason not in REASONS or not count:
+            return
+        now = time.monotonic()
+        with self._lock:
+            self.refused[reason] += count
+            is_due = now - self._said.get(reason, float("-inf")) > SAY_AGAIN
+            if is_due:
+                self._said[reason] = now
+        if is_due:
+            more = f": {detail}" if detail else ""
+            _log.warning("refused (%s, %d so far): %s%s", reason, self.refused[reason], REASONS[reason], more)
+
+    def count_hang_up(self) -> None:
+        """Count a connection that ended before it had shown a key."""
+        with self._lock:
+            self.hung_up += 1
+
+    def security(self) -> Security:
+        """How it stands now."""
+        places = tuple(exposure.reachable(reversed(self._open)))
+        return Security(self.keys is not None, places, dict(self.refused), self.hung_up)
+
+    def trouble(self) -> list[str]:
+        """Why nobody new may get in, a sentence each."""
+        return [] if self._authenticator is None else self._authenticator.trouble()
+
+    def look(self) -> None:
+        """Take up what has changed in the keys folder, and cut off whose key is gone."""
+        assert self.keys is not None
+        if self._authenticator is not None:
+            self._authenticator.revive()
+        self.keys.refresh()
+        if self.keys.changes == self._changes:
+            return
+        self._learn()
+        for descriptor, key in list(self.came.items()):
+            if key not in self._peers:
+                self.refuse("revoked", "its connection was cut")
+                self._cut(descriptor)
+
+    def _learn(self) -> None:
+        assert self.keys is not None
+        self._changes = self.keys.changes
+        self._former |= set(self._peers)
+        self._peers = {public.hex(): key.peer for public, key in self.keys.authorized.items()}
+
+    def decide(self, public: bytes, only: str) -> str | None:
+        """How ZeroMQ is to mark messages of who shows this key; None sends him away."""
+        key = public.hex()
+        peer = self._peers.get(key)
+        if peer is not None and only in ("", peer.role):
+            return key
+        self.refuse("role" if peer is not None else "revoked" if key in self._former else "unknown")
+        return None
+
+    def _cut(self, descriptor: int) -> None:
+        """End a connection.
+
+        Its descriptor may be somebody else's by now. So a copy is looked at, which stays what it is, and only a
+        connection to one of our ports is ended: a listening socket that is shut down makes ZeroMQ abort.
+        """
+        self.came.pop(descriptor, None)
+        try:
+            copy = os.dup(descriptor)
+        except OSError:
+            return
+        try:
+            with _socket.socket(fileno=copy) as connection:
+                copy = -1  # closed with it
+                name = connection.getsockname()
+                listens = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN)
+                if isinstance(name, tuple) and name[1] in self._ports and not listens:
+                    connection.shutdown(_socket.SHUT_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.ENOTSOCK):
+                _log.debug("a connection could not be cut: %s", error)
+        finally:
+            if copy >= 0:
+                os.close(copy)
+
+    def close(self) -> None:
+        """Nobody comes in any more. After the sockets were closed; may be called again."""
+        authenticator, self._authenticator = self._authenticator, None
+        if authenticator is not None:
+            authenticator.leave(self.domain)
+
+
+_WANTED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_LISTENING
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class _Front:
+    """One guarded address: counts who failed to get in, and follows its own key. Belongs to the socket's thread."""
+
+    def __init__(self, gate: Gate, made: Socket) -> None:
+        assert gate.keys is not None
+        self.monitor: Socket | None = sockets.monitor(made, _WANTED)
+        self.look_at = time.monotonic() + LOOK
+        self._gate, self._made, self._endpoint = gate, made, sockets.listened_at(made)
+        self._own = gate.keys.own
+        # ZeroMQ tells of no reason where a peer is too old for keys, or none at all: of what was accepted, the rest.
+        self._accepted = self._settled = self._silently = 0
+        self._shaking: dict[int, float] = {}  # connections by descriptor, and since when they are there
+        self._strays: deque[float] = deque()  # when somebody dialled with another key, and may try his next one
+
+    def turn(self, now: float) -> None:
+        self.look_at = now + LOOK
+        self._gate.look()
+        assert self._gate.keys is not None
+        if self._gate.keys.own != self._own:
+            self._rebind()
+        window = 3e-3 * sockets.HANDSHAKE + LOOK
+        known = self._gate.came
+        recent = sum(now - since < window and fd not in known for fd, since in list(self._shaking.items()))
+        unexplained = self._accepted - self._settled - recent - self._silently
+        if unexplained > 0:
+            self._silently += unexplained
+            self._gate.refuse("protocol", count=unexplained)
+        while self._strays and now - self._strays[0] > SECOND_KEY:
+            self._strays.popleft()
+            self._gate.refuse("server_key")
+
+    def heard(self) -> None:
+        assert self.monitor is not None
+        for event, value, _ in sockets.events(self.monitor):
+            self._happened(event, value)
+
+    def _happened(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._accepted += 1
+            self._shaking[value] = time.monotonic()
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._shaking.pop(value, None)
+        elif event == zmq.EVENT_LISTENING:
+            descriptors.shared_guard().add(value, self._made)
+        else:
+            self._settled += 1
+            self._greeted(event, value)
+
+    def _greeted(self, event: int, value: int) -> None:
+        """A handshake is over. Who is not authorized was counted where that was decided."""
+        if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+            # ZeroMQ does not say who it is: one of those who dialled with another key, as far as anybody can tell.
+            if self._strays:
+                self._strays.popleft()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
+            self._gate.count_hang_up()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._gate.refuse("silent")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.WRONG_KEY:
+            self._strays.append(time.monotonic())
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._gate.refuse("plain" if value == sockets.OTHER_MECHANISM else "protocol")
+
+    def _rebind(self) -> None:
+        """Listen with a new key. ZeroMQ ends the connections that came by the old one: they come again."""
+        assert self._gate.keys is not None
+        own = self._gate.keys.own
+        assert own.secret is not None
+        try:
+            sockets.rebind(self._made, self._endpoint, own.secret)
+        except EndpointError as error:
+            _log.error("%s; trying again", error)
+            return
+        self._own = own
+        _log.info("%s is listened at with the key %s", self._endpoint, own.fingerprint)
+
+    def leave(self, made: Socket) -> None:
+        """Nothing else is connected through this one."""
+
+    def close(self) -> None:
+        self.look_at = float("inf")
+        if self.monitor is not None:
+            sockets.end_monitor(self._made, self.monitor)
+            self.monitor = None
+
+
+# --------------------------------------------------------------------------------------------- ZeroMQ's questions
+
+
+class _Authenticator:
+    """Answers for all nodes of a context, in a thread of its own, for as long as there is one."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._gates: dict[bytes, Gate] = {}
+        self._entered = 0
+        self._worker = self._start()
+
+    def _start(self) -> Worker:
+        worker = Worker("memoire-authenticator", self._turn)
+        try:
+            self._socket = worker.doors.add(sockets.authenticator(self.context))
+        except BaseException:
+            worker.stop(0.0)
+            raise
+        worker.start()
+        return worker
+
+    def enter(self, gate: Gate) -> str:
+        """Answer for this node from now on; the domain that its sockets have to name."""
+        self._entered += 1
+        domain = f"memoire-{self._entered}"
+        self._gates[domain.encode()] = gate
+        return domain
+
+    def leave(self, domain: str) -> None:
+        """Answer for this node no more."""
+        with _lock:
+            self._gates.pop(domain.encode(), None)
+            if not self._gates:
+                _authenticators.pop(self.context.underlying, None)
+                self._worker.stop(2.0)
+
+    def trouble(self) -> list[str]:
+        """What is wrong with the thread, in words."""
+        return self._worker.trouble()
+
+    def revive(self) -> None:
+        """Begin anew where the thread has died; until then nobody new gets in."""
+        with _lock:
+            if not self._worker.is_alive and self._gates:
+                _log.error("the thread that decides who is let in has died; it begins anew")
+                self._worker = self._start()
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        while self._socket in ready:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            answer = self._answer(frames)
+            if answer:
+                self._socket.send_multipart(answer, zmq.NOBLOCK)
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        """The reply to a question, whatever it is: a question without one keeps its peer waiting for ever."""
+        if len(frames) < 4 or frames[1]:
+            return []
+        envelope, number = frames[:2], frames[3]
+        mark, status, text = "", b"400", b"not authorized"
+        try:
+            _, _, domain, _, _, mechanism, *credentials = frames[2:]
+            node, _, only = domain.partition(b":")
+            gate = self._gates.get(node)
+            if gate is not None and mechanism == b"CURVE" and len(credentials) == 1:
+                mark = gate.decide(credentials[0], only.decode()) or ""
+                if mark:
+                    status, text = b"200", b"OK"
+        except Exception:
+            _log.exception("a question of who may come in could not be answered: nobody is let in")
+            status, text = b"500", b"failed"
+        return [*envelope, b"1.0", number, status, text, mark.encode(), b""]
+
+
+_authenticators: dict[int, _Authenticator] = {}  # by address of the context
+_lock = threading.RLock()
+
+
+def _authenticator_of(context: Context) -> _Authenticator:
+    with _lock:
+        found = _authenticators.get(context.underlying)
+        if found is None:
+            found = _authenticators[context.underlying] = _Authenticator(context)
+        return found
+
+
+def _forget() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+    _authenticators.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,138 @@
+"""Replies that wait until their connection has room for them.
+
+A ROUTER drops a reply in silence when its connection has none: beyond the high-water mark, or while ZeroMQ's own thread
+has not yet said that there is room again. A proxy is one connection for all its clients, so the first requests of a
+thousand clients need more than a mark of 256. With ROUTER_MANDATORY the socket refuses such a reply, and it waits here:
+
+    send(reply of c7) ──▶ ROUTER has room ──▶ gone
+                     └──▶ c7: [reply, reply, reply]   tried again soon; beyond the bounds the oldest are dropped
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from memoire.limits import MiB
+
+from . import sockets
+from .sockets import Socket
+
+CONNECTION_BYTES = 64 * MiB
+"""Bytes of replies that wait for one connection."""
+ALL_BYTES = 256 * MiB
+"""Bytes of replies that wait for all of them."""
+RETRY_FIRST = 0.002
+"""Seconds until a reply is tried again; doubles up to `RETRY_MOST` while no connection takes one."""
+RETRY_MOST = 0.1
+
+
+def size_of(frames: Sequence[Any]) -> int:
+    """Bytes of a message."""
+    return sum(memoryview(frame).nbytes for frame in frames)
+
+
+class Lane:
+    """Messages on their way to one socket or connection, bounded in bytes; the oldest are lost beyond. Belongs to one
+    thread.
+    """
+
+    def __init__(self, byte_limit: int) -> None:
+        self._messages: deque[tuple[int, Sequence[Any]]] = deque()
+        self._byte_limit = byte_limit
+        self.bytes = self.lost = self.lost_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, frames: Sequence[Any], size: int) -> None:
+        """Add a message. One that is larger than the whole lane may be in it alone."""
+        self._messages.append((size, frames))
+        self.bytes += size
+        while self.bytes > self._byte_limit and len(self._messages) > 1:
+            self.drop()
+
+    def drop(self) -> None:
+        """Lose the oldest message."""
+        gone, _ = self._messages.popleft()
+        self.bytes -= gone
+        self.lost += 1
+        self.lost_bytes += gone
+
+    def send(self, made: Socket | None) -> bool:
+        """Send what there is room for; returns whether everything went."""
+        while self._messages:
+            if made is None or not sockets.send(made, self._messages[0][1]):
+                return False
+            size, _ = self._messages.popleft()
+            self.bytes -= size
+        return True
+
+
+class Lanes:
+    """What one thread sends over its ROUTERs: a message that its connection has no room for waits until it has.
+
+    Args:
+        connection_bytes: Bytes that wait for one connection at most.
+        all_bytes: The same for all of them; beyond, the connection that has been without room for longest loses its
+            oldest.
+    """
+
+    def __init__(self, connection_bytes: int = CONNECTION_BYTES, all_bytes: int = ALL_BYTES) -> None:
+        self._connection_bytes, self._all_bytes = connection_bytes, all_bytes
+        self._lanes: dict[tuple[Socket, bytes], Lane] = {}  # by socket and connection, in the order they got stuck
+        self._bytes = 0
+        self._pause = RETRY_FIRST
+        self._retry_at = float("inf")
+        self.dropped = 0
+        """Messages that were dropped for want of room. Any thread may read it."""
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return sum(len(lane) for lane in self._lanes.values())
+
+    def send(self, made: Socket, frames: Sequence[Any], now: float) -> None:
+        """Send a message whose first frame names its connection, now or when there is room for it."""
+        connection = made, bytes(frames[0])
+        if connection in self._lanes or not sockets.send(made, frames):
+            self._keep(connection, frames, now)
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return self._retry_at
+
+    def turn(self, now: float) -> None:
+        """Send what has room by now."""
+        if now < self._retry_at:
+            return
+        before = self._bytes
+        for connection, lane in list(self._lanes.items()):
+            self._bytes -= lane.bytes
+            if lane.send(connection[0]):
+                del self._lanes[connection]
+            self._bytes += lane.bytes
+        self._pause = RETRY_FIRST if self._bytes < before else min(RETRY_MOST, 2.0 * self._pause)
+        self._retry_at = now + self._pause if self._lanes else float("inf")
+
+    def _keep(self, connection: tuple[Socket, bytes], frames: Sequence[Any], now: float) -> None:
+        lane = self._lanes.get(connection)
+        if lane is None:
+            lane = self._lanes[connection] = Lane(self._connection_bytes)
+            self._pause = RETRY_FIRST
+            self._retry_at = min(self._retry_at, now + RETRY_FIRST)
+        bytes_, lost = lane.bytes, lane.lost
+        lane.put(frames, size_of(frames))
+        self._bytes += lane.bytes - bytes_
+        self.dropped += lane.lost - lost
+        while self._bytes > self._all_bytes and len(self) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        connection, lane = next(iter(self._lanes.items()))
+        self._bytes -= lane.bytes
+        lane.drop()
+        self._bytes += lane.bytes
+        self.dropped += 1
+        if not lane:
+            del self._lanes[connection]

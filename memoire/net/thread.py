@@ -1,0 +1,262 @@
+"""A thread that owns sockets: it waits, takes its turn, and runs what other threads post to it, until it is stopped.
+
+ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error), so every node of
+memoire gives its sockets to a worker and asks it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from memoire.errors import Closed, ForkedError
+from memoire.replay.guarded import Guarded
+
+from .sockets import Doors
+
+_log = logging.getLogger(__name__)
+
+UNDO_TIMEOUT = 1.0
+"""Seconds that a node whose making failed waits for its threads: one that went on would use sockets of a context that
+its owner is about to end.
+"""
+IDLE = 1.0
+"""Seconds after which a worker takes its turn although nothing happened."""
+
+
+STUCK_AFTER = 15.0
+"""Seconds without a turn after which a thread that takes one a second counts as stuck."""
+
+
+class Node(Guarded, ABC):
+    """Whatever has sockets (a server, client, reader or proxy): a `with` statement closes it.
+
+    A process forked from its own finds a `Forked` in its place.
+    """
+
+    CALLED: ClassVar[str] = "this node"
+    """What errors call it."""
+    CLOSED_AT_EXIT: ClassVar[int] = 1
+    """When the interpreter ends, lower numbers are closed first: a client has things to tell a server."""
+    _pid: int
+    """The process it belongs to."""
+
+    _close_lock: threading.Lock
+    """Held by who closes it."""
+
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> object:
+        """End within `timeout` seconds."""
+
+    @contextmanager
+    def _closer(self, deadline: float) -> Iterator[bool]:
+        """Be the one who closes it; False where another thread is, and has not done it by the deadline."""
+        is_mine = self._close_lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._close_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Forked(Node):
+    """What a node is in a process forked from its own: nothing but the news that it is one.
+
+    Sockets do not survive a fork, and any of the node's locks may be held for ever, by a thread that is not there. So
+    no method is entered: whatever is asked of the node raises ForkedError, and closing it does nothing.
+    """
+
+    ANSWERS = frozenset({"close", "closed", "__class__", "__enter__", "__exit__", "__repr__", "__hash__", "__eq__"})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Forked.ANSWERS:
+            return object.__getattribute__(self, name)
+        own = object.__getattribute__
+        raise ForkedError(own(self, "CALLED"), own(self, "_pid"), os.getpid())
+
+    @property
+    def closed(self) -> bool:
+        """True: there is nothing here that could be closed."""
+        return True
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Do nothing: it is the other process's to close."""
+        return False
+
+    def __repr__(self) -> str:
+        own = object.__getattribute__
+        return f"<{own(self, 'CALLED')}, forked from process {own(self, '_pid')}>"
+
+
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+ENDING = 1.0
+"""Seconds that a thread has at least to end, also where there is no time left: it takes none, unless it waits for a
+processor.
+"""
+AT_EXIT = 0.5
+"""Seconds that each node has to close when the interpreter ends."""
+AT_EXIT_ALL = 2.0
+"""Seconds that all of them have together: a program with a hundred clients of a dead server ends as well."""
+
+
+def close_at_exit(node: Node) -> None:
+    """Close this node when the interpreter ends, if nobody did before: a daemon thread inside ZeroMQ must not outlive
+    it. Call it as soon as the node has a thread: a fork finds it from then on. It has all its public attributes then.
+    """
+    node._guard()
+    _nodes.add(node)
+
+
+def _close_all() -> None:
+    # Daemon threads that wait for one of them hear that it is closed; at the end of a program that is no news.
+    report = threading.excepthook
+    threading.excepthook = lambda failed: None if failed.exc_type is Closed else report(failed)
+    deadline = time.monotonic() + AT_EXIT_ALL
+    for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
+        try:
+            node.close(max(0.0, min(AT_EXIT, deadline - time.monotonic())))
+        except Exception:
+            _log.exception("%r could not be closed at exit", node)
+
+
+def _leave_to_parent() -> None:
+    for node in list(_nodes):
+        kind = type(node)
+        node.__class__ = type(kind.__name__, (Forked, kind), {"__module__": kind.__module__})
+    _nodes.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Worker:
+    """The thread. Its functions run inside of it, never at the same time.
+
+    Args:
+        name: Of the thread.
+        turn: Called after each wait, with the sockets that are ready and their events.
+        next_time: When the next turn is due at the latest, as time.monotonic() counts.
+        at_end: Called once at the end, before the sockets are closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[dict[object, int]], None],
+        next_time: Callable[[], float] = lambda: float("inf"),
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.doors = Doors()
+        self.errors = 0
+        """Turns that raised: faults of ours, logged, after which the thread went on."""
+        self._turn, self._next_time, self._at_end = turn, next_time, at_end
+        self._posted: deque[Callable[[], None]] = deque()
+        self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE` at a time
+        self._stopping = False
+        self._starting = threading.Lock()  # against a stop in the middle of a start
+        self._linger = 0.0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin. What was put into `doors` before belongs to the thread from now on."""
+        with self._starting:
+            if not self._stopping:
+                self._thread.start()
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have the thread call this soon. From any thread; nothing happens when the worker has ended."""
+        self._posted.append(function)
+        self.doors.waker.wake()
+
+    def wake(self) -> None:
+        """Have the thread take a turn now. From any thread."""
+        self.doors.waker.wake()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes turns."""
+        return self._thread.is_alive() and self._pid == os.getpid()
+
+    def trouble(self) -> list[str]:
+        """What is wrong with the thread, in words: it died, or it is stuck inside of one turn. Empty while it works."""
+        if self._pid != os.getpid() or self._stopping or self._thread.ident is None:
+            return []
+        if not self._thread.is_alive():
+            return [f"thread {self._thread.name} has died: its log says why"]
+        silence = time.monotonic() - self._turned
+        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] * (silence > STUCK_AFTER)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs inside of this thread."""
+        return threading.current_thread() is self._thread
+
+    def stop(self, timeout: float, linger: float = 0.0) -> bool:
+        """End the thread and close its sockets, which go on sending for `linger` seconds; False when it has not by
+        then.
+        """
+        if self._pid != os.getpid():
+            return True
+        with self._starting:
+            is_first, self._stopping = not self._stopping, True
+            if self._thread.ident is None:  # never started, and will not be: nobody else has the sockets
+                if is_first:
+                    self._finish()
+                return True
+            self._linger = linger
+        self.doors.waker.wake()
+        if not self.is_here:
+            self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._step()
+        finally:
+            self._finish()
+
+    def _step(self) -> None:
+        self._turned = time.monotonic()
+        try:
+            while self._posted:
+                self._posted.popleft()()
+            ready = self.doors.wait(min(self._next_time(), time.monotonic() + IDLE))
+            if not self._stopping:
+                self._turn(ready)
+        except Exception:
+            # A fault of ours in one message must not end the service for everybody else.
+            self.errors += 1
+            _log.exception("%s: a turn failed", self._thread.name)
+            if self.errors > 100:
+                time.sleep(0.01)  # and must not spin for ever either
+
+    def _finish(self) -> None:
+        try:
+            while self._posted:  # sockets that were handed over have to be closed too
+                self._posted.popleft()()
+            self._at_end()
+        except Exception:
+            _log.exception("%s: did not end cleanly", self._thread.name)
+        finally:
+            self.doors.close(self._linger)

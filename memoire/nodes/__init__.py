@@ -1,0 +1,1 @@
+"""Nodes as programs: settings, pages, metrics, and a cluster on one machine."""

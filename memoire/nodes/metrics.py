@@ -1,0 +1,516 @@
+"""What Prometheus reads of a node: the catalogue of metrics, and their values at the moment of a scrape.
+
+Nothing is counted here: each scrape reads `stats()`, so that a metric costs nothing while nobody looks. A node's series
+are few and do not grow with its clients: labels are from closed sets, or bounded by `MOST_LABELS`. Docs: metrics.md.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from memoire.net.curve_server import REASONS as PEERS
+from memoire.net.sockets import library_version
+from memoire.pool.freshness import Timing
+from memoire.version import VERSION
+from memoire.wire import messages
+
+MOST_LABELS = 64
+"""Series of one metric whose label is named by users (topics, scalars, backs): the first ones by name."""
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Value: TypeAlias = "float | Mapping[str, Any] | None"
+"""A number, None where there is none yet, or one for each value of the label."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric of the catalogue."""
+
+    name: str
+    """Without "memoire_", and without the "_total" of a counter."""
+    kind: Kind
+    help: str
+    read: Callable[[Any], Value]
+    """From the stats of its node."""
+    label: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """As a scrape shows it."""
+        return f"memoire_{self.name}" + "_total" * (self.kind == "counter")
+
+    def family(self, stats: Any) -> Metric:
+        """Name, help and present values."""
+        name, value = f"memoire_{self.name}", self.read(stats)
+        labels = [self.label] if self.label else []
+        if self.kind == "histogram":
+            histogram = HistogramMetricFamily(name, self.help, labels=labels)
+            for label, timing in _pairs(value):
+                histogram.add_metric([label], _buckets(timing), timing.seconds)
+            return histogram
+        family: Any = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
+            name, self.help, labels=labels
+        )
+        if labels:
+            for label, number in _pairs(value):
+                family.add_metric([label], number)
+        elif isinstance(value, int | float) and not math.isnan(value):
+            family.add_metric([], value)
+        return family  # type: ignore[no-any-return]
+
+
+def _pairs(value: Value) -> list[tuple[str, Any]]:
+    assert isinstance(value, Mapping)
+    return sorted(value.items())[:MOST_LABELS]
+
+
+def _buckets(timing: Timing) -> list[tuple[str, float]]:
+    counts, so_far = [], 0
+    for bound, count in zip((*timing.bounds, math.inf), timing.counts, strict=True):
+        so_far += count
+        counts.append(("+Inf" if math.isinf(bound) else repr(bound), float(so_far)))
+    return counts
+
+
+def _field(name: str) -> Callable[[Any], Value]:
+    """A field of the stats, or one within another ("totals.steps"); none where that is None."""
+    path = name.split(".")
+
+    def read(stats: Any) -> Value:
+        for part in path:
+            if stats is None:
+                return None
+            stats = getattr(stats, part)
+        return stats  # type: ignore[no-any-return]
+
+    return read
+
+
+def _counter(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> Entry:
+    return Entry(name, "counter", help_, _field(read) if isinstance(read, str) else read, label)
+
+
+def _gauge(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> Entry:
+    return Entry(name, "gauge", help_, _field(read) if isinstance(read, str) else read, label)
+
+
+def _of_tables(kind: Kind, name: str, help_: str, read: str) -> Entry:
+    """A field of the stats of each table that has one; of a text, whether there is any."""
+    field = _field(read)
+
+    def read_all(stats: Any) -> Value:
+        found: dict[str, Any] = {name: field(table) for name, table in stats.tables.items()}
+        values = {name: float(bool(value)) if isinstance(value, str) else value for name, value in found.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    return Entry(name, kind, help_, read_all, "table")
+
+
+# ------------------------------------------------------------------------------------------------------ the catalogue
+
+REQUESTS = {
+    body.type.name
+    for body in (
+        messages.Hello,
+        messages.Update,
+        messages.Fetch,
+        messages.Publish,
+        messages.Sums,
+        messages.Draw,
+        messages.Feedback,
+        messages.Control,
+        messages.Ledger,
+        messages.Inherit,
+    )
+}
+"""Types of message that are answered."""
+
+EVERY = (
+    _counter("faults", "Turns of the node's threads that failed: faults of memoire's own.", "faults"),
+    _counter(
+        "refused",
+        "Messages that were refused, by code.",
+        lambda s: dict.fromkeys(messages.CODES, 0) | s.refused,
+        "code",
+    ),
+)
+"""What every role has."""
+
+DROPPED_REPLIES = _counter(
+    "dropped_replies", "Replies dropped because their connection had no room for too long.", "dropped_replies"
+)
+
+SERVER = (
+    _gauge("uptime_seconds", "Seconds since the server was started.", "uptime"),
+    _gauge("run_info", "1, with the name of the run that is counted now.", lambda s: {s.run: 1}, "run"),
+    _gauge("run_finished", "1 once the run was declared over, 0 before.", lambda s: float(s.finished)),
+    _gauge("durable", "1 where a reply means on disk, 0 where it means in memory.", lambda s: float(s.durable)),
+    _counter("backup_restores", "How often an older backup was put back into the state folder.", "restored"),
+    _counter("episodes", "Episodes of this run that this server's clients closed.", "totals.episodes"),
+    _counter("steps", "Entries of this run that this server's clients recorded.", "totals.steps"),
+    _counter("caches", "Caches of this run that were accepted here.", "totals.accepted_caches"),
+    _gauge("clients", "Clients of this run: active, silent for client_timeout, or gone.", "presence", "state"),
+    _gauge(
+        "accounts",
+        "Clients that were ever counted in this run, by where their accounts are: in memory, or folded away.",
+        lambda s: {"memory": s.accounts_in_memory, "folded": s.accounts_folded},
+        "state",
+    ),
+    _gauge(
+        "new_clients_left",
+        "New clients that the key with the fewest left may bring at once before further ones have to wait.",
+        "newcomers_left",
+    ),
+    _counter("generated_bytes", "Bytes of all entries that the clients recorded.", "totals.generated_bytes"),
+    _counter("received_bytes", "Bytes of caches that arrived.", "totals.received_bytes"),
+    _counter("pushed_caches", "Caches that clients say they pushed.", "totals.pushed_caches"),
+    _gauge("lost_caches", "Caches that later ones overtook; fewer when they arrive after all.", "totals.lost_caches"),
+    _counter(
+        "dropped_caches",
+        "Caches that were not used, by reason: skipped for want of credit, rejected on arrival, overwritten unused.",
+        lambda s: {
+            "skipped": s.totals.skipped_caches,
+            "rejected": s.totals.rejected_caches,
+            "overwritten": s.overwritten_caches,
+        },
+        "reason",
+    ),
+    _counter("log_lines", "Log lines of this run.", "log_lines"),
+    _counter("dropped_log_lines", "Log lines that clients did not take: too many waited.", "totals.dropped_lines"),
+    Entry(
+        "request_duration_seconds",
+        "histogram",
+        "Seconds that a request took from its arrival to its answer, by type.",
+        lambda s: {kind: timing for kind, timing in s.requests.items() if kind in REQUESTS},
+        "type",
+    ),
+    DROPPED_REPLIES,
+    _gauge("credit_bytes", "Bytes that each client of the first table may have on the way.", "credit"),
+    _gauge("model_version", "Newest version of each topic.", "models", "topic"),
+    _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
+    _counter(
+        "feedback_samples",
+        "Priorities from learners: given to this server, lost here, applied or stale where their entries are.",
+        lambda s: {
+            "given": s.feedback_given,
+            "lost": s.feedback_lost,
+            "applied": sum(table.applied for table in s.tables.values()),
+            "stale": sum(table.stale for table in s.tables.values()),
+        },
+        "outcome",
+    ),
+    _gauge("episode_return_mean", "Mean return of the newest episodes (at most 100).", "recent.return_mean"),
+    _gauge("episode_return_min", "Least return of the newest episodes.", "recent.return_min"),
+    _gauge("episode_return_max", "Greatest return of the newest episodes.", "recent.return_max"),
+    _gauge("episode_length_mean_steps", "Mean length of the newest episodes.", "recent.length_mean"),
+    _gauge(
+        "client_scalar",
+        "Mean over this server's active clients of what they report by client.scalars, by name.",
+        lambda s: {name: scalar.mean for name, scalar in s.scalars.items()},
+        "name",
+    ),
+    _gauge(
+        "learner_scalar",
+        "What learners report by Server.scalars or Reader.scalars.",
+        "learner_scalars",
+        "name",
+    ),
+    _gauge("learners", "Readers that were heard from within a minute.", lambda s: len(s.learners)),
+    _gauge("state_bytes", "Bytes of the files in the state folder.", "folder.bytes"),
+    _gauge("state_disk_free_bytes", "Bytes free on the disk of the state folder.", "folder.free_bytes"),
+    _gauge("state_disk_bytes", "Size of the disk of the state folder.", "folder.disk_bytes"),
+    _of_tables("counter", "batches", "Batches that get_batch handed out in this process.", "batches"),
+    _of_tables("counter", "samples", "Samples handed out, here and to readers.", "samples"),
+    _of_tables(
+        "counter",
+        "batch_wait_seconds",
+        "Seconds that get_batch waited for samples; its rate is the learner's waiting share.",
+        "waited",
+    ),
+    _of_tables("gauge", "held_caches", "Caches that are held.", "held_caches"),
+    _of_tables("gauge", "held_bytes", "Bytes of what is held.", "held_bytes"),
+    _of_tables("gauge", "held_limit_bytes", "Bytes that are held at most.", "byte_limit"),
+    _of_tables("gauge", "unused_samples", "Held samples that were never drawn.", "unused_samples"),
+    _of_tables("counter", "overwritten_caches", "Caches taken out for want of room.", "overwritten_caches"),
+    _of_tables(
+        "counter", "passed_over_samples", "Held samples let go because they were too old.", "passed_over_samples"
+    ),
+    _of_tables("counter", "table_steps", "Entries of this run that clients recorded for the table.", "steps"),
+    _of_tables("counter", "table_episodes", "Episodes of this run that clients closed for the table.", "episodes"),
+    _of_tables("gauge", "table_entries", "Entries that can be drawn.", "rate.entries"),
+    _of_tables(
+        "gauge", "samples_surplus", "samples_per_insert * inserts - draws: above 0 learners are behind.", "rate.surplus"
+    ),
+    _of_tables("gauge", "draws_limited", "1 while a batch has to wait for entries, 0 otherwise.", "rate.draws_wait"),
+    _of_tables("gauge", "inserts_limited", "1 while clients have to wait for draws, 0 otherwise.", "rate.inserts_wait"),
+    _of_tables("counter", "limited_seconds", "Seconds that batches waited for entries.", "rate.waited"),
+    _of_tables("gauge", "table_clients", "Clients of the table that have not left.", "clients"),
+    _of_tables("gauge", "parameters_version", "One more with each change of the parameters.", "parameters_version"),
+    _of_tables(
+        "gauge", "samples_per_insert_target", "The parameter samples_per_insert of the table.", "samples_per_insert"
+    ),
+    _of_tables(
+        "gauge", "sample_age_median_seconds", "Median age of the samples of a recent batch.", "freshness.age_median"
+    ),
+    _of_tables("gauge", "sample_age_p90_seconds", "Age that 90 % of a recent batch stay below.", "freshness.age_p90"),
+    _of_tables("gauge", "sample_age_max_seconds", "Age of the oldest sample of a recent batch.", "freshness.age_max"),
+    _of_tables(
+        "gauge", "sample_model_lag_mean", "Mean of model versions between acting and learning.", "freshness.lag_mean"
+    ),
+    _of_tables(
+        "gauge", "sample_model_lag_max", "Most model versions between acting and learning.", "freshness.lag_max"
+    ),
+    _of_tables(
+        "gauge",
+        "sample_effective_ratio",
+        "Effective size of a recent batch, (sum w)**2 / sum w**2 of its importance, as a share of its samples.",
+        "freshness.effective",
+    ),
+    _of_tables("gauge", "held_capacity", "Caches or entries that are held at most; 0: bytes alone say.", "capacity"),
+    _of_tables(
+        "gauge", "left_out_ratio", "Share of all weight that a recent batch could not draw from.", "freshness.left_out"
+    ),
+)
+
+PROXY = (
+    _gauge("uptime_seconds", "Seconds since the proxy was started.", "uptime"),
+    _counter("proxy_requests", "Requests forwarded to servers, or answered by the proxy.", "requests"),
+    _counter("proxy_replies", "Replies forwarded to clients.", "replies"),
+    _counter("proxy_caches", "Caches forwarded to servers, or put into a queue for them.", "caches"),
+    _counter("proxy_cache_bytes", "Bytes of these caches.", "cache_bytes"),
+    DROPPED_REPLIES,
+    _counter("proxy_homeless", "Messages for a server that is not known here.", "homeless"),
+    _gauge(
+        "proxy_back_up",
+        "1 where the address behind the proxy answers, 0 where not.",
+        lambda s: {b.endpoint: float(not b.is_away) for b in s.backs},
+        "back",
+    ),
+    _gauge(
+        "proxy_queue_bytes",
+        "Bytes that wait for the address behind the proxy.",
+        lambda s: {b.endpoint: b.queued_bytes for b in s.backs},
+        "back",
+    ),
+    _counter(
+        "proxy_lost_requests",
+        "Requests lost because the queue was full; clients ask again.",
+        lambda s: {b.endpoint: b.lost_requests for b in s.backs},
+        "back",
+    ),
+    _counter(
+        "proxy_lost_caches",
+        "Caches lost because the queue was full.",
+        lambda s: {b.endpoint: b.lost_caches for b in s.backs},
+        "back",
+    ),
+    _counter(
+        "proxy_lost_bytes", "Bytes of these caches.", lambda s: {b.endpoint: b.lost_bytes for b in s.backs}, "back"
+    ),
+    _gauge("model_version", "Newest version of each topic.", "models", "topic"),
+    _gauge("model_bytes", "Bytes of models that are kept.", "model_bytes"),
+)
+
+ACTOR = (
+    _counter("client_episodes", "Episodes that this client closed.", "episodes"),
+    _counter("client_steps", "Entries that this client recorded.", "steps"),
+    _counter("client_generated_bytes", "Bytes of these entries.", "generated_bytes"),
+    _counter("client_pushed_caches", "Caches that were pushed.", "pushed_caches"),
+    _counter("client_pushed_bytes", "Bytes of these caches.", "pushed_bytes"),
+    _counter("client_accepted_caches", "Caches that the home says it has taken.", "accepted_caches"),
+    _gauge(
+        "client_lost_caches",
+        "Caches that were pushed and are given up; fewer when they arrive after all.",
+        "lost_caches",
+    ),
+    _counter("client_skipped_caches", "Caches that were not pushed because the window was full.", "skipped_caches"),
+    _gauge("client_in_flight_bytes", "Bytes of caches of which nobody knows yet.", "in_flight_bytes"),
+    _gauge("client_credit_bytes", "Bytes that may be on the way.", "credit"),
+    _counter("client_wait_seconds", "Seconds that calls waited for room in the window.", "waited"),
+    _counter("client_held_back_seconds", "Seconds that recording waited for draws.", "held_back_for"),
+    _counter("client_passed_steps", "Entries recorded beyond what was granted, and not pushed.", "passed_steps"),
+    _gauge("client_waiting_lines", "Log lines that the home does not have yet.", "waiting_lines"),
+    _counter("client_dropped_lines", "Log lines that log() did not take.", "dropped_lines"),
+    _counter("client_updates", "UPDATE messages that were answered.", "updates"),
+    _counter("client_resends", "Requests that were sent again.", "resends"),
+    _gauge("client_silent_seconds", "Seconds since the newest reply.", "silent"),
+    _counter(
+        "client_skipped_models",
+        "Versions of models that were passed over, because newer ones were there.",
+        "skipped_models",
+    ),
+    _gauge("client_model_version", "Newest version of each topic that this client has.", "models", "topic"),
+)
+
+LEARNER = (
+    _counter("reader_batches", "Batches that were handed out.", "batches"),
+    _counter("reader_samples", "Samples that were handed out.", "samples"),
+    _counter(
+        "reader_wait_seconds",
+        "Seconds that calls waited for a batch; its rate is the learner's waiting share.",
+        "waited",
+    ),
+    _counter("reader_short_samples", "Samples that a server was asked for and no longer had.", "short"),
+    _gauge("reader_prefetched_batches", "Batches that wait to be taken.", "prefetched"),
+    _gauge(
+        "reader_servers",
+        "Servers by state: answering, or away and left out.",
+        lambda s: {"answering": len(s.servers), "away": len(s.away)},
+        "state",
+    ),
+    _counter("reader_resends", "Requests that were sent again.", "resends"),
+    _counter(
+        "reader_feedback_samples",
+        "Priorities by outcome: given to servers, or lost there.",
+        lambda s: {"given": s.feedback_given, "lost": s.feedback_lost},
+        "outcome",
+    ),
+    _gauge(
+        "reader_sample_age_median_seconds",
+        "Median age of the samples of a recent batch, since their entries were added.",
+        "freshness.age_median",
+    ),
+    _gauge(
+        "reader_sample_age_p90_seconds",
+        "Age that 90 % of the samples of a recent batch stay below.",
+        "freshness.age_p90",
+    ),
+    _gauge(
+        "reader_sample_model_lag_mean",
+        "Mean number of model versions between acting and learning, in a recent batch.",
+        "freshness.lag_mean",
+    ),
+)
+
+CATALOGUE: Mapping[str, tuple[Entry, ...]] = {
+    "server": EVERY + SERVER,
+    "proxy": EVERY + PROXY,
+    "actor": EVERY + ACTOR,
+    "learner": EVERY + LEARNER,
+}
+"""All metrics of each role, beside those of `NODE` and of the process (process_*, python_*)."""
+TITLES = {"server": "Servers", "proxy": "Proxies and relays", "actor": "Actors", "learner": "Learners far away"}
+NODE = {
+    "memoire_build_info": "1, with what this process is made of.",
+    "memoire_ready": "1 while the node should get new clients, 0 while /readyz says why not.",
+    "memoire_alive": "1 while the node's threads take their turns, 0 while /livez says which one does not.",
+    "memoire_open_endpoints": "Addresses of the node that other machines reach and that ask nobody for a key or token.",
+    "memoire_refused_peers_total": "Connections and requests that were refused for who they came from, by reason.",
+    "memoire_hung_up_connections_total": "Connections that ended before they had shown a key: probes, ended processes.",
+}
+"""Metrics of every node. Those for everybody by design (/livez, /readyz, /metrics) are not counted as open."""
+
+
+REASONS = ("http_guessing", "http_name", "http_token", *PEERS)
+"""Why a request is refused (too many wrong tokens, a name that is not this machine's, a wrong token), or a peer."""
+
+
+HUNG_UP = "memoire_hung_up_connections"
+
+
+class Look(NamedTuple):
+    """A node at the moment of a scrape: stats are None before it is there."""
+
+    role: str
+    stats: Any
+    stuck: list[str]
+    reasons: list[str]
+    open: Sequence[str]
+    refused: Mapping[str, int]
+    hung_up: int
+
+
+class NodeCollector(Collector):
+    """The metrics of one node, as its role has them."""
+
+    def __init__(self, look: Callable[[], Look]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, with the values of this moment."""
+        role, stats, stuck, reasons, found_open, refused, hung_up = self._look()
+        yield build_info(role)
+        yield GaugeMetricFamily("memoire_ready", NODE["memoire_ready"], value=float(not reasons))
+        yield GaugeMetricFamily("memoire_alive", NODE["memoire_alive"], value=float(not stuck))
+        yield open_endpoints(len(found_open))
+        yield refused_peers(refused)
+        yield CounterMetricFamily(HUNG_UP, NODE[f"{HUNG_UP}_total"], value=float(hung_up))
+        for entry in CATALOGUE.get(role, ()) if stats is not None else ():
+            yield entry.family(stats)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is depends on the role, and is known at a scrape."""
+        return ()
+
+
+def open_endpoints(number: int) -> Metric:
+    """How many addresses are open."""
+    return GaugeMetricFamily("memoire_open_endpoints", NODE["memoire_open_endpoints"], value=float(number))
+
+
+def refused_peers(counts: Mapping[str, int]) -> Metric:
+    """Who was refused, by reason."""
+    name = "memoire_refused_peers"
+    family: Any = CounterMetricFamily(name, NODE[f"{name}_total"], labels=["reason"])
+    for reason in sorted({*REASONS, *counts}):
+        family.add_metric([reason], counts.get(reason, 0))
+    return family  # type: ignore[no-any-return]
+
+
+def build_info(role: str) -> Metric:
+    """What this process is made of."""
+    labels = {"version": VERSION, "python": platform.python_version(), "libzmq": library_version(), "role": role}
+    info = GaugeMetricFamily("memoire_build_info", NODE["memoire_build_info"], labels=list(labels))
+    info.add_metric(list(labels.values()), 1)
+    return info
+
+
+class Exposition:
+    """The text of a scrape: one collector's metrics, and those of the process."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._registry = CollectorRegistry()
+        for made in (ProcessCollector, PlatformCollector, GCCollector):
+            made(registry=self._registry)
+        self._registry.register(collector)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """The body, and its content type, as the Accept header asks for."""
+        encode, kind = exposition.choose_encoder(accept)
+        return encode(self._registry), kind
+
+
+def names(role: str) -> set[str]:
+    """What a scrape of this role shows, without what every Python process has."""
+    return {*NODE, *(entry.full_name for entry in CATALOGUE[role])}
+
+
+def _kind(name: str) -> Kind:
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+def _label(name: str) -> str:
+    return "reason" if name == "memoire_refused_peers_total" else ""
+
+
+def tables() -> str:
+    """The whole catalogue as docs/metrics.md has it."""
+    parts = []
+    for role, entries in CATALOGUE.items():
+        parts += [f"## {TITLES[role]}", "", "| metric | type | label | meaning |", "|---|---|---|---|"]
+        parts += [f"| `{name}` | {_kind(name)} | {_label(name)} | {help_} |" for name, help_ in NODE.items()]
+        parts += [f"| `{entry.full_name}` | {entry.kind} | {entry.label} | {entry.help} |" for entry in entries]
+        parts.append("")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(tables())

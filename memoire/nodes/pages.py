@@ -1,0 +1,407 @@
+"""The pages of a node: what is said at /livez, /readyz, /status, /metrics, /episodes, /sample and so on. No sockets.
+
+Every page is a function of the node and the request, and only reads. `NodePages` (node.py) serves them.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import http
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from memoire.accounting.logbook import timestamp
+from memoire.accounting.merge import key_of
+from memoire.client.client import Client
+from memoire.clock import wall_clock
+from memoire.net import descriptors
+from memoire.net.curve_server import Security
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.server.server import Server
+from memoire.server.table_handle import TableHandle
+from memoire.version import SOFTWARE
+
+PAGE = 100
+"""Rows on a page that does not say how many it wants."""
+MOST_ON_PAGE = 1000
+MOST_PAGE_BYTES = 256 << 10
+"""Bytes of the rows on one page: it ends sooner when they have much to say."""
+ENOUGH_DESCRIPTORS = 0.9
+"""Part of the file descriptors that may be in use while a node calls itself ready."""
+EXTRA = "pip install 'memoire-rl[server]'"
+
+Node: TypeAlias = Server | Proxy | Client | Reader
+Query: TypeAlias = Mapping[str, str]
+
+
+class Asked(Exception):
+    """A page to answer with at once."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__(page)
+        self.page = page
+
+
+class Page(NamedTuple):
+    """An answer."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    kind: str = "application/json"
+
+
+class Request(NamedTuple):
+    """What is asked for; names of headers are in lower case."""
+
+    path: str
+    query: Query = {}
+    headers: Mapping[str, str] = {}
+    open: tuple[str, ...] = ()
+    """Where these pages are read without a token from other machines."""
+    refused: Mapping[str, int] = {}
+    """Requests for them that were refused, by reason."""
+
+
+def role_of(node: Node | None) -> str:
+    """server, proxy, actor or learner; "" before there is a node."""
+    roles = {Server: "server", Proxy: "proxy", Client: "actor", Reader: "learner"}
+    return next((role for kind, role in roles.items() if issubclass(type(node), kind)), "")
+
+
+def index(node: Node | None, request: Request) -> Page:
+    """Which pages there are."""
+    return as_json({"pages": sorted(PAGES), "software": SOFTWARE})
+
+
+def livez(node: Node | None, request: Request) -> Page:
+    """Whether only a restart helps."""
+    stuck = _stuck(node)
+    return as_json({"alive": not stuck, "reasons": stuck}, _ok(not stuck))
+
+
+def readyz(node: Node | None, request: Request) -> Page:
+    """Whether it should get new clients, or work."""
+    reasons = reasons_of(node)
+    return as_json({"ready": not reasons, "reasons": reasons}, _ok(not reasons))
+
+
+def reasons_of(node: Node | None) -> list[str]:
+    """Why the node is not ready, a sentence each."""
+    if node is None:
+        return ["starting: the node is not there yet"]
+    return [*node.liveness(), *node.readiness(), *_scarcity()]
+
+
+def _stuck(node: Node | None) -> list[str]:
+    return [] if node is None else node.liveness()
+
+
+def status(node: Node | None, request: Request) -> Page:
+    """How the node stands: all of its stats, and of a server a page of its clients."""
+    reasons = reasons_of(node)
+    facts: dict[str, Any] = {
+        "role": role_of(node),
+        "software": SOFTWARE,
+        "time": wall_clock(),
+        "ready": not reasons,
+        "reasons": reasons,
+        "process": process_facts(),
+    }
+    stats = None if node is None else node.stats()
+    facts["security"] = security(stats, request.open, request.refused)
+    if node is not None:
+        facts["stats"] = stats
+    if isinstance(node, Server | Proxy):
+        facts["endpoints"] = {"request": node.endpoint, "push": node.push_endpoint, "publish": node.pub_endpoint}
+    if isinstance(node, Server) and request.query.get("clients") != "no":
+        facts["clients"] = _clients(node, request.query)
+    return as_json(facts)
+
+
+def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] | None = None) -> Security:
+    """What a node's stats say of who may come to it and who was sent away, and the same of its pages.
+
+    Args:
+        pages: Their addresses that everybody on other machines may ask.
+        refused: Requests for them that were refused, by reason.
+    """
+    told: Security = getattr(stats, "security", None) or Security(keys=False, open=(), refused={})
+    return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})}, told.hung_up)
+
+
+def metrics(node: Node | None, request: Request) -> Page:
+    """The same for Prometheus."""
+    try:
+        from .metrics import Exposition, Look, NodeCollector
+    except ModuleNotFoundError as error:
+        raise Asked(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
+
+    def look() -> Look:
+        stats = None if node is None else node.stats()
+        known = security(stats, request.open, request.refused)
+        return Look(role_of(node), stats, _stuck(node), reasons_of(node), known.open, known.refused, known.hung_up)
+
+    exposition = Exposition(NodeCollector(look))
+    body, kind = exposition.text(request.headers.get("accept", ""))
+    return Page(200, body, kind=kind)
+
+
+def accounts(node: Node | None, request: Request) -> Page:
+    """The ledger of a run at a server, its rows as they are (`wire.ACCOUNT`): for whoever merges several, exactly.
+
+    MessagePack, a page at a time: `next` is the `after` of the page behind it, "" of the last one. With `seen`, less
+    than half a minute ago, only accounts whose client was heard since then. `inherited` grows with each account that
+    came from another server, which may be older than that.
+    """
+    server = _server(node, "accounts")
+    seen = _value(request.query, "seen", float, "seconds since 1970") or 0.0
+    after = _value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
+    found, more = server.account_page(request.query.get("run") or None, after, seen=seen)
+    body = {
+        "name": server.name,
+        "run": found.run,
+        "epoch": found.epoch,
+        "finished": found.finished,
+        "durable": found.durable,
+        "runs": found.runs,
+        "time": found.time,
+        "inherited": found.inherited,
+        "row_bytes": found.rows.itemsize,
+        "rows": found.rows.tobytes(),
+        "next": key_of(found.rows[-1:]).hex() if more else "",
+    }
+    return Page(200, msgspec.msgpack.encode(body), kind="application/msgpack")
+
+
+def episodes(node: Node | None, request: Request) -> Page:
+    """Closed episodes of the run that is counted now, with a number above `after`; a server keeps the newest thousand.
+
+    `next` is the `after` of the page behind it; `missed` is how many between have been forgotten already.
+    """
+    server = _server(node, "episodes")
+    after = _whole(request.query, "after", 0, 0, 1 << 53)
+    most = _whole(request.query, "most", PAGE, 1, MOST_ON_PAGE)
+    run, first, found = server.episodes_after(after, most)
+    rows = [
+        {
+            "number": first + place,
+            "client": client,
+            "time": ended.time,
+            "length": ended.length,
+            "return": ended.returned,
+        }
+        for place, (client, ended) in enumerate(found)
+    ]
+    missed = max(0, first - after - 1) if after else 0
+    epoch = server.epoch
+    return as_json({"run": run, "epoch": epoch, "rows": rows, "next": first + len(rows) - 1, "missed": missed})
+
+
+def settings(node: Node | None, request: Request) -> Page:
+    """What a server was told: the tables with their schemas and the parameters that hold now, and its limits."""
+    server = _server(node, "settings")
+    tables = {}
+    for name, stats in server.stats().tables.items():
+        table = server.table(name)
+        tables[name] = {
+            "storage": stats.storage,
+            "byte_limit": stats.byte_limit,
+            "schema": msgspec.Raw(table.schema.to_json().encode()),
+            "entry_bytes": table.schema.entry_bytes,
+            "parameters_version": stats.parameters_version,
+            "parameters": table.parameters,
+        }
+    return as_json({"run": server.run, "runs": server.runs(), "tables": tables, "limits": server.limits})
+
+
+def sample(node: Node | None, request: Request) -> Page:
+    """One sample that a table of a server holds, as likely as in a draw; nothing is taken. Each array has its dtype,
+    its shape, its bytes (C order, in base64) and how many of its axes come before those of its column.
+    """
+    table = _table(node, request, "samples")
+    found = table.peek()
+    if found is None:
+        text = f"table {table.name!r} holds no sample now that could be shown (or it is larger than 4 MiB)"
+        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
+    arrays = {
+        name: {
+            "dtype": array.dtype.str,
+            "shape": array.shape,
+            "axes": found.axes[name],
+            "data": base64.b64encode(array.tobytes()).decode(),
+        }
+        for name, array in found.arrays.items()
+    }
+    names = [field.name for field in dataclasses.fields(found) if field.name not in ("arrays", "axes")]
+    return as_json({"table": table.name, **{name: getattr(found, name) for name in names}, "arrays": arrays})
+
+
+def distribution(node: Node | None, request: Request) -> Page:
+    """How weights and ages of what a table of a server holds are spread, and its effective size."""
+    table = _table(node, request, "held samples")
+    return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
+
+
+def _table(node: Node | None, request: Request, what: str) -> TableHandle:
+    server = _server(node, what)
+    return server.table(request.query.get("table") or server.tables[0])
+
+
+def _server(node: Node | None, what: str) -> Server:
+    if not isinstance(node, Server):
+        raise Asked(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
+    return node
+
+
+def logs(node: Node | None, request: Request) -> Page:
+    """Log lines of a server's clients."""
+    query = request.query
+    server = _server(node, "log lines")
+    most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
+    found = server.search(
+        query.get("text", ""),
+        run=query.get("run") or server.run,
+        client=_value(query, "client", bytes.fromhex, "an id in hex"),
+        label=_value(query, "label", _label, "up to 8 digits in hex"),
+        since=_value(query, "since", float, "seconds since 1970"),
+        until=_value(query, "until", float, "seconds since 1970"),
+        after=_whole(query, "after", 0, 0, 1 << 53),
+        before=_whole(query, "before", 1 << 53, 0, 1 << 53),
+        most=most,
+        newest_first="newest" in query,
+    )
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for entry in found:
+        size += len(entry.line.text.encode()) + 200
+        if rows and size > MOST_PAGE_BYTES:
+            break
+        rows.append(
+            {
+                "index": entry.index,
+                "received": entry.received,
+                "time": timestamp(entry.received),
+                "client": entry.client.hex(),
+                "label": f"{entry.line.label:08x}",
+                "text": entry.line.text,
+            }
+        )
+    return as_json({"rows": rows, "is_all": len(rows) == len(found) < most})
+
+
+class Countable(Protocol):
+    """What a page of clients is made of."""
+
+    def clients(self, after: str = "", most: int | None = None) -> list[Any]:
+        """Clients with an id above `after`, in the order of their ids."""
+
+
+def _clients(server: Countable, query: Query) -> dict[str, Any]:
+    """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
+    most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
+    found = server.clients(query.get("after", ""), most + 1)
+    rows: list[msgspec.Raw] = []
+    size = 0
+    for client in found[:most]:
+        row = msgspec.json.encode(client)
+        size += len(row)
+        if rows and size > MOST_PAGE_BYTES:
+            break
+        rows.append(msgspec.Raw(row))
+    return {"rows": rows, "next": found[len(rows) - 1].client if len(rows) < len(found) else None}
+
+
+def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise Asked(
+            as_error(http.HTTPStatus.BAD_REQUEST, f"{name} must be a number from {least} to {most}, got {text!r}")
+        )
+    return int(text)
+
+
+def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
+    if name not in query:
+        return None
+    try:
+        return read(query[name])
+    except ValueError:
+        text = f"{name} must be {expected}, got {query[name]!r}"
+        raise Asked(as_error(http.HTTPStatus.BAD_REQUEST, text)) from None
+
+
+def _label(text: str) -> int:
+    if len(text) > 8:
+        raise ValueError
+    return int(text, 16)
+
+
+def process_facts() -> dict[str, Any]:
+    """What this process uses: memory and descriptors now, and how many descriptors it may have."""
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "threads": threading.active_count(),
+        "memory_bytes": _resident(),
+        "descriptors": descriptors.used(),
+        "most_descriptors": descriptors.limit(),
+    }
+
+
+def _scarcity() -> list[str]:
+    """Why new clients could not even connect: each needs three descriptors."""
+    used, limit = descriptors.used(), descriptors.limit()
+    if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
+        return []
+    return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]
+
+
+def _resident() -> int | None:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return None  # not Linux
+
+
+def as_json(value: Any, status: int = 200) -> Page:
+    """A page in JSON."""
+    return Page(status, msgspec.json.encode(value) + b"\n")
+
+
+def as_error(status: int, text: str) -> Page:
+    """A page that says what is wrong."""
+    return as_json({"error": text}, status)
+
+
+def _ok(is_good: bool) -> int:
+    return 200 if is_good else 503
+
+
+Handler: TypeAlias = Callable[[Node | None, Request], Page]
+PAGES: Mapping[str, Handler] = {
+    "/": index,
+    "/livez": livez,
+    "/readyz": readyz,
+    "/status": status,
+    "/metrics": metrics,
+    "/settings": settings,
+    "/accounts": accounts,
+    "/episodes": episodes,
+    "/sample": sample,
+    "/distribution": distribution,
+    "/logs": logs,
+}
+PROBES = ("/livez", "/readyz")
+"""Pages that nobody is ever asked a token for."""
+OPEN = ("/", *PROBES, "/metrics")
+"""Pages that need no token, unless they have a port of their own."""

@@ -1,0 +1,317 @@
+"""A server, proxy or relay as a process of its own: what `memoire server`, `memoire proxy` and `memoire relay` run.
+
+Alone, such a process prints its address and works until SIGINT or SIGTERM; launched (see `launch`), it says where it is
+through its tether, and reports how it fares.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memoire.errors import EndpointError, ParameterError, SchemaError
+from memoire.limits import Limits
+from memoire.net.descriptors import raise_limit
+from memoire.pool.tables import Storage, Table
+from memoire.proxy.proxy import Proxy
+from memoire.replay.parameters import NAMES, Parameters
+from memoire.replay.schema import Schema
+from memoire.security.keyfolder import Given, Keys
+from memoire.security.tokens import Tokens
+from memoire.server.server import Server
+from memoire.suggestions import refuse_unknown
+
+from . import snapshots
+from .environments import env_schema
+from .http import NodePages
+from .pages import security
+from .tables_file import parameters_from
+from .tether import Tether
+
+REPORT_EVERY = 0.25
+"""Seconds between two reports of a launched node."""
+LOOK_EVERY = 0.02
+"""Seconds between two looks whether a launched proxy has met its servers."""
+MEETING = 10.0
+"""Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
+CLOSE_TIMEOUT = 8.0
+"""Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless told others."""
+PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
+"""Whose keys it takes of a cluster's folder: a relay is who is behind it."""
+RECENT = 100
+"""Newest closed episodes that a server reports."""
+
+
+def schema_of(given: str | None, env: str | None) -> Schema:
+    """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment."""
+    if given is None:
+        return _of_environment(str(env))
+    if given.lstrip().startswith("{"):
+        return Schema.from_json(given)
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SchemaError(
+            f"cannot read the schema from {given!r}: {error.strerror}. Give a JSON file (--schema)."
+        ) from error
+    return Schema.from_json(text)
+
+
+def _of_environment(env: str) -> Schema:
+    try:
+        return env_schema(env)
+    except ModuleNotFoundError as error:
+        if error.name != "gymnasium":
+            raise
+        raise SchemaError(
+            f"the schema of {env!r} (--env) takes Gymnasium, which is not installed here: pip install "
+            f"'memoire-rl[demo]'. Or, as images of servers do without it, run `memoire schema {env}` where it is, and "
+            f"give what that prints (--schema; in the Helm chart, server.schema)."
+        ) from error
+
+
+def read_parameters(settings: Sequence[str]) -> Parameters:
+    """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount_factor=[0.99]", "start=repeat")."""
+    return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
+
+
+def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
+    """Limits as `--limit NAME=VALUE` says them, with those that are fixed.
+
+    Raises:
+        ParameterError: a name is none of `Limits`, or a value does not fit.
+    """
+    changes = _settings("--limit", settings, Limits.__dataclass_fields__, such_as="new_clients=100000")
+    for name, value in changes.items():
+        if isinstance(value, str):
+            raise ParameterError("--limit", f"{name}={value}", "a number behind the =")
+    return Limits(**changes | fixed)
+
+
+def _settings(option: str, settings: Sequence[str], known: Iterable[str], *, such_as: str) -> dict[str, Any]:
+    """What "name=value" texts say, values in JSON, or texts where they are none."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, is_given, text = setting.partition("=")
+        if not is_given:
+            raise ParameterError(option, setting, f"NAME=VALUE, such as {such_as}")
+        try:
+            changes[name] = json.loads(text)
+        except json.JSONDecodeError:
+            changes[name] = text
+    refuse_unknown(option, changes, known)
+    return changes
+
+
+def serve(
+    endpoint: str,
+    schema: Schema | None,
+    settings: Sequence[str],
+    *,
+    tables: Mapping[str, Table] | None = None,
+    run: str | None,
+    name: str | None,
+    cache_limit: int,
+    byte_limit: int,
+    storage: Storage | None = None,
+    capacity: int = 0,
+    state_dir: str | None = None,
+    snapshot_caches: bool = False,
+    snapshot_every: float | None = None,
+    restore: Sequence[str] = (),
+    part: str | None = None,
+    skip_damaged: bool = False,
+    close_timeout: float = CLOSE_TIMEOUT,
+    limits: Sequence[str] = (),
+    http: str | None = None,
+    http_token: Tokens | None = None,
+    probes: str | None = None,
+    beside: str | None = None,
+    keys: Given = None,
+) -> int:
+    """Run a server until it is told to end; its exit status.
+
+    Args:
+        schema, settings, storage, capacity: Of its only table.
+        tables: Several in their place.
+        limits: Of the library, as `read_limits` takes them.
+        beside: Ports for caches and for notices, "PORT,PORT", in place of the two after that of `endpoint`.
+        close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
+
+    Raises:
+        StateError: the state folder cannot be used, or its disk failed.
+        SnapshotMismatch, DataError: what is to be restored does not fit.
+    """
+    raise_limit()
+    push, pub = _beside(endpoint, beside)
+    snapshots.part_of(part)  # a wrong one is said before anything is made
+    with (
+        Tether(close_timeout + 2.0) as tether,
+        NodePages(http, token=http_token, probes=probes) as pages,
+        Server(
+            endpoint,
+            schema,
+            tables=tables,
+            parameters=read_parameters(settings) if settings else None,
+            run=run,
+            name=name,
+            cache_limit=cache_limit,
+            storage=storage,
+            capacity=capacity,
+            byte_limit=byte_limit or None,
+            state_dir=state_dir,
+            snapshot_caches=snapshot_caches,
+            snapshot_every=snapshot_every,
+            limits=read_limits(limits, close_timeout=close_timeout),
+            push_endpoint=push,
+            pub_endpoint=pub,
+            keys=keys,
+        ) as server,
+    ):
+        if restore:
+            snapshots.restore(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
+        _announce(tether, "server", server, pages)
+        while tether.wait(REPORT_EVERY):
+            if server.failure is not None:
+                raise server.failure
+            if tether.is_launched:
+                tether.report(**_server_report(server))
+        tether.report(**_server_report(server))
+    return 0
+
+
+class ServersFile:
+    """A list of servers in a file: an address on each line, # begins a comment. Read again while the proxy runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._text: str | None = None
+
+    def read(self) -> list[str] | None:
+        """The addresses; None where nothing has changed since the last call, or the file cannot be read now.
+
+        Raises:
+            ParameterError: it cannot be read, the first time.
+        """
+        try:
+            text = Path(self.path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            if self._text is None:
+                raise ParameterError(
+                    "--servers-file", self.path, f"a file with an address on each line: {error}"
+                ) from error
+            return None
+        if text == self._text:
+            return None
+        self._text = text
+        return [found for line in text.splitlines() if (found := line.partition("#")[0].strip())]
+
+    def follow(self, proxy: Proxy) -> None:
+        """Give a changed list to the proxy; a wrong one is said, and not taken."""
+        servers = self.read()
+        if servers is None:
+            return
+        try:
+            proxy.set_servers(servers)
+        except EndpointError as error:
+            print(f"memoire: {self.path} is not taken: {error}", file=sys.stderr, flush=True)
+
+
+def _beside(endpoint: str, ports: str | None) -> tuple[str | None, str | None]:
+    """Addresses for caches and notices, where they are not the ones that follow from that for requests.
+
+    Raises:
+        ParameterError: these are not two ports, or the address has none.
+    """
+    if ports is None:
+        return None, None
+    host, found = endpoint.rpartition(":")[0], ports.split(",")
+    are_ports = all(port.isascii() and port.isdigit() and int(port) < 1 << 16 for port in found)
+    if len(found) != 2 or not are_ports or not endpoint.startswith("tcp://"):
+        raise ParameterError("--beside", ports, "two ports such as 5561,5562, beside a tcp:// address (--endpoint)")
+    return f"{host}:{found[0]}", f"{host}:{found[1]}"
+
+
+def relay(
+    endpoint: str,
+    servers: Sequence[str],
+    *,
+    role: str = "proxy",
+    http: str | None = None,
+    http_token: Tokens | None = None,
+    probes: str | None = None,
+    servers_file: str | None = None,
+    limits: Sequence[str] = (),
+    beside: str | None = None,
+    keys: Given = None,
+) -> int:
+    """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
+    listed = ServersFile(servers_file) if servers_file else None
+    servers = servers if listed is None else listed.read() or []
+    push, pub = _beside(endpoint, beside)
+    raise_limit()
+    with (
+        Tether() as tether,
+        NodePages(http, token=http_token, probes=probes) as pages,
+        Proxy(
+            endpoint,
+            servers,
+            push_front=push,
+            pub_front=pub,
+            limits=read_limits(limits),
+            keys=Keys.of(keys, PROXY_KEYS[role]),
+        ) as proxy,
+    ):
+        pages.show(proxy)
+        if tether.is_launched:
+            _meet(proxy, tether)
+        _announce(tether, role, proxy, pages)
+        while tether.wait(REPORT_EVERY):
+            if listed is not None:
+                listed.follow(proxy)
+            if tether.is_launched:
+                stats = proxy.stats()
+                tether.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
+    return 0
+
+
+def _meet(proxy: Proxy, tether: Tether) -> None:
+    """Wait until the proxy knows its servers: clients that come before the last one would all go to the others."""
+    deadline = time.monotonic() + MEETING
+    while not all(back.servers for back in proxy.stats().backs) and time.monotonic() < deadline:
+        if not tether.wait(LOOK_EVERY):
+            return
+
+
+def _announce(tether: Tether, role: str, node: Server | Proxy, pages: NodePages) -> None:
+    pages.show(node)
+    tether.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
+    if not tether.is_launched:
+        print(f"memoire {role}: {node.endpoint}", flush=True)
+        if pages.url is not None:
+            print(f"memoire {role}: how it stands: {pages.url}/status", flush=True)
+        if pages.probes_url is not None:
+            print(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz", flush=True)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+    if found := security(node.stats(), pages.open).open:
+        print(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", file=sys.stderr, flush=True)
+
+
+def _server_report(server: Server) -> dict[str, Any]:
+    """What a launcher shows: totals, caches, and each client's counts and newest returns."""
+    stats = server.stats()
+    return {
+        "totals": dataclasses.asdict(stats.totals),
+        "held_caches": stats.held_caches,
+        "held_bytes": stats.held_bytes,
+        "overwritten_caches": stats.overwritten_caches,
+        "refused": stats.refused,
+        "clients": {
+            client.client: {"episodes": client.episodes, "steps": client.steps, "caches": client.accepted_caches}
+            for client in server.clients()
+        },
+        "recent": [[ended.time, ended.returned, ended.length] for _, ended in server.episodes(RECENT)],
+    }

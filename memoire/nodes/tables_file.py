@@ -1,0 +1,82 @@
+"""The tables of a server, read from JSON: what `memoire server --tables` is given, the name of a file or its content.
+
+    {
+      "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
+      "demo":   {"schema": "demo.json", "byte_limit": 200000000}
+    }
+
+Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
+that it is read off; and any of the settings of `memoire.Table`, the parameters by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memoire.arguments import mapping
+from memoire.errors import MemoireError, ParameterError
+from memoire.pool.tables import Table
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.suggestions import refuse_unknown
+
+from .environments import env_schema
+
+SETTINGS = ("multi_step", "discount", "frame_stack", "storage", "capacity", "byte_limit", "max_step")
+
+
+def read_tables(path: str) -> dict[str, Table]:
+    """The tables in this file, or in `path` itself where that is JSON, in their order.
+
+    Raises:
+        ParameterError: it cannot be read, or says something that is no table; names which.
+    """
+    is_content = path.lstrip().startswith("{")
+    try:
+        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets as deep
+        raise ParameterError("--tables", path, f"a JSON file: {error}") from error
+    if not isinstance(given, dict) or not given:
+        raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
+    where, folder = ("--tables", Path()) if is_content else (f"--tables {path}", Path(path).parent)
+    return {name: _table(f"{where}: {name}", settings, folder) for name, settings in given.items()}
+
+
+def _table(where: str, settings: Any, folder: Path) -> Table:
+    if not isinstance(settings, dict):
+        raise ParameterError(where, settings, "an object with the settings of a table")
+    refuse_unknown(where, settings, {"schema", "env", "parameters", *SETTINGS})
+    if ("schema" in settings) == ("env" in settings):
+        raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
+    try:
+        return Table(
+            _schema(settings, folder),
+            parameters=parameters_from(settings.get("parameters", {})),
+            **{name: settings[name] for name in SETTINGS if name in settings},
+        )
+    except (MemoireError, OSError, ValueError, TypeError) as error:
+        raise ParameterError(where, "these settings", f"those of a table: {error}") from error
+
+
+def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
+    if "env" in settings:
+        return env_schema(str(settings["env"]))
+    given = settings["schema"]
+    return Schema.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8"))
+
+
+def parameters_from(changes: Mapping[str, Any]) -> Parameters:
+    """Parameters that differ from the defaults in these, as JSON has them: lists for tuples.
+
+    Raises:
+        ParameterError: there is none of this name, or not of this value.
+    """
+    plain = Parameters()
+    taken = {}
+    for name, value in mapping("parameters", changes).items():
+        is_vector = isinstance(getattr(plain, name, None), tuple)
+        taken[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
+    return plain.replace(**taken)

@@ -1,0 +1,1 @@
+"""Caches and episodes that a server holds, and draws from them."""

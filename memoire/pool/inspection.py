@@ -1,0 +1,158 @@
+"""What a table holds, looked at without touching it: how weights and ages are spread, and one sample as a learner would
+get it. Pure.
+
+Nothing is counted for this while samples come and go: whoever asks has a part of what is held looked at, `MOST_LOOKED`
+samples at most, so that it takes milliseconds however much there is.
+
+The effective size of a memory is 1 / sum p**2, p being the chances of its entries: as many entries as are alike in a
+memory of the same chance to draw the same entry twice. It is the number of entries where all chances are alike, and 1
+where one entry has all of them. (The inverse of Simpson's index; Hill, Diversity and evenness, Ecology 1973, N_2. With
+p = w / sum w it is Kish's effective sample size, 1965.) Where only drawn samples are there, the mean of their p is
+sum p**2: each entry comes with chance p.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.replay.batch import Batch, Gathered
+from memoire.replay.schema import Schema
+
+MOST_LOOKED = 65_536
+"""Samples that are looked at for a histogram at most."""
+PER_TEN = 8
+"""Buckets of a histogram between 1 and 10, and so on."""
+MOST_BUCKET = 12 * PER_TEN
+"""Beyond 1e-12 and 1e12 everything lies in the last bucket."""
+MOST_SPECIMEN_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values lie where: in bucket k from 10 ** (k / 8) up to where the next one begins. Those of several
+    tables can be added up.
+    """
+
+    first: int
+    """k of the first of `counts`."""
+    counts: tuple[int, ...]
+    zeros: int
+    """Values that are 0."""
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Histogram:
+        """Of finite numbers that are not negative."""
+        some = np.asarray(values, np.float64)
+        above = some[some > 0.0]
+        ends = (float(some.min()), float(some.max())) if len(some) else (0.0, 0.0)
+        if not len(above):
+            return cls(0, (), len(some), *ends)
+        buckets = np.clip(np.floor(np.log10(above) * PER_TEN), -MOST_BUCKET, MOST_BUCKET).astype(np.int64)
+        first = int(buckets.min())
+        return cls(first, tuple(np.bincount(buckets - first).tolist()), len(some) - len(above), *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How what is held is spread."""
+
+    looked: int
+    """Samples, or entries of episodes, that were looked at."""
+    held: int
+    """And that could be drawn."""
+    population: float
+    """Entries that they stand for: those of positive weight in the clients' memories, or here."""
+    total_weight: float
+    """Of the population."""
+    effective: float | None
+    """Effective size of the population; None where nothing can be drawn."""
+    weights: Histogram
+    """Of what was looked at: samples in caches came in proportion to them already."""
+    ages: Histogram
+    """Seconds since the entries were recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """One sample, to be looked at."""
+
+    arrays: dict[str, NDArray[Any]]
+    """A sample's part of each array, under its name in a batch."""
+    axes: dict[str, int]
+    """How many axes each has before those of its column: frames of a stack, entries of a sequence."""
+    client: str
+    """Whose it is, in hex: a client's, or that of the server's memory of episodes."""
+    number: int
+    """The entry's."""
+    age: float
+    """Seconds since the entry was recorded."""
+    weight: float
+    probability: float
+    """P(i): its chance at each draw."""
+    importance: float
+    """(N P(i)) ** -beta, before it is divided by the batch's largest: 1 is an entry of the mean chance."""
+    model_version: int
+    """Of the model that acted; 0: nobody said."""
+    model_lag: int | None
+    """Versions between that one and the newest; None where no model was published, or nobody said."""
+    episode: int | None
+    """Entries of its episode; None where the server does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A sample that was copied and not taken."""
+
+    gathered: Gathered
+    """It alone."""
+    probability: float
+    population: float
+    """N: entries of positive weight."""
+    beta: float
+    episode: int | None = None
+    """Entries of its episode."""
+
+    def specimen(self, schema: Schema, newest: int) -> Specimen | None:
+        """What there is to see of it; None where it is too large.
+
+        Args:
+            newest: Newest version of a model; 0: there is none.
+        """
+        gathered, one = self.gathered, self.gathered.ids[0]
+        batch = Batch(schema, gathered, np.ones(1, np.float32), _refuse)
+        arrays = {name: array[0] for name, array in batch.items() if len(array) and name not in _TOLD}
+        if sum(array.nbytes for array in arrays.values()) > MOST_SPECIMEN_BYTES:
+            return None
+        version = int(gathered.model_version[0])
+        return Specimen(
+            arrays=arrays,
+            axes={name: _axes(array, name, schema) for name, array in arrays.items()},
+            client=one["client"].tobytes().hex(),
+            number=int(one["number"]),
+            age=float(gathered.age[0]),
+            weight=float(gathered.weight[0]),
+            probability=self.probability,
+            importance=max(self.population * self.probability, sys.float_info.min) ** -self.beta,
+            model_version=version,
+            model_lag=newest - version if newest and version else None,
+            episode=self.episode,
+        )
+
+
+_TOLD = ("ids", "age", "model_version", "importance")  # in words beside the arrays
+
+
+def _refuse(ids: NDArray[Any], td_errors: Any) -> int:
+    raise AssertionError("a sample that is only looked at has no priority to be set")
+
+
+def _axes(array: NDArray[Any], name: str, schema: Schema) -> int:
+    column = schema.get(name) or schema.get(name.removeprefix("next_"))
+    return 0 if column is None else max(0, array.ndim - len(column.shape))

@@ -1,0 +1,298 @@
+"""Tables: named memories with schema, sampling and limits of their own, side by side in one server.
+
+    Server(..., tables={"online": Table(...), "demo": Table(...)})        what a person says
+    HELLO "demo" ──▶ Tables.named ──▶ OpenTable ──▶ WELCOME number 0x51c2...
+    CACHE, UPDATE, DRAW ... with that number in the header ──▶ Tables.numbered ──▶ OpenTable
+
+A table's number is made of its name, so that all servers of a cluster agree on it whatever the order of their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from memoire import arguments
+from memoire.arguments import mapping, renamed, whole
+from memoire.errors import ParameterError, ProtocolError, WrongType
+from memoire.frozen import says_instead
+from memoire.replay.limiter import Limiter, check_size
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Sampler, fields_of
+from memoire.replay.schema import Schema
+from memoire.suggestions import checked_names, hint, one_of
+from memoire.wire import container
+from memoire.wire.messages import DEFAULT_TABLE, table_number
+
+from .caches import AnyPool, Pool
+
+Storage = Literal["caches", "episodes"]
+
+STORAGES = ("caches", "episodes")
+MOST_TABLES = 256
+ROUNDTRIP = "memoire:roundtrip"
+"""A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
+there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
+_ROUNDTRIP_BYTES = 1 << 20
+_ROUNDTRIP_CACHES = 16
+
+
+@says_instead("Make another one: Table(..., NAME=...).")
+@dataclass(frozen=True, slots=True, init=False)
+class Table:
+    """Settings of one table of a server.
+
+    Args:
+        schema: What an entry is; a mapping is made a `Schema`.
+        sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
+        parameters: All settings at once; the other arguments change single ones.
+        multi_step, discount, frame_stack: See `Parameters`.
+        storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
+            which the server draws.
+        capacity: Most caches, or entries of episodes, that are held; 0 is no limit but bytes (and a million entries).
+        byte_limit: Most bytes that are held; None is an equal share of what the server's other tables leave.
+        max_step: Entries that a client's memory has room for; 0 leaves it to the client.
+
+    Raises:
+        ParameterError: a setting is out of its range, or does not fit the schema.
+    """
+
+    schema: Schema
+    parameters: Parameters
+    storage: Storage
+    capacity: int
+    byte_limit: int | None
+    max_step: int
+
+    @checked_names()
+    def __init__(
+        self,
+        schema: Schema | Mapping[str, Any],
+        *,
+        sampler: Sampler | None = None,
+        parameters: Parameters | None = None,
+        multi_step: int | None = None,
+        discount: float | Sequence[float] | None = None,
+        frame_stack: int | None = None,
+        storage: Storage = "caches",
+        capacity: int = 0,
+        byte_limit: int | None = None,
+        max_step: int = 0,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "schema", schema if isinstance(schema, Schema) else Schema(mapping("schema", schema)))
+        put(self, "parameters", _parameters(parameters, sampler, multi_step, discount, frame_stack))
+        self.parameters.check_for(self.schema)
+        if storage not in STORAGES:
+            raise ParameterError("storage", storage, one_of(storage, STORAGES))
+        put(self, "storage", storage)
+        put(self, "capacity", whole("capacity", capacity, 0))
+        put(self, "byte_limit", None if byte_limit is None else whole("byte_limit", byte_limit, 1))
+        put(self, "max_step", whole("max_step", max_step, 0))
+
+
+class OpenTable:
+    """A table that a server keeps. What changes belongs to the lock of the server's desk.
+
+    Args:
+        name: 1 to 256 printable characters.
+        settings: What its owner asked for.
+        pool: Where its samples are; it belongs to this table alone.
+    """
+
+    def __init__(self, name: str, settings: Table, pool: AnyPool) -> None:
+        self.name, self.settings, self.pool = name, settings, pool
+        check_size(settings.parameters, pool.capacity)
+        self.number = table_number(name)
+        """What headers say for it."""
+        self.schema = settings.schema
+        self.fingerprint = settings.schema.fingerprint
+        self.storage = settings.storage
+        self.max_step = settings.max_step
+        self.parameters, self.parameters_version = settings.parameters, 1
+        self.limiter = Limiter(settings.parameters, pool.entries)
+        """How far drawing and recording may run apart."""
+        self.own_limit = settings.byte_limit
+        """Bytes that it alone may hold, where it does not share in the server's."""
+
+    @property
+    def key(self) -> str:
+        """Under which its chosen parameters are in a state folder."""
+        return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
+
+    def take_parameters(self, parameters: Parameters, version: int) -> None:
+        """Follow these from now on.
+
+        Raises:
+            ParameterError: they do not fit the schema; nothing was changed.
+        """
+        parameters.check_for(self.schema)
+        check_size(parameters, self.pool.capacity)
+        if parameters != self.parameters:
+            self.pool.configure(parameters)
+            self.limiter.configure(parameters)
+        self.parameters, self.parameters_version = parameters, version
+
+    def check_fingerprint(self, fingerprint: int) -> None:
+        """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
+        if fingerprint != self.fingerprint:
+            stored = f"table {self.name!r} of this server stores {self.fingerprint:016x}"
+            raise ProtocolError("schema", f"made for schema {fingerprint:016x}, {stored}")
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}, number {self.number}, {self.storage}>"
+
+
+class Tables:
+    """The tables of one server, at least one, in the order in which they were given. Never changed.
+
+    Args:
+        settings: By name.
+        make_pool: Makes the pool of a table, by its name and settings.
+
+    Raises:
+        ParameterError: there is none, too many, or a name that is none, or taken.
+    """
+
+    def __init__(self, settings: Mapping[str, Table], make_pool: Callable[[str, Table], AnyPool]) -> None:
+        if ROUNDTRIP in settings:
+            raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
+        self._roundtrip = _roundtrip()
+        if not 1 <= len(settings) <= MOST_TABLES:
+            raise ParameterError("tables", len(settings), f"1 to {MOST_TABLES} tables")
+        self._tables: dict[str, OpenTable] = {}
+        self._numbers: dict[int, OpenTable] = {self._roundtrip.number: self._roundtrip}
+        for name, each in settings.items():
+            opened = OpenTable(name, checked(name, each), make_pool(name, each))
+            if opened.number in self._numbers:
+                twin = self._numbers[opened.number].name
+                raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")
+            self._tables[name] = self._numbers[opened.number] = opened
+        self.first = next(iter(self._tables.values()))
+        """The table of whoever names none."""
+        self._numbers.setdefault(0, self.first)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._tables)
+
+    def __iter__(self) -> Iterator[OpenTable]:
+        return iter(self._tables.values())
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tables
+
+    def __getitem__(self, name: str) -> OpenTable:
+        """The table of this name. Raises ParameterError."""
+        try:
+            return self._tables[name]
+        except (KeyError, TypeError):
+            raise ParameterError("table", name, one_of(name, self._tables)) from None
+
+    def named(self, name: str) -> OpenTable:
+        """What HELLO asks for; "" is the first. Raises ProtocolError (code "table")."""
+        if name == "":
+            return self.first
+        if name == ROUNDTRIP:
+            return self._roundtrip
+        if name not in self._tables:
+            raise ProtocolError(
+                "table", f"this server has no table {name!r}, but {self._list()}{hint(name, self._tables)}"
+            )
+        return self._tables[name]
+
+    def numbered(self, number: int) -> OpenTable:
+        """What a header names. Raises ProtocolError (code "table")."""
+        try:
+            return self._numbers[number]
+        except KeyError:
+            raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
+
+    def usual_bytes(self) -> int:
+        """Size of the largest caches that usually come, by `container.usual_bytes`; 0 where it cannot be known."""
+        sizes = [
+            container.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
+            for table in self._numbers.values()
+        ]
+        return max(sizes) if all(sizes) else 0
+
+    def name_of(self, number: int) -> str:
+        """Name of the table of this number; "" where there is none."""
+        table = self._numbers.get(number)
+        return "" if table is None else table.name
+
+    def share_out(self, held_bytes: int) -> None:
+        """Hold so many bytes in all from now on, those of tables with a limit of their own included.
+
+        Raises:
+            ParameterError: those leave nothing for the others, or too little; nothing was changed.
+        """
+        limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
+        for name, limit in limits.items():
+            if limit < (least := self[name].pool.least_bytes):
+                expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
+                raise ParameterError("held_bytes", held_bytes, expected)
+        for name, limit in limits.items():
+            self[name].pool.limit(limit)
+
+    def _list(self) -> str:
+        return ", ".join(map(repr, self._tables))
+
+
+def _roundtrip() -> OpenTable:
+    settings = Table(
+        {"state": np.int64}, parameters=Parameters(reuse_cache=True, cache_size=16), capacity=_ROUNDTRIP_CACHES
+    )
+    pool = Pool(settings.schema, settings.parameters, byte_limit=_ROUNDTRIP_BYTES, cache_limit=settings.capacity)
+    return OpenTable(ROUNDTRIP, settings, pool)
+
+
+def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
+    """Bytes that each table may hold: its own limit, or an equal share of what those of the others leave.
+
+    Raises:
+        ParameterError: they leave nothing.
+    """
+    own = {name: limit for name, limit in own_limits.items() if limit is not None}
+    others, taken = len(own_limits) - len(own), sum(own.values())
+    share = (held_bytes - taken) // max(1, others)
+    if others and share < 1:
+        already = f"more than the {taken} bytes that {', '.join(map(repr, own))} may hold already"
+        raise ParameterError("held_bytes", held_bytes, already if own else f"at least {others}, a byte for each table")
+    return {name: own.get(name, share) for name in own_limits}
+
+
+def checked(name: Any, settings: Any) -> Table:
+    """A table's settings, as a server is given them. Raises ParameterError or WrongType."""
+    arguments.name("tables", name)
+    if not isinstance(settings, Table):
+        raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)
+    return settings
+
+
+def _parameters(
+    parameters: Parameters | None,
+    sampler: Sampler | None,
+    multi_step: int | None,
+    discount: float | Sequence[float] | None,
+    frame_stack: int | None,
+) -> Parameters:
+    if not isinstance(parameters, Parameters | None):
+        raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
+    chosen = parameters or Parameters()
+    changes: dict[str, Any] = fields_of(sampler)
+    if multi_step is not None:
+        changes["multi_step"] = multi_step
+    if discount is not None:
+        changes["discount_factor"] = tuple(discount) if isinstance(discount, Sequence) else (discount,)
+    if frame_stack is not None:
+        changes["frame_stack"] = frame_stack
+    with renamed(discount_factor="discount"):
+        return chosen.replace(**changes) if changes else chosen

@@ -1,0 +1,1 @@
+"""A proxy between clients and servers."""

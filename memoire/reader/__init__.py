@@ -1,0 +1,1 @@
+"""Learners that draw far away from the servers."""

@@ -1,0 +1,1 @@
+"""Replay memory in one process: schemas, memories, writers, samplers, batches."""

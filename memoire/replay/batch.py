@@ -1,0 +1,335 @@
+"""What a draw returns: the rows as the engine gathered them, and the batch that a learner trains on.
+
+`Gathered` is the engine's side: both ends of each window, column by column, with the stack axis always there. `Batch`
+is the modern door's side: a mapping from names to arrays whose targets need no further thought.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ParameterError, WrongType
+from memoire.suggestions import no_field
+
+from .schema import Schema
+
+ID = np.dtype([("client", "<u8", (2,)), ("number", "<i8")])
+"""How a cluster names an entry: the owner's client id as two little-endian words, and the entry's number there."""
+
+
+@dataclass
+class Gathered:
+    """Samples as the engine returns them; every array belongs to the caller.
+
+    Shapes: B samples, K frame_stack, F the column's own shape, R the reward's shape.
+    """
+
+    prev: dict[str, NDArray[Any]]
+    """The window's side: state columns [B, K, *F], oldest frame first; the others [B, *F], of the newest entry."""
+    next: dict[str, NDArray[Any]]
+    """The side `steps` later, in the same shapes; where the episode ends there, states end with its final state."""
+    reward: NDArray[np.float32]
+    """[B, *R] sum of the window's discounted rewards; zeros [B] in a schema without reward column."""
+    discount: NDArray[np.float32]
+    """[B, *R] gamma ** steps, or 0 where the episode terminated at the window's end."""
+    steps: NDArray[np.int32]
+    """[B] entries between both sides: multi_step, or fewer where the episode ends before."""
+    weight: NDArray[np.float32]
+    """[B] what sampling was proportional to. Never multiply it into a loss: that is what `importance` is for."""
+    ids: NDArray[Any]
+    """[B] the entries' names: int64 numbers in one process, `ID` in a cluster."""
+    age: NDArray[np.float32]
+    """[B] seconds since the entry was added."""
+    model_version: NDArray[np.int64]
+    """[B] the version of the model that acted, as the writer was told; 0 where it was not."""
+    mask: NDArray[np.bool_] | None = None
+    """[B, T] for sequences of T entries, else None: which are there and not only for warming up. With sequences prev
+    has states [B, T + 1, K, *F] and the others [B, T, *F] (or [B, *F], of the first entry alone), reward and discount
+    are [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
+    max_share: float = 1.0
+    """How a sequence's errors make its priority: this share of their maximum, the rest of their mean."""
+    prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    """How many elements the values of each ragged column of prev have: [B, K] for a state [B, K, L, *F], [B] for others
+    [B, L, *F]. F is the shape of an element, L the longest value of both sides and at least 1; zeros behind."""
+    next_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    """The same for next."""
+
+    def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A state column without its stack axis, where that is 1."""
+        if self.mask is not None:
+            return array[:, :, 0] if array.shape[2] == 1 else array
+        return array[:, 0] if array.shape[1] == 1 else array
+
+
+def td_errors_for(ids: NDArray[Any], td_errors: Any) -> NDArray[np.float32]:
+    """A learner's TD errors as float32 [B], as many as `ids`: a copy, which the learner does not write over.
+
+    Raises:
+        ParameterError: they are not as many, or not finite.
+    """
+    try:
+        errors = np.array(td_errors, np.float32, order="C")
+    except (TypeError, ValueError, OverflowError):
+        raise WrongType("td_errors", "numbers", repr(td_errors)[:80]) from None
+    if ids.dtype != ID:
+        raise WrongType("ids", "the ids of a batch", f"{ids.dtype}{list(ids.shape)}")
+    if ids.ndim != 1 or errors.shape != ids.shape:
+        raise ParameterError("td_errors", errors.shape, f"as many TD errors as ids, {list(ids.shape)} in one dimension")
+    if not np.isfinite(errors).all():
+        raise ParameterError("td_errors", f"{(~np.isfinite(errors)).sum()} of {len(errors)} not finite", "finite")
+    return errors
+
+
+_FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
+
+
+def place(schema: Schema, gathered: Gathered, out: Mapping[str, NDArray[Any]]) -> None:
+    """Put the caller's arrays into `gathered` under their names in a batch, so that rows are copied straight into them.
+
+    One that is not C-contiguous is left to `Batch.copy_into`, which makes them the batch's in any case.
+
+    Raises:
+        ParameterError: an array of `out` is called like none of a batch, or has another shape or dtype; nothing was
+            changed.
+    """
+    for name in out:
+        if name.removeprefix("next_").removesuffix("_length") in schema.ragged:
+            expected = "left out: a ragged column is as wide as its longest value in the batch, so it is made new"
+            raise ParameterError(f"out[{name!r}]", _form(out[name]), expected)
+    found = {name: _place_of(schema, gathered, name) for name in out}
+    for name, (side, key) in found.items():
+        array = gathered.weight if key == "importance" else side.get(key)
+        if array is not None and key in schema.states:
+            array = gathered.unstacked(array)
+        _check_out(name, array, out[name])
+    for name, (side, key) in found.items():
+        if out[name].flags.carray and key in side:
+            side[key] = out[name].reshape(side[key].shape)
+
+
+def _place_of(schema: Schema, gathered: Gathered, name: str) -> tuple[dict[str, Any], str]:
+    """Where an array of a batch stands among the gathered ones, or would if there were one."""
+    if name == "importance" or (name in _FACTS and (name != "reward" or schema.reward is not None)):
+        return vars(gathered), name
+    side, key = (gathered.next, name[5:]) if name.startswith("next_") else (gathered.prev, name)
+    return ({}, name) if key == schema.reward else (side, key)
+
+
+class Batch(Mapping[str, NDArray[Any]]):
+    """Samples to learn from: a mapping from names to arrays, also as attributes. The arrays belong to the caller.
+
+    Shapes: B samples, F the column's own shape, R the reward's shape. State columns are [B, *F], or
+    [B, frame_stack, *F] where frame_stack is above 1.
+
+        obs, next_obs   the state columns under their names, and the states after `reward` was earned. A nested
+                        observation has one key for each leaf ("obs.image", "next_obs.image"); batch["obs"] and
+                        batch.obs nest them again
+        action, ...     the other columns, of the entry that was drawn; next_action, ... where the
+                        parameters ask for them
+        reward          float32 [B, *R]: sum over s < steps of gamma**s * r
+        discount        float32 [B, *R]: gamma**steps, or 0 where the episode terminated. The target of a value
+                        function V is `reward + discount * V(next_obs)`, also where an episode was truncated
+        importance      float32 [B]: what a loss is multiplied by. Schaul et al., ICLR 2016, section 3.4
+        ids             [B]: hand them back to `update_priorities`
+        steps           int32 [B]: entries between obs and next_obs
+        age             float32 [B]: seconds since the entry was added
+        model_version   int64 [B]: the model that acted
+
+    A ragged column is [B, L, *F], L the longest value that the batch has of it on either side, with zeros behind the
+    others; `obs_length` and `next_obs_length` int32 [B] say how many elements are real (with a frame stack or with
+    sequences they have all axes that stand in front of L).
+
+    With sequences (`sequence_length` T above 0) all columns have a time axis after B: obs [B, T + 1, *F], the last one
+    being the state after the last entry, action and the like [B, T, *F], reward and discount [B, T, *R] of each entry
+    (gamma, or 0 where the episode terminated), and there is no next_obs but
+
+        mask            bool [B, T]: the entries to learn from; False while warming up and behind an episode's end
+        steps           int32 [B]: how many entries are there; what is behind them is zeros
+
+    There is no one-step reward and no raw weight among the keys: used in a loss, both are silently wrong.
+    """
+
+    # Made by whoever draws: `update` is its own update_priorities(ids, td_errors).
+
+    gathered: Gathered
+    """The samples as the engine returned them, with the weights and the one-step rewards; the same arrays."""
+    divisor: float
+    """What importance was divided by; importance * divisor is undivided."""
+    left_out: float
+    """Share of all weight that belongs to clients without samples to serve; 0 in one process."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        gathered: Gathered,
+        importance: NDArray[np.float32],
+        update: Callable[[NDArray[Any], Any], Any],
+        *,
+        divisor: float = 1.0,
+        left_out: float = 0.0,
+    ) -> None:
+        self._schema = schema
+        self._update = update
+        self.gathered = gathered
+        self.divisor = divisor
+        self.left_out = left_out
+        arrays = self._arrays = _side("", schema, gathered, gathered.prev, gathered.prev_lengths)
+        if schema.reward is not None:
+            arrays["reward"] = gathered.reward
+        arrays["discount"] = gathered.discount
+        arrays.update(_side("next_", schema, gathered, gathered.next, gathered.next_lengths))
+        if gathered.mask is not None:
+            arrays["mask"] = gathered.mask
+        arrays["importance"] = importance
+        arrays["ids"] = gathered.ids
+        arrays["steps"] = gathered.steps
+        arrays["age"] = gathered.age
+        arrays["model_version"] = gathered.model_version
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry of it is."""
+        return self._schema
+
+    def update_priorities(self, td_errors: Any) -> Any:
+        """Tell the memory how surprising these samples were: [B], or of sequences [B, T], of which those outside of
+        `mask` do not count. Returns what its `update_priorities` does.
+        """
+        mask = self.gathered.mask
+        if mask is not None and np.ndim(td_errors) == 2:
+            td_errors = sequence_errors(td_errors, mask, self.gathered.max_share)
+        return self._update(self._arrays["ids"], td_errors)
+
+    @property
+    def advantage(self) -> NDArray[np.float32]:
+        """The return minus the value, as the actor computed both: the generalized advantage estimate of
+        `discount_factor` and `mix_lambda`. In the return column's shape.
+
+        Schulman et al., ICLR 2016, equation 16, whose sum is the TD(lambda) return minus the value.
+
+        Raises:
+            AttributeError: the schema has no value column, or the parameters leave one of both out.
+        """
+        value, returned = self._schema.value, self._schema.qvest
+        if value not in self._arrays or returned not in self._arrays:
+            raise AttributeError("this batch has no advantage: that takes a value column and its return in `prev`")
+        advantage: NDArray[np.float32] = self._arrays[str(returned)] - self._arrays[str(value)]
+        return advantage
+
+    def copy_into(self, out: Mapping[str, NDArray[Any]]) -> "Batch":
+        """Copy every array that `out` (a mapping, or an earlier batch) has a place for into it; the others stay as
+        they are.
+
+        Returns this batch, holding the caller's arrays in those places.
+
+        Raises:
+            ParameterError: an array of `out` is called like none here, or has another shape or dtype. Nothing was
+                copied.
+        """
+        for name in out:
+            _check_out(name, self._arrays.get(name), out[name])
+        for name in out:
+            if not np.may_share_memory(out[name], self._arrays[name]):  # not gathered there in the first place
+                np.copyto(out[name], self._arrays[name])
+            self._arrays[name] = out[name]
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._arrays[name]
+        except (KeyError, TypeError):  # the latter: it is no name at all
+            return self._nested(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(str(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        """How many arrays there are; the number of samples is `len(batch.ids)`."""
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        rows = (f"{name}: {_form(array)}" for name, array in self.items())
+        return f"Batch({', '.join(rows)})"
+
+    def _nested(self, name: Any) -> Any:
+        """A nested column or its next side, as dicts and tuples. NoSuchField where there is none."""
+        for prefix in ("", "next_") if isinstance(name, str) else ():
+            root = name.removeprefix(prefix)
+            if name.startswith(prefix) and root in self._schema.roots:
+                leaves = self._schema.leaves(root)
+                if all(prefix + leaf in self._arrays for leaf in leaves):
+                    return self._schema.nest(root, {leaf: self._arrays[prefix + leaf] for leaf in leaves})
+        raise no_field("this batch", name, self._arrays)
+
+
+def _side(
+    prefix: str,
+    schema: Schema,
+    gathered: Gathered,
+    columns: Mapping[str, NDArray[Any]],
+    lengths: Mapping[str, NDArray[np.int32]],
+) -> dict[str, NDArray[Any]]:
+    """One side of the windows under its names: without the one-step reward, and without a stack axis of 1."""
+    arrays: dict[str, NDArray[Any]] = {}
+    states, reward = schema.states, schema.reward
+    for name in schema.names if lengths else columns:  # ragged ones were added last
+        if name in columns and name != reward:
+            is_stacked = name in states
+            arrays[prefix + name] = gathered.unstacked(columns[name]) if is_stacked else columns[name]
+            if name in lengths:
+                arrays[f"{prefix}{name}_length"] = gathered.unstacked(lengths[name]) if is_stacked else lengths[name]
+    return arrays
+
+
+def sequence_errors(td_errors: Any, mask: NDArray[np.bool_], max_share: float) -> NDArray[np.float64]:
+    """One error for each sequence, [B]: max_share * maximum + (1 - max_share) * mean of the absolute ones in its mask.
+
+    Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019, section 2.3.
+
+    Args:
+        td_errors: [B, T], of any sign; what is outside of the mask may be anything, NaN too.
+        mask: [B, T].
+
+    Raises:
+        ParameterError: the shapes differ.
+    """
+    errors = np.asarray(td_errors, np.float64)
+    if errors.shape != mask.shape:
+        raise ParameterError(
+            "td_errors", f"shape {errors.shape}", f"shape {mask.shape}, as the mask has, or {mask.shape[:1]}"
+        )
+    counted = np.where(mask, np.abs(errors), 0.0)
+    mean = counted.sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
+    combined: NDArray[np.float64] = max_share * counted.max(axis=1) + (1.0 - max_share) * mean
+    return combined
+
+
+def sequence_mask(burn_in: NDArray[Any], steps: NDArray[Any], out: NDArray[np.bool_]) -> None:
+    """Fill the mask [B, T] of sequences of `steps` [B] entries, the first `burn_in` [B] of which only warm up."""
+    places = np.arange(out.shape[1])
+    np.logical_and(places >= burn_in[:, None], places < steps[:, None], out=out)
+
+
+def _check_out(name: str, array: NDArray[Any] | None, given: Any) -> None:
+    is_array = isinstance(given, np.ndarray)
+    if array is not None and is_array and given.shape == array.shape and given.dtype == array.dtype:
+        return
+    found = _form(given) if is_array else type(given).__name__
+    if array is None:
+        raise ParameterError(f"out[{name!r}]", found, "absent: the batch has no array of this name")
+    raise ParameterError(f"out[{name!r}]", found, f"an array {_form(array)}")
+
+
+def _form(array: NDArray[Any]) -> str:
+    return f"{array.dtype}{list(array.shape)}"

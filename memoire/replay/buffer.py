@@ -1,0 +1,306 @@
+"""Replay in one process: a memory, a sampler and writers behind one small door."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from numpy.typing import ArrayLike, NDArray
+
+from memoire import _core
+from memoire.arguments import renamed, whole
+from memoire.errors import NotEnoughSamples
+from memoire.suggestions import checked_names
+
+from . import dataset, episodes
+from .batch import Batch
+from .guarded import Guarded
+from .limiter import Limiter, RateStats, check_batch, check_size
+from .memory import Memory
+from .parameters import NAMES, Parameters, Start
+from .sampling import Annealing, Sampler, fields_of
+from .schema import Schema
+from .writer import Observer, Writer, Writers, layout
+
+_WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
+
+
+class Buffer(Guarded):
+    """A replay buffer. All methods may be called from several threads.
+
+        buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
+        writer = buffer.writer(envs)
+        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
+        batch = buffer.sample(256)
+        buffer.update_priorities(batch.ids, td_errors)
+
+    An entry can be drawn as soon as the state `multi_step` later is stored, before its episode ends. When the buffer is
+    full, the oldest episodes make room. The same seed and the same calls in the same order give the same batches.
+
+    Args:
+        schema: The columns of an entry.
+        capacity: Entries there is room for.
+        sampler: How entries are chosen: `Prioritized(exponent, beta=...)`, `RankBased`, `Greedy` or `Uniform`. None is
+            Prioritized(0.6, beta=0.4).
+        multi_step: Steps between obs and next_obs in a batch; the rewards between are summed.
+        discount: gamma: a number, or one for each dimension of the reward.
+        frame_stack: Observations in a sample's window.
+        start: Windows that reach before an episode's first entry: "repeat" its first observation, put in "zero"
+            ones, or "skip" such samples.
+        seed: Of the draws; None is different each time.
+        ragged_limit: Bytes that values of ragged columns may take; the oldest episodes make room. 0 is any.
+        parameters: Further fields of `Parameters`.
+
+    Raises:
+        ParameterError: a parameter is outside its range, or does not fit the schema.
+    """
+
+    @checked_names(NAMES)
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        *,
+        sampler: Sampler | None = None,
+        multi_step: int = 1,
+        discount: Any = 0.99,
+        frame_stack: int = 1,
+        start: Start = "repeat",
+        seed: int | None = None,
+        ragged_limit: int = 0,
+        **parameters: Any,
+    ) -> None:
+        parameters |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
+        with renamed(discount_factor="discount"):
+            chosen = Parameters().replace(**_fields(sampler, discount, parameters))
+        self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
+        check_size(chosen, capacity)
+        self._annealing = Annealing()  # changes while the memory is held
+        self._limiter = Limiter(chosen, lambda: self._memory.num_positive)
+        self._limiter.met(_WRITERS, 0, 0)
+        self._writers = Writers(self._memory)
+        self._guard()
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of an entry."""
+        return self._memory.schema
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for."""
+        return self._memory.capacity
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes sampling; `configure` changes it."""
+        return self._memory.parameters
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that are stored and have ended."""
+        return self._memory.num_episodes
+
+    @property
+    def memory(self) -> Memory:
+        """The engine, for what has no door here."""
+        return self._memory
+
+    def __len__(self) -> int:
+        """Entries that are stored, those of open episodes included."""
+        return self._memory.num_entries
+
+    def __bool__(self) -> bool:
+        """True also when it is empty."""
+        return True
+
+    @checked_names()
+    def writer(
+        self,
+        envs: Any = None,
+        *,
+        num_envs: int | None = None,
+        autoreset: Any = None,
+        observer: Observer | None = None,
+        longest: int | None = None,
+        check: bool = True,
+    ) -> Writer:
+        """A writer for an environment, or for all members of a vector environment; close it when it is done.
+
+        Args:
+            envs: The environment; its size and autoreset mode are read, nothing is called.
+            num_envs: Members of a vector environment, where `envs` is not given; None is a single environment.
+            autoreset: "next_step", "same_step" or "disabled", where `envs` does not say.
+            observer: Told of entries and episodes.
+            longest: Entries after which an endless episode is cut (see `Writer`). None leaves half of the capacity
+                to the open episodes of all writers.
+            check: Whether each obs is compared with the next_obs of the step before.
+
+        Raises:
+            ParameterError: the layout is not known, not as the environment says, or too large for the capacity.
+            SchemaError: a column that `Writer.step` cannot be given a value for.
+        """
+        members, mode = layout(envs, num_envs, autoreset)
+        return self._writers.make(members, mode, observer, longest=longest, check=check)
+
+    def sample(self, batch_size: int, *, out: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        """Draw a batch, with replacement: P(i) = weight_i / total weight.
+
+        Args:
+            batch_size: Samples, at least 1.
+            out: Arrays to fill, under the names they have in a batch, or an earlier batch; others are made new.
+
+        Returns:
+            Batch; its arrays belong to the caller. importance is (N P(i)) ** -beta over its maximum (or, with
+            normalize="global", over the largest possible), N the number of entries that could have been drawn.
+
+        Raises:
+            EmptyMemory: there is nothing to draw yet, or nothing that may be drawn so often (UsedUp).
+            NotEnoughSamples: fewer entries than `min_size` can be drawn, or drawing is further ahead of recording than
+                `samples_per_insert_tolerance` allows; `reason` says what it waits for.
+            ParameterError: an array of `out` does not fit, or the tolerance is too small for such a batch.
+
+        Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
+        """
+        if self._limiter.is_active:
+            self._ask_to_draw(batch_size)
+        with self._memory.held():
+            gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
+            parameters = self._memory.parameters
+            beta = self._annealing.next(parameters)
+        self._limiter.drew(batch_size)
+        by_largest = parameters.normalize == "global"
+        corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
+        batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
+        return batch if out is None else batch.copy_into(out)
+
+    def sample_episodes(
+        self, count: int, *, group: str | None = None, group_size: int | None = None
+    ) -> episodes.EpisodeBatch:
+        """Draw whole episodes that have ended, padded to the longest, or whole groups of them.
+
+            batch = buffer.sample_episodes(8, group="prompt", group_size=16)
+            returns = (batch.reward * batch.mask).sum(axis=1).reshape(8, 16)
+            advantage = (returns - returns.mean(axis=1, keepdims=True)) / (returns.std(axis=1, keepdims=True) + 1e-6)
+
+        An episode's chance is in proportion to the mean weight of its entries, a group's to that of its episodes: with
+        `Uniform` all are alike, whatever their length.
+
+        Args:
+            count: Episodes; with `group` groups, at least 1. One may be there more than once if it weighs more than
+                1 / count of the total.
+            group: A plain column that is the same in all entries of an episode: what has equal values belongs together.
+            group_size: Episodes of each group: only groups that have as many are drawn, and of these the newest.
+                None draws every episode of a group that can be drawn.
+
+        Returns:
+            EpisodeBatch: arrays [B, T, ...], `mask`, `steps`, `group`; importance is that of the episode or group.
+
+        Raises:
+            EmptyMemory: no episode has ended, no group is complete, or too few may be drawn yet (`max_times_sampled`).
+            ParameterError: an argument is out of its range, or the group's column changes within an episode.
+
+        Groups as in Shao et al., DeepSeekMath, 2024, section 4.1 (GRPO). Cost: one pass over all entries' weights.
+        """
+        return episodes.sample(
+            self._memory, count, self._annealing.next, self.update_priorities, group=group, group_size=group_size
+        )
+
+    def _ask_to_draw(self, batch_size: int) -> None:
+        """Refuse a batch that has to wait for entries; recording never waits here, where one thread may do both."""
+        generated = self._memory.generated
+        self._limiter.reported(_WRITERS, generated, generated)
+        check_batch(self.parameters, batch_size)
+        if reason := self._limiter.why_not_draw(batch_size):
+            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason)
+
+    def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> tuple[int, int]:
+        """Give entries the priority |td error| + `priority_epsilon`, 1e-6 unless it was changed.
+
+        Args:
+            ids: [B] a batch's ids.
+            td_errors: [B], of any sign; where an id is there twice, the last counts.
+
+        Returns:
+            (applied, stale): entries that were there, and entries that have made room for others since.
+
+        Raises:
+            ParameterError: a TD error is not finite, or there are not as many as ids. Nothing was changed.
+        """
+        return self._memory.update_priorities(ids, td_errors)
+
+    @checked_names(NAMES)
+    def configure(self, *, sampler: Sampler | None = None, discount: Any = None, **parameters: Any) -> None:
+        """Change how everything stored is weighed and cut: a sampler, a discount, or fields of `Parameters` by name.
+
+        Beta goes its way by itself with `Prioritized(0.6, beta=Linear(0.4, 1.0, batches))`, from the batch after this
+        call on. Alpha is changed here, now and then: weights of all entries follow from it.
+
+        Raises:
+            ParameterError: nothing was changed.
+        """
+        with self._memory.held():
+            with renamed(discount_factor="discount"):
+                chosen = self.parameters.replace(**_fields(sampler, discount, parameters))
+            check_size(chosen, self.capacity)
+            self._memory.configure(chosen)
+        self._limiter.configure(chosen)
+
+    def save(self, path: str | Path) -> int:
+        """Write all episodes, with what is known of their entries, to an .npz file; returns how many.
+
+        The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
+        """
+        return dataset.save(self._memory, path)
+
+    @classmethod
+    def load(cls, path: str | Path, capacity: int | None = None, *, seed: int | None = None, **changes: Any) -> Self:
+        """A buffer with the episodes of a saved file: weights, priorities, ages and ends are as they were.
+
+        Ids are new. An episode that was open ends where it was, and nobody knows how.
+
+        Args:
+            capacity: Entries there is room for; as it was, unless it is given. The oldest episodes leave if need be.
+            changes: Fields of `Parameters` to change.
+
+        Raises:
+            DataError: the file is damaged, or none.
+            ParameterError: a change is outside its range.
+        """
+        saved = dataset.about(path)
+        fields = saved.parameters.replace(**changes).to_wire()
+        discount = fields.pop("discount_factor")
+        buffer = cls(
+            saved.schema, saved.capacity if capacity is None else capacity, discount=discount, seed=seed, **fields
+        )
+        dataset.fill(buffer.memory, path)
+        return buffer
+
+    @property
+    def rate(self) -> RateStats:
+        """How drawing stands beside recording, and what a batch would wait for."""
+        generated = self._memory.generated
+        self._limiter.reported(_WRITERS, generated, generated)
+        return self._limiter.stats()
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `max_model_lag` counts, as from the versions of entries.
+
+        Raises:
+            ParameterError: it is no whole number of at least 0.
+        """
+        self._memory.saw_model(whole("version", version, 0))
+
+    def info(self) -> dict[str, Any]:
+        """What is stored and set, as plain numbers and strings."""
+        return self._memory.info()
+
+    def __repr__(self) -> str:
+        return f"Buffer({len(self)} of {self.capacity} entries, {self.num_episodes} episodes, {self.schema!r})"
+
+
+def _fields(sampler: Sampler | None, discount: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Parameters`; those given by name win over the sampler's."""
+    fields = fields_of(sampler)
+    if discount is not None:
+        fields["discount_factor"] = discount
+    return fields | dict(parameters)

@@ -1,0 +1,243 @@
+"""Whole episodes as batches: each alone, or with all that were played from the same start, such as answers to a prompt.
+
+An episode weighs what its entries weigh on average, a group what its episodes do. Draws are systematic: episode e is in
+a batch of B on average B * P(e) times, P(e) = weight / total, and twice only where that is above 1. Where
+`max_times_sampled` limits draws it is there once at most: episodes leave the draw one after the other, and importance
+is that among those that were left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import EmptyMemory, ParameterError
+
+from .batch import ID, Batch, Gathered
+from .memory import Float64s, Int64s, Memory
+from .parameters import Parameters
+from .sampling import importance
+from .schema import Schema
+
+
+class EpisodeBatch(Batch):
+    """Whole episodes, padded with zeros to the longest: a `Batch` of sequences with these differences.
+
+    Shapes: B episodes, T entries of the longest. `steps` are the lengths, `mask` [B, T] says which entries are there,
+    obs [B, T + 1, *F] has the final state behind the last entry (zeros where nobody said how the episode ended).
+
+        ids             [B, T] of the entries; those outside of the mask mean nothing
+        importance      float32 [B]: of the episode, or of its group
+        group           int64 [B] which of the drawn groups an episode belongs to, 0 and up; those of a group stand
+                        together, the oldest first. Without groups each episode is one
+    """
+
+    def __init__(self, schema: Schema, gathered: Gathered, corrections: Any, group: Int64s, update: Any, divisor: Any):
+        super().__init__(schema, gathered, corrections, update, divisor=divisor)
+        self._arrays["group"] = group
+
+    def update_priorities(self, td_errors: Any) -> Any:
+        """Tell the memory how surprising the entries were: [B, T], of which those outside of `mask` do not count, or
+        [B] for all entries of an episode alike. Returns what the memory's `update_priorities` does.
+
+        Raises:
+            ParameterError: another shape, or an error in the mask that is not finite.
+        """
+        mask = self._arrays["mask"]
+        errors = np.asarray(td_errors)
+        if errors.shape == mask.shape[:1]:
+            errors = np.broadcast_to(errors[:, None], mask.shape)
+        if errors.shape != mask.shape:
+            expected = f"shape {mask.shape}, as the mask has, or {mask.shape[:1]}"
+            raise ParameterError("td_errors", f"shape {errors.shape}", expected)
+        return self._update(self._arrays["ids"][mask], errors[mask])
+
+
+class _Stored(NamedTuple):
+    """The closed episodes of a memory that can be drawn, oldest first."""
+
+    rows: Int64s
+    """[E] where each begins."""
+    lengths: Int64s
+    """[E] entries."""
+    weights: Float64s
+    """[E] mean weight of those entries that can be drawn."""
+
+
+def sample(
+    memory: Memory,
+    count: int,
+    beta: Callable[[Parameters], float],
+    update: Callable[[NDArray[Any], Any], Any],
+    *,
+    group: str | None = None,
+    group_size: int | None = None,
+    owner: bytes = b"",
+) -> EpisodeBatch:
+    """Draw whole closed episodes, or whole groups of them; see `Buffer.sample_episodes`.
+
+    Args:
+        beta: Says the importance exponent of whoever draws, while the memory is held.
+        update: What the batch's `update_priorities` calls with ids and errors of entries.
+        owner: Makes ids of dtype `batch.ID` with it, 16 bytes; else they are numbers.
+    """
+    group_size = _check(memory.schema, count, group, group_size)
+    with memory.held():
+        stored = _stored(memory)
+        labels = np.arange(len(stored.rows)) if group is None else _labels(memory, stored.rows, group)
+        members = _Members(labels, group_size)
+        weights = members.weights(stored.weights)
+        if not weights.any():
+            raise EmptyMemory(memory.num_entries, _reason(memory, group, members))
+        parameters = memory.parameters
+        drawn, shares = _draw(memory.generator, weights, count, parameters)
+        parts = [members.of(label) for label in drawn]
+        chosen = np.concatenate(parts)
+        gathered, rows = memory.gather_episodes(stored.rows[chosen], int(stored.lengths[chosen].max()))
+        if group is not None:
+            _check_constant(memory, group, rows)
+        gathered.weight[:] = stored.weights[chosen]
+        memory._count_draws(gathered.ids[rows >= 0])
+        exponent = beta(parameters)
+    total, positive = weights.sum(), weights[weights > 0.0]
+    corrections, divisor = importance(
+        shares / total, len(positive), exponent, parameters.normalize, float(positive.min() / total)
+    )
+    if owner:
+        ids = np.empty(gathered.ids.shape, ID)
+        ids["client"], ids["number"] = np.frombuffer(owner, "<u8"), gathered.ids
+        gathered.ids = ids
+    turn = np.repeat(np.arange(len(drawn)), [len(part) for part in parts])
+    return EpisodeBatch(memory.schema, gathered, corrections[turn], turn, update, divisor)
+
+
+def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
+    """Refuse wrong arguments; the episodes that a group must have, 0 for any number."""
+    _whole("count", count)
+    plain = [name for name in schema.names if schema[name].role == "plain" and name not in schema.ragged]
+    if group is not None and group not in plain:
+        expected = f"None or a plain column of fixed shape of the schema ({', '.join(plain)})"
+        raise ParameterError("group", group, expected)
+    if group_size is None:
+        return 0
+    if group is None:
+        raise ParameterError("group_size", group_size, "None where no group= says which episodes belong together")
+    return _whole("group_size", group_size)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 1 << 31:
+        raise ParameterError(name, value, "a whole number of at least 1")
+    return int(value)
+
+
+def _stored(memory: Memory) -> _Stored:
+    """What can be drawn of a memory that is held."""
+    memory.sums()  # what has become too old weighs nothing from now on
+    inside = memory._inside()
+    episodes, meta = inside["episodes"], inside["meta"]
+    slots = np.flatnonzero(episodes["state"] == 2)
+    first = episodes["first_row"][slots]
+    slots = slots[np.lexsort((meta["number"][first], meta["born"][first]))]
+    weighed = np.flatnonzero(inside["weights"] > 0.0)
+    masses = inside["weights"][weighed]
+    if memory.parameters.prioritization == "rank":
+        masses = memory.weights(meta["number"][weighed])
+    owners = meta["episode"][weighed]
+    sums = np.bincount(owners, masses, len(episodes))
+    means = sums / np.maximum(np.bincount(owners, minlength=len(episodes)), 1)
+    slots = slots[means[slots] > 0.0]
+    return _Stored(episodes["first_row"][slots], episodes["length"][slots], means[slots])
+
+
+def _labels(memory: Memory, rows: Int64s, group: str) -> Int64s:
+    """Number of the group that each of these rows belongs to, by the bytes of its value in the group's column."""
+    values = np.empty((len(rows), memory.schema[group].nbytes), np.uint8)
+    memory.copy_rows(group, rows, values)
+    if not values.size:
+        return np.zeros(len(rows), np.int64)
+    keys = values.view(np.dtype((np.void, values.shape[1]))).reshape(-1)
+    labels: Int64s = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    return labels
+
+
+class _Members:
+    """Which episodes belong to each label; with `size` above 0 the newest `size` of those labels that have as many."""
+
+    def __init__(self, labels: Int64s, size: int) -> None:
+        self.order = np.argsort(labels, kind="stable")
+        counts = np.bincount(labels)
+        self.ends = np.cumsum(counts)
+        self.begins = self.ends - counts
+        self.size = size
+        self.most = int(counts.max(initial=0))
+        if size:
+            self.begins = np.maximum(self.ends - size, self.begins)
+
+    def of(self, label: int) -> Int64s:
+        """The episodes of a label, the oldest first."""
+        return self.order[self.begins[label] : self.ends[label]]
+
+    def weights(self, each: Float64s) -> Float64s:
+        """Mean weight of each label's episodes; 0 for those that have too few."""
+        counts = self.ends - self.begins
+        edges = np.stack([self.begins, self.ends], axis=1).reshape(-1)
+        sums: Float64s = np.add.reduceat(np.append(each[self.order], 0.0), edges)[::2] if len(edges) else np.zeros(0)
+        return np.where(counts >= self.size, sums / np.maximum(counts, 1), 0.0)
+
+
+def _draw(
+    random: np.random.Generator, weights: Float64s, count: int, parameters: Parameters
+) -> tuple[Int64s, Float64s]:
+    """Labels [count], and what their chances were proportional to: by systematic sampling in a random order; the
+    heaviest, again from the top if need be; or each once, one after the other by the weights that are left.
+
+    Raises:
+        EmptyMemory: each may be there once, and there are fewer.
+    """
+    able = np.flatnonzero(weights)
+    if parameters.max_times_sampled:
+        if count > len(able):
+            reason = f"{count} were asked for, and {len(able)} can be drawn, each once (max_times_sampled)"
+            raise EmptyMemory(0, reason)
+        chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
+        # Added up from the last one on: a total that heavy ones are taken off again would say nothing of light ones.
+        never = np.delete(weights, chosen).sum()
+        left = never + np.cumsum(weights[chosen][::-1])[::-1]
+        there = len(able) - np.arange(count)
+        return chosen, weights[chosen] * (weights.sum() / left) * (there / len(able))
+    if parameters.prioritization == "greedy":
+        chosen = np.resize(able[np.argsort(-weights[able], kind="stable")], count)
+    else:
+        order = random.permutation(able)
+        edges = np.cumsum(weights[order])
+        points = (np.arange(count) + random.random()) * (edges[-1] / count)
+        # The last point may round up to the total.
+        chosen = order[np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)]
+    return chosen, weights[chosen]
+
+
+def _reason(memory: Memory, group: str | None, members: _Members) -> str:
+    if not memory.num_episodes:
+        return "no episode has ended, and whole ones are drawn"
+    if 0 < members.most < members.size:
+        return f"no group by {group!r} has {members.size} episodes, the largest has {members.most}"
+    return f"none of {memory.num_episodes} episodes that have ended has an entry of positive weight"
+
+
+def _check_constant(memory: Memory, group: str, rows: Int64s) -> None:
+    """Refuse a column that changes within an episode. rows: [B, T], below 0 behind an episode's end."""
+    column = memory.schema[group]
+    values = np.empty((*rows.shape, column.nbytes), np.uint8)
+    memory.copy_rows(group, rows, values)
+    changes = ((values != values[:, :1]).any(axis=2) & (rows >= 0)).nonzero()
+    if len(changes[0]):
+        which, step = int(changes[0][0]), int(changes[1][0])
+        first, other = (values[which, at].view(column.dtype).reshape(column.shape).tolist() for at in (0, step))
+        expected = (
+            f"a column that is the same in all entries of an episode; one has {first}, and {other} at step {step}"
+        )
+        raise ParameterError("group", group, expected)

@@ -1,0 +1,228 @@
+"""What a learner chooses about sampling, and the importance that corrects for it.
+
+A sampler is a frozen setting that becomes fields of `Parameters`; the drawing itself is the engine's. `importance` is
+the one place where chances become the numbers that are multiplied into a loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memoire.arguments import renamed
+from memoire.errors import ParameterError, WrongType
+from memoire.frozen import says_instead
+from memoire.suggestions import checked_fields
+
+from .parameters import NORMALIZATIONS, Normalize, Parameters
+
+
+class Sampler(Protocol):
+    """Anything that says which `Parameters` it stands for."""
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        ...
+
+
+def fields_of(sampler: Sampler | None) -> dict[str, Any]:
+    """Fields of `Parameters` that a sampler stands for; none of None.
+
+    Raises:
+        WrongType: it is no sampler.
+    """
+    fields = {} if sampler is None else getattr(sampler, "fields", None)
+    if fields is None or isinstance(sampler, type):
+        raise WrongType("sampler", "one such as Prioritized(0.6) or Uniform()", repr(sampler)[:80])
+    return fields() if callable(fields) else fields
+
+
+@checked_fields
+@says_instead("Make another one: Linear(NAME=...).")
+@dataclass(frozen=True)
+class Linear:
+    """A number that goes from `start` to `end` in equal steps, one for each batch that is drawn, and stays there."""
+
+    start: float
+    end: float
+    batches: int
+    """Batches until it is there. At least 0."""
+
+
+@checked_fields
+@says_instead("Make another one: Uniform(NAME=...).")
+@dataclass(frozen=True)
+class Uniform:
+    """Every entry is as likely as any other (an `init_w` or an episode's multiplier still counts); importance is 1."""
+
+    stratified: bool = False
+    """One sample from each of as many segments of equal probability as a draw has samples."""
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        chances = _fields("proportional", 0.0, self.stratified)
+        return chances | _correction(0.0, "batch")
+
+
+@checked_fields
+@says_instead("Make another one: Prioritized(NAME=...).")
+@dataclass(frozen=True)
+class Prioritized:
+    """Entries are drawn in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
+
+    Raises ParameterError when made with a field outside its range.
+    """
+
+    exponent: float = 0.6
+    """alpha: 0 is uniform, 1 follows the priorities fully. At least 0."""
+    beta: float | Linear = 0.4
+    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
+    normalize: Normalize = "batch"
+    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    stratified: bool = False
+    """One sample from each of as many segments of equal probability as a draw has samples."""
+
+    def __post_init__(self) -> None:
+        with renamed(**_FIELD_NAMES):
+            Parameters().replace(**self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        chances = _fields("proportional", self.exponent, self.stratified)
+        return chances | _correction(self.beta, self.normalize)
+
+
+@checked_fields
+@says_instead("Make another one: RankBased(NAME=...).")
+@dataclass(frozen=True)
+class RankBased:
+    """Entries are drawn in proportion to rank ** -exponent, the rank being that of their weight among all entries.
+
+    A few huge priorities change little here. Ranks are exact at each draw, and chances too: where the paper draws
+    uniformly within segments whose ends it computes now and then, these segments are as the power law has them, for
+    however many entries there are. Schaul et al., ICLR 2016, section 3.3 and appendix B.2.1.
+
+    Each actor of a cluster ranks its own entries. Raises ParameterError when made with a field outside its range.
+    """
+
+    exponent: float = 0.7
+    """alpha: 0 is uniform, 1 draws rank 1 twice as often as rank 2. At least 0."""
+    beta: float | Linear = 0.5
+    """How far importance corrects for the drawing: 1 fully; a number in [0, 1], or how it grows."""
+    normalize: Normalize = "batch"
+    """What importance is divided by: the "batch"'s maximum, or the largest possible ("global")."""
+    stratified: bool = True
+    """One sample from each of as many segments of equal probability as a draw has samples."""
+
+    def __post_init__(self) -> None:
+        with renamed(**_FIELD_NAMES):
+            Parameters().replace(**self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        chances = _fields("rank", self.exponent, self.stratified)
+        return chances | _correction(self.beta, self.normalize)
+
+
+@checked_fields
+@says_instead("Make another one: Greedy(NAME=...).")
+@dataclass(frozen=True)
+class Greedy:
+    """The entries with the largest weights, each once in a batch (where there are enough), new ones first; importance
+    is 1.
+
+    For comparison: noise keeps an entry on top, and what looked easy once is never seen again. Schaul et al., ICLR
+    2016, section 3.2.
+    """
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `Parameters`, for its `replace`."""
+        return _fields("greedy", 1.0, False) | _correction(0.0, "batch")
+
+
+class Annealing:
+    """Counts the batches of whoever draws, and says each one's beta; begins anew when how beta goes is changed.
+
+    Not thread-safe: the owner locks.
+    """
+
+    def __init__(self) -> None:
+        self._course: tuple[float, float | None, int] | None = None
+        self.batches = 0
+        """Batches drawn on this course."""
+
+    def next(self, parameters: Parameters) -> float:
+        """The importance exponent of the batch that is drawn now."""
+        course = (parameters.importance_exponent, parameters.importance_final, parameters.importance_batches)
+        if course != self._course:
+            self._course, self.batches = course, 0
+        self.batches += 1
+        return parameters.beta(self.batches - 1)
+
+
+_FIELD_NAMES = {
+    "priority_exponent": "exponent",
+    "importance_exponent": "beta",
+    "importance_final": "beta.end",
+    "importance_batches": "beta.batches",
+}
+"""What samplers call these fields of `Parameters`."""
+
+
+def _fields(prioritization: str, exponent: float, stratified: bool) -> dict[str, Any]:
+    return {"prioritization": prioritization, "priority_exponent": exponent, "stratified": stratified}
+
+
+def _correction(beta: float | Linear, normalize: Normalize) -> dict[str, Any]:
+    """How importance corrects; a constant beta also ends a former schedule."""
+    grows = beta if isinstance(beta, Linear) else Linear(beta, beta, 0)
+    return {
+        "importance_exponent": grows.start,
+        "importance_final": grows.end if isinstance(beta, Linear) else None,
+        "importance_batches": grows.batches,
+        "normalize": normalize,
+    }
+
+
+def importance(
+    probability: ArrayLike,
+    population: float,
+    beta: float,
+    normalize: Normalize = "batch",
+    smallest: float | None = None,
+) -> tuple[NDArray[np.float32], float]:
+    """(population * probability) ** -beta over a divisor: what a loss is multiplied by.
+
+    Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4: P(i) = `probability`, N = `population`.
+
+    Args:
+        probability: Chance of each sample in one draw, [B] in (0, 1]. (A cluster's, times N_k / N_c: DESIGN 4.)
+        population: Entries that could have been drawn.
+        beta: How far to correct, in [0, 1].
+        normalize: "batch" divides by the batch's maximum; "global" by the largest importance there can be.
+        smallest: "global": the least chance that any entry has.
+
+    Returns:
+        (importance, divisor): float32 [B] in (0, 1] ("global": up to rounding), and what it was divided by.
+
+    Raises:
+        ParameterError: a chance or the population is not above 0 or not finite, or `smallest` is missing.
+    """
+    chances = np.asarray(probability, np.float64)
+    if not (chances > 0.0).all() or not np.isfinite(chances).all():
+        raise ParameterError("probability", chances, "above 0 and finite, for every sample")
+    if not 0.0 < population < np.inf:
+        raise ParameterError("population", population, "above 0 and finite")
+    if normalize not in NORMALIZATIONS:
+        raise ParameterError("normalize", normalize, "one of " + ", ".join(map(repr, NORMALIZATIONS)))
+    undivided = (population * chances) ** -beta
+    if normalize == "batch":
+        divisor = float(undivided.max(initial=0.0)) or 1.0
+    elif smallest is None or not 0.0 < smallest < np.inf:
+        raise ParameterError("smallest", smallest, "the least chance of any entry, above 0")
+    else:
+        divisor = float((population * smallest) ** -beta)
+    return (undivided / divisor).astype(np.float32), divisor

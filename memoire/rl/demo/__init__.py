@@ -1,0 +1,1 @@
+"""What `memoire demo` runs: a learner and actors on CartPole."""

@@ -1,0 +1,389 @@
+"""The whole of memoire on one machine, learning something: servers, proxies, actors and a learner, and how they fare.
+
+    memoire demo
+
+This process only starts the others, hears their reports and shows them (see `launch`); it starts those again that die,
+and ends them all when the goal is reached. What actors and the learner do is in `actor` and `learner`.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from memoire.errors import ParameterError
+from memoire.nodes import local_cluster
+from memoire.nodes.environments import make_envs, sizes
+from memoire.nodes.launcher import Child, Launcher
+from memoire.replay.schema import Schema
+
+PARAMETERS = ("multi_step=3", "discount_factor=[0.99]", "samples_per_insert=32", "cache_size=1024")
+"""Samples of each entry are pushed often: a learner on the same machine trains on each about that many times."""
+HELD_CACHES = 32
+"""Caches that each server holds: few, so that samples are young."""
+EPISODES = 20
+"""Newest episodes whose mean return is compared with the goal."""
+GOALS = {"CartPole-v1": 195.0}
+"""Where the environment's own threshold is not what the demo waits for."""
+LARGEST_EPSILON = 0.05
+FINISH_TIMEOUT = 60.0
+"""Seconds that actors and learner have to end once the run is finished."""
+ACTORS_NICE = 10
+"""Actors use whatever the others leave: on few cores the learner would else wait for servers that wait for a core."""
+SHOW_EVERY = 0.25
+PRINT_EVERY = 2.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chooses."""
+
+    env: str = "CartPole-v1"
+    actors: int = 2
+    servers: int = 1
+    proxies: int = 1
+    num_envs: int = 4
+    seed: int = 0
+    keep: bool = False
+    seconds: float = 60.0
+    goal: float | None = None
+    dashboard: bool = True
+    keys: str | None = None
+
+    def __post_init__(self) -> None:
+        local_cluster.check_counts(self.servers, self.proxies)
+        for name, value in (("--actors", self.actors), ("--num-envs", self.num_envs)):
+            if value < 1:
+                raise ParameterError(name, value, "at least 1")
+        if not self.seconds > 0:
+            raise ParameterError("--seconds", self.seconds, "above 0")
+
+
+@dataclass
+class Progress:
+    """How the cluster fares, put together from what its processes reported."""
+
+    seconds: float = 0.0
+    goal: float | None = None
+    steps: int = 0
+    step_rate: float = 0.0
+    episodes: int = 0
+    caches: int = 0
+    held_caches: int = 0
+    learner: dict[str, Any] = field(default_factory=dict)
+    returns: list[float] = field(default_factory=list)
+    """Of the newest episodes of the cluster, oldest first, at most `EPISODES`."""
+    clients: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean of `returns`; None while there are none."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether enough episodes are there, and their mean is above the goal."""
+        mean = self.mean_return
+        return self.goal is not None and mean is not None and len(self.returns) == EPISODES and mean > self.goal
+
+    def take(self, servers: tuple[Child, ...], learner: dict[str, Any], seconds: float) -> None:
+        """Take in the newest reports."""
+        reports = [child.reports for child in servers if child.reports]
+        steps = sum(report["totals"]["steps"] for report in reports)
+        span = seconds - self.seconds
+        if span > 0:  # smoothed over about two seconds
+            blend = min(1.0, span / 2.0)
+            self.step_rate += blend * ((steps - self.steps) / span - self.step_rate)
+        self.seconds, self.steps, self.learner = seconds, steps, learner
+        self.episodes = sum(report["totals"]["episodes"] for report in reports)
+        self.caches = sum(report["totals"]["accepted_caches"] for report in reports)
+        self.held_caches = sum(report["held_caches"] for report in reports)
+        recent = sorted((ended for report in reports for ended in report["recent"]), key=lambda ended: float(ended[0]))
+        self.returns = [float(ended[1]) for ended in recent[-EPISODES:]]
+        self.clients = merged([report["clients"] for report in reports])
+
+    def figures(self) -> list[tuple[str, str]]:
+        """(what, value) as people read it."""
+        learner, mean = self.learner, self.mean_return
+        goal = "" if self.goal is None else f" (goal {self.goal:g})"
+        return [
+            ("time", f"{self.seconds:.1f} s"),
+            ("steps", f"{self.steps:,} ({self.step_rate:,.0f}/s)"),
+            ("episodes", f"{self.episodes:,}"),
+            ("caches", f"{self.caches:,} ({self.held_caches} held)"),
+            ("batches", f"{learner.get('batches', 0):,} ({learner.get('batch_rate', 0.0):,.0f}/s)"),
+            (f"return of the last {EPISODES}", "-" if mean is None else f"{mean:.1f}{goal}"),
+            ("sample age", f"{learner['age']:.2f} s" if "age" in learner else "-"),
+            ("learner waits", f"{100.0 * learner['waiting']:.0f} %" if "waiting" in learner else "-"),
+            ("model", f"version {learner.get('version', 0)}"),
+        ]
+
+
+def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts of each client over all servers: cumulative ones by maximum, accepted caches by sum.
+
+    A client has one home, and so normally stands in one table; after a move it stands in two.
+    """
+    clients: dict[str, dict[str, int]] = {}
+    for table in tables:
+        for client, counts in table.items():
+            known = clients.setdefault(client, {"episodes": 0, "steps": 0, "caches": 0})
+            known["episodes"] = max(known["episodes"], counts["episodes"])
+            known["steps"] = max(known["steps"], counts["steps"])
+            known["caches"] += counts["caches"]
+    return clients
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def show(self, progress: Progress) -> None:
+        """Show how things stand now."""
+
+    def close(self) -> None:
+        """Leave the terminal as it should stay."""
+
+
+class Lines:
+    """Progress as plain lines, one every `PRINT_EVERY` seconds: for files, pipes and logs."""
+
+    def __init__(self, write: Callable[[str], object] = print) -> None:
+        self._write = write
+        self._next = 0.0
+
+    def show(self, progress: Progress) -> None:
+        """A line, if it is time for one."""
+        if progress.seconds >= self._next:
+            self._next = progress.seconds + PRINT_EVERY
+            self._write("  ".join(f"{what} {value}" for what, value in progress.figures()))
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class Panel:
+    """Progress as a small table that stays in its place on a terminal."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._live = Live(console=Console(), auto_refresh=False)
+        self._live.start()
+
+    def show(self, progress: Progress) -> None:
+        """Draw the table anew."""
+        from rich.table import Table
+
+        table = Table(title=self._title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        table.add_column(justify="right", style="dim")
+        table.add_column(justify="left", min_width=30)
+        for what, value in progress.figures():
+            table.add_row(what, value)
+        self._live.update(table, refresh=True)
+
+    def close(self) -> None:
+        """Leave the last table where it is."""
+        self._live.stop()
+
+
+def display(title: str) -> Display:
+    """A table on a terminal (with rich), lines elsewhere."""
+    if sys.stdout.isatty():
+        try:
+            return Panel(title)
+        except ImportError:
+            pass
+    print(title, flush=True)
+    return Lines(lambda line: print(line, flush=True))
+
+
+class Demo:
+    """One run of the demo: starts the processes, watches them until the goal, the limit or a signal, and sums up."""
+
+    def __init__(self, options: Options, began: float | None = None) -> None:
+        """`began` is the monotonic time from which seconds count; now by default."""
+        self.options = options
+        self.began = time.monotonic() if began is None else began
+        envs = make_envs(options.env, 1)
+        try:
+            _, self.actions = sizes(envs)
+            self.schema = Schema.from_env(envs)
+            threshold = envs.spec.reward_threshold if envs.spec else None
+        finally:
+            envs.close()
+        goal = options.goal if options.goal is not None else GOALS.get(options.env, threshold)
+        self.progress = Progress(goal=goal)
+        self.solved_after: float | None = None
+        self.solved_return: float | None = None
+        self.stopped_by: int | None = None
+        self.own_counts: dict[str, dict[str, Any]] = {}
+        self.board: Child | None = None  # until it was announced
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def run(self) -> int:
+        """Run it; 0 when the goal was reached, 1 when not, 130 or 143 when a signal came before."""
+        options = self.options
+        with (
+            tempfile.TemporaryDirectory(prefix="memoire-demo-") as folder,
+            Launcher(say=lambda line: print(f"memoire: {line}", flush=True)) as launcher,
+        ):
+            cluster = local_cluster.start(
+                launcher,
+                self.schema,
+                PARAMETERS,
+                servers=options.servers,
+                proxies=options.proxies,
+                run=f"demo-{options.env}-{options.seed}",
+                cache_limit=HELD_CACHES,
+                keys=options.keys,
+            )
+            is_complete = False
+            if cluster is not None:
+                workers = self._start_workers(launcher, cluster.endpoints, os.path.join(folder, "network"))
+                self.board = local_cluster.show(launcher, cluster) if options.dashboard else None
+                self._watch(launcher, cluster, workers)
+                is_complete = self._finish(launcher, cluster, workers)
+            signalled = launcher.stop_signal or self.stopped_by
+        status = self._sum_up(is_complete)
+        return 128 + signalled if signalled and status else status
+
+    def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...], checkpoint: str) -> list[Child]:
+        """The learner first: actors act at random until it has published. One that is started again has its network."""
+        options = self.options
+        learner = launcher.start(
+            "learner",
+            "memoire.rl.demo.learner",
+            endpoints[0],
+            "--actions",
+            str(self.actions),
+            "--seed",
+            str(options.seed),
+            *("--checkpoint", checkpoint),
+            *local_cluster.with_keys(options.keys, "learner"),
+        )
+        actors = [
+            launcher.start(
+                f"actor-{number}",
+                "memoire.rl.demo.actor",
+                endpoints[number % len(endpoints)],
+                *("--env", options.env),
+                *("--num-envs", str(options.num_envs)),
+                *("--epsilon", f"{LARGEST_EPSILON * (number + 1) / options.actors:g}"),
+                *("--seed", str(1000 * options.seed + number)),
+                *("--nice", str(ACTORS_NICE)),
+                *local_cluster.with_keys(options.keys, "actor"),
+            )
+            for number in range(options.actors)
+        ]
+        launcher.supervise([learner, *actors])
+        return [learner, *actors]
+
+    def _watch(self, launcher: Launcher, cluster: local_cluster.Local, workers: list[Child]) -> None:
+        """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
+        shown = display(
+            f"memoire demo: {self.options.env}, {len(cluster.servers)} servers, {len(cluster.proxies)} proxies, "
+            f"{self.options.actors} actors of {self.options.num_envs} environments, 1 learner, seed {self.options.seed}"
+        )
+        due = self.seconds
+        try:
+            while launcher.pump(max(0.0, due - self.seconds)):
+                if self.seconds < due:
+                    continue
+                due = self.seconds + SHOW_EVERY
+                self.board = local_cluster.announce(self.board)
+                self.progress.take(cluster.servers, workers[0].reports, self.seconds)
+                shown.show(self.progress)
+                if self.progress.is_reached and self.solved_after is None:
+                    self.solved_after, self.solved_return = self.seconds, self.progress.mean_return
+                if not self.options.keep and (self.solved_after is not None or self.seconds >= self.options.seconds):
+                    break
+        finally:
+            shown.close()
+
+    def _finish(self, launcher: Launcher, cluster: local_cluster.Local, workers: list[Child]) -> bool:
+        """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
+
+        False when that did not work out, or when a signal asked for a quick end.
+        """
+        if launcher.stop_signal not in (None, signal.SIGINT):
+            return False
+        self.stopped_by, launcher.stop_signal = launcher.stop_signal, None  # a second Ctrl-C ends this, too
+        learner, *actors = workers
+        launcher.abandon(launcher.children)
+        learner.order("finish")
+        if not launcher.wait_for(workers, FINISH_TIMEOUT):
+            late = ", ".join(child.name for child in workers if child.status is None)
+            print(f"the run did not end within {FINISH_TIMEOUT:g} s: {late} still at work; counts are not final")
+            return False
+        launcher.stop(cluster.proxies)
+        launcher.stop(cluster.servers)  # which report once more at their end
+        self.progress.take(cluster.servers, learner.reports, self.seconds)
+        told = [actor.reports for actor in actors if "client" in actor.reports]  # not by one that died just before
+        self.own_counts = {str(reports["client"]): reports for reports in told}
+        return True
+
+    def _sum_up(self, is_complete: bool) -> int:
+        """Print what came of it; the exit status."""
+        options, progress = self.options, self.progress
+        if self.solved_after is not None:
+            print(
+                f"solved {options.env} in {self.solved_after:.1f} s: the last {EPISODES} episodes returned "
+                f"{self.solved_return:.1f} on average (goal {progress.goal:g})"
+            )
+        elif progress.goal is not None:
+            mean = "nothing yet" if progress.mean_return is None else f"{progress.mean_return:.1f} on average"
+            print(
+                f"not solved: after {progress.seconds:.1f} s the last {len(progress.returns)} episodes returned "
+                f"{mean}, and the goal is {progress.goal:g}. Give it more time (--seconds), or a less busy machine."
+            )
+        for line in summary(progress):
+            print(line)
+        faults = differences(progress, self.own_counts) if is_complete else []
+        for fault in faults:
+            print(f"counts do not add up: {fault}")
+        if is_complete and not faults:
+            print("what the actors counted is what the servers counted, and sums to the cluster's totals")
+        is_good = not faults and (self.solved_after is not None or progress.goal is None)
+        return 0 if is_good else 1
+
+
+def summary(progress: Progress) -> list[str]:
+    """Totals of the cluster, and each client's share of them, as lines of text."""
+    learner = progress.learner
+    lines = [
+        f"  time {progress.seconds:.1f} s, steps {progress.steps:,}, episodes {progress.episodes:,}, "
+        f"caches {progress.caches:,}, batches {learner.get('batches', 0):,}, samples {learner.get('samples', 0):,}, "
+        f"models {learner.get('version', 0):,}",
+        f"  {'client':<34}{'steps':>10}{'episodes':>10}{'caches':>10}",
+    ]
+    rows = [(client, *counts.values()) for client, counts in sorted(progress.clients.items())]
+    rows.append(("cluster", progress.episodes, progress.steps, progress.caches))
+    return lines + [
+        f"  {client:<34}{steps:>10,}{episodes:>10,}{caches:>10,}" for client, episodes, steps, caches in rows
+    ]
+
+
+def differences(progress: Progress, own: dict[str, dict[str, Any]]) -> list[str]:
+    """Where the cluster's totals, its clients' counts and what the actors counted themselves differ."""
+    totals = {"steps": progress.steps, "episodes": progress.episodes, "caches": progress.caches}
+    found = []
+    for name, total in totals.items():
+        parts = sum(counts[name] for counts in progress.clients.values())
+        if parts != total:
+            found.append(f"{total} {name} in all, but the clients have {parts}")
+    for client, counts in own.items():
+        for name in ("steps", "episodes"):
+            known = progress.clients.get(client, {}).get(name, 0)
+            if known != counts[name]:
+                found.append(f"actor {client} made {counts[name]} {name}, but the servers have {known}")
+    return found

@@ -1,0 +1,1 @@
+"""A server: it takes caches in, and learners draw from it."""

@@ -1,0 +1,288 @@
+"""One table of a server, as a learner in the server's process uses it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from memoire.arguments import seconds, whole
+from memoire.errors import Closed, NotEnoughSamples, ParameterError
+from memoire.pool.caches import MOST_BATCH
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.freshness import Freshness, Looks
+from memoire.pool.inspection import Distribution, Specimen
+from memoire.pool.tables import OpenTable, Storage
+from memoire.replay.batch import Batch
+from memoire.replay.episodes import EpisodeBatch
+from memoire.replay.guarded import Guarded
+from memoire.replay.limiter import RateStats
+from memoire.replay.parameters import Parameters
+from memoire.replay.prefetch import batches_until_over, drawn_ahead
+from memoire.replay.schema import Schema
+
+from .dispatch import Desk
+
+STRETCH = 0.1
+"""Seconds after which a draw that waits for samples says so again."""
+T = TypeVar("T")
+ADVICE = "Are actors running, and do they reach this server?"
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """A table at one moment; for whoever watches."""
+
+    name: str
+    storage: Storage
+    clients: int
+    """Clients that belong to it and have not said goodbye."""
+    episodes: int
+    steps: int
+    """What clients of this run recorded for it, those that said goodbye included."""
+    batches: int
+    """Handed out in this process."""
+    samples: int
+    """Handed out in batches, here and to readers."""
+    waited: float
+    """Seconds that get_batch waited for samples, in all."""
+    held_caches: int
+    """Where episodes are stored, these."""
+    held_samples: int
+    """Of all held caches; where episodes are stored, entries."""
+    held_bytes: int
+    byte_limit: int
+    capacity: int
+    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
+    unused_samples: int
+    """Never drawn; where episodes are stored, entries that can be drawn."""
+    overwritten_caches: int
+    """Caches or episodes that made room."""
+    applied: int
+    """Priorities that learners have set: applied here, where episodes are stored, or by the clients that own them."""
+    stale: int
+    """Those whose entry had made room."""
+    lost_feedback: int
+    """Those that no client fetched: it had ended, or too many waited for it."""
+    passed_over_samples: int
+    """Held ones that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
+    parameters_version: int
+    samples_per_insert: float
+    """The parameter."""
+    rate: RateStats
+    """How drawing stands beside recording, and who waits for what."""
+    freshness: Freshness | None
+    """Of the samples of a recent batch that was drawn in this process; None before the first one."""
+
+
+class TableHandle(Guarded):
+    """One table of a `Server`: `server.table("demo")`. All methods may be called from any thread.
+
+    Args:
+        check_open: Raises where the server is closed.
+        is_over: Whether the run is finished, or the server closed.
+        where: What errors call the server.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        table: OpenTable,
+        check_open: Callable[[], None],
+        is_over: Callable[[], bool],
+        where: Callable[[], str],
+    ) -> None:
+        self._desk, self._table = desk, table
+        self._check_open, self._is_over, self._where = check_open, is_over, where
+        self._counting = threading.Lock()  # guards the two below
+        self._batches = 0
+        self._waited = 0.0
+        self._looks = Looks()
+        self._guard()
+
+    @property
+    def name(self) -> str:
+        """The table's."""
+        return self._table.name
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry of it is."""
+        return self._table.schema
+
+    @property
+    def parameters(self) -> Parameters:
+        """Everything that shapes its sampling, as it is now."""
+        return self._table.parameters
+
+    def get_batch(
+        self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
+    ) -> Batch:
+        """Draw a batch of this table's samples: see `Server.get_batch`."""
+        self._check_open()
+        began = time.monotonic()
+        try:
+            size = whole("batch_size", batch_size, 1, MOST_BATCH)
+            pool = self._table.pool
+            drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
+        except Closed:
+            self._check_open()
+            raise Closed("this server") from None
+        finally:
+            waited = time.monotonic() - began
+            with self._counting:
+                self._waited += waited
+        with self._counting:
+            self._batches += 1
+        if self._looks.is_due(time.monotonic()):
+            self._looks.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
+        batch = drawn.batch(self.schema, self.update_priorities)
+        return batch if out is None else batch.copy_into(out)
+
+    def sample_episodes(
+        self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
+    ) -> EpisodeBatch:
+        """Draw whole episodes of a table that stores them, or groups of them: see `Buffer.sample_episodes`.
+
+        Each entry of them is a sample drawn. With `samples_per_insert_tolerance` a draw begins within the band, and the
+        next waits until it is there again.
+
+        Args:
+            timeout: Seconds to wait until there are any; None does not wait.
+
+        Raises:
+            ParameterError: an argument is out of its range, or this table holds caches.
+            NotEnoughSamples: no episode, or no complete group, came in that time.
+        """
+        self._check_open()
+        pool = self._table.pool
+        if not isinstance(pool, EpisodePool):
+            raise ParameterError("storage", self._table.storage, "'episodes' where whole ones are to be drawn")
+        draw = functools.partial(
+            pool.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
+        )
+        try:
+            batch = self._in_band(1, seconds(timeout, 0.0), lambda left: draw(timeout=left))
+        except Closed:
+            self._check_open()
+            raise Closed("this server") from None
+        self._table.limiter.drew(int(batch["mask"].sum()) - 1)
+        with self._counting:
+            self._batches += 1
+        return batch
+
+    def _in_band(self, size: int, timeout: float, draw: Callable[[float], T]) -> T:
+        """What `draw` returns of at least `size` samples, called with the seconds to wait: as soon as there are enough,
+        and as they may be drawn beside what is recorded.
+        """
+        limiter = self._table.limiter
+        if not limiter.is_active:
+            drawn = draw(timeout)
+            limiter.drew(size)
+            return drawn
+        deadline, who = time.monotonic() + timeout, object()
+        if reason := limiter.take(size, timeout):
+            raise NotEnoughSamples(size, 0, 0, 0, timeout, reason)
+        try:
+            while True:  # in stretches: actors that were told to wait hear that somebody waits for them
+                left = deadline - time.monotonic()
+                try:
+                    return draw(max(0.0, min(left, STRETCH)))
+                except NotEnoughSamples as short:
+                    if left <= STRETCH:
+                        facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
+                        raise NotEnoughSamples(*facts) from None
+                limiter.wants(who, size)
+        except BaseException:
+            limiter.drew(-size)
+            raise
+        finally:
+            limiter.wants(who, 0)
+
+    def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
+        """Batches of this table until the run is over: see `Server.batches`."""
+        what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
+
+        def drawn(is_over: Callable[[], bool]) -> Iterator[Batch]:
+            return batches_until_over(draw, is_over, what, timeout, self._where(), lambda: ADVICE)
+
+        return drawn_ahead(drawn, self._is_over, ahead)
+
+    def update_priorities(self, ids: Any, td_errors: Any) -> int:
+        """Hand TD errors on to the owners of the samples: see `Server.update_priorities`."""
+        self._check_open()
+        return self._desk.hand_on(ids, td_errors)
+
+    def configure(self, **changes: Any) -> Parameters:
+        """Change this table's parameters here and at its clients: see `Server.configure`."""
+        self._check_open()
+        return self._desk.configure(self._table, changes)
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had
+        to go.
+        """
+        self._check_open()
+        self._table.own_limit = whole("byte_limit", byte_limit, 1)
+        gone = self._table.pool.limit(self._table.own_limit)
+        self._desk.grant(None)  # its clients' shares are others now
+        return gone
+
+    def distribution(self) -> Distribution:
+        """How weights and ages of what is held are spread. Some tens of thousands of samples are looked at for it,
+        which takes milliseconds; nothing is changed.
+        """
+        return self._table.pool.distribution()
+
+    def peek(self) -> Specimen | None:
+        """A copy of one held sample, as likely as in a draw, to be looked at: nothing is taken by that.
+
+        None where nothing is held, or the sample is too large to be looked at.
+        """
+        peeked = self._table.pool.peek()
+        return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
+
+    def _newest_model(self) -> int:
+        """Version of the newest model of any topic; 0: there is none."""
+        return max(self._desk.models.versions().values(), default=0)
+
+    def stats(self) -> TableStats:
+        """All figures at this moment."""
+        table, pool = self._table, self._table.pool.stats()
+        with self._desk.lock:
+            ledger, version = self._desk.ledger, table.parameters_version
+            clients = ledger.present[table.number]
+            sums = {name: of_tables[table.number] for name, of_tables in ledger.tables.items()}
+        with self._counting:
+            batches, waited = self._batches, self._waited
+        return TableStats(
+            name=table.name,
+            storage=table.storage,
+            clients=clients,
+            episodes=sums["episodes"],
+            steps=sums["steps"],
+            batches=batches,
+            samples=pool.drawn,
+            waited=waited,
+            held_caches=pool.caches,
+            held_samples=pool.held,
+            held_bytes=pool.bytes,
+            byte_limit=table.pool.byte_limit,
+            capacity=table.pool.capacity or table.settings.capacity,
+            unused_samples=pool.unused,
+            overwritten_caches=pool.overwritten,
+            passed_over_samples=pool.passed_over,
+            applied=pool.applied + sums["applied"],
+            stale=pool.stale + sums["stale"],
+            lost_feedback=sums["lost_feedback"],
+            parameters_version=version,
+            samples_per_insert=table.parameters.samples_per_insert,
+            rate=table.limiter.stats(),
+            freshness=self._looks.newest,
+        )
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r} of {self._where()}>"

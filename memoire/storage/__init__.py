@@ -1,0 +1,1 @@
+"""State folders, snapshots and logs on disk."""

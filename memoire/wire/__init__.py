@@ -1,0 +1,1 @@
+"""The bytes of messages and of containers. docs/wire.md describes them."""
