@@ -2,7 +2,10 @@
 
 import faulthandler
 import os
+import socket
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +29,11 @@ NOT_ABOUT_ARRAYS = frozenset(
     contract_docs dashboard dashboard_bounds dashboard_figures dashboard_pages dashboard_parts deadlines
     demo_progress demonstrations descriptors desk docs durable errors exposure faults folding fuzz guarantees_docs imports ipc_paths
     journal lanes learners ledger limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse
-    models models_cluster monitoring moves mutants names node notices oversized ownfiles packages parameters partition
+    models models_cluster monitoring moves mutants names node notices outbox oversized ownfiles packages parameters partition
     plan profile prometheus proxy qlearning rate_cluster release roundtrip schema search security security_docs settings
     settings_guard setup signatures slow_nodes soak sockets starts store store_damage store_disk store_kills
     stability store_model store_server subscriptions supervision tablefile tables terminal thin_client throttle tokens transport
-    unbuilt untold wire wire_bounds
+    unbuilt untold window wire wire_bounds
     """.split()  # noqa: SIM905
 )
 """Test files that show nothing about the bounds of arrays: not repeated on the build that checks these."""
@@ -90,6 +93,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.section(path.stem.rpartition("-")[2] + " crashed")
             terminalreporter.write_line(said)
         path.unlink()
+
+
+def _refused(*_args: object, **_options: object) -> None:
+    raise AssertionError("what decides opens no socket, and does not wait")
+
+
+@pytest.fixture(scope="module")
+def without_io() -> Iterator[None]:
+    """No socket and no pause in the tests of a module, for parts that decide and leave both to others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "socket", _refused)
+        patch.setattr(time, "sleep", _refused)
+        yield
 
 
 def allowed_skips() -> list[str]:

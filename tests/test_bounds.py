@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memoire import Buffer, Schema
-from memoire.accounting.logbook import LINE_OVERHEAD, Outbox
+from memoire.client.outbox import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import topics
 from memoire.net import descriptors, sockets

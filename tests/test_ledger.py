@@ -1,15 +1,14 @@
-"""The ledger against a slow model, whatever is lost, doubled or late; and the byte window's identity under faults."""
+"""The ledger against a slow model, whatever is lost, doubled or late."""
 
 import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.accounting.kept_accounts import MemoryAccounts
-from memoire.accounting.ledger import Account, Ledger, Window, Windows
+from memoire.accounting.ledger import Ledger
 from memoire.errors import ProtocolError
 from memoire.security.throttle import TokenBuckets
 from memoire.wire.messages import MOST_RETURN, Ended, Line, Update
@@ -142,127 +141,6 @@ def test_codes_of_rejection_are_bounded():
     ledger.check_invariants()
 
 
-class WindowMachine(RuleBasedStateMachine):
-    """A client pushing through a way that loses and delays, to homes that it leaves, that forget it and that it comes
-    back to.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.windows = Windows(1000, lost_after=5.0)
-        self.now = 0.0
-        self.way = []
-        self.home = 1
-        self.since = {1: 1, 2: 1, 3: 1}  # of each home's account
-        self.accounts = {home: Account(CLIENTS[0], 0.0, 0.0, 1) for home in self.since}
-        self.windows.belong(7, 1, 1)
-        self.pushed = [0, 0]
-
-    @rule(size=st.integers(1, 400))
-    def push(self, size):
-        window = self.windows.now
-        if window.has_room(size):
-            window.pushed(size, self.now)
-            self.way.append((size, window.pushed_caches, window.pushed_bytes, self.home, self.since[self.home]))
-            self.pushed = [self.pushed[0] + 1, self.pushed[1] + size]
-        assert window.in_flight <= max(1000, size)
-
-    @rule(which=st.integers(0, 5), is_accepted=st.booleans())
-    def arrive(self, which, is_accepted):
-        if self.way:
-            size, number, pushed, home, since = self.way.pop(which % len(self.way))
-            if since == self.since[home]:
-                account = self.accounts[home]
-                account.received_caches += 1
-                account.received_bytes += size
-                account.seen_caches = max(account.seen_caches, number)
-                account.seen_bytes = max(account.seen_bytes, pushed)
-                account.accepted_caches += is_accepted
-                if not is_accepted:
-                    account.rejected["size"] = account.rejected.get("size", 0) + 1
-
-    @rule(which=st.integers(0, 5))
-    def lose(self, which):
-        if self.way:
-            self.way.pop(which % len(self.way))
-
-    @rule(seconds=st.floats(0, 10))
-    def wait(self, seconds):
-        self.now += seconds
-
-    @rule(delay=st.floats(0, 4))
-    def answer(self, delay):
-        account = self.accounts[self.home]
-        self.windows.now.answered(
-            account.accepted_caches,
-            account.received_bytes,
-            account.lost_bytes,
-            account.rejected,
-            self.now - delay,
-            lost_caches=account.lost_caches,
-        )
-
-    @rule(home=st.integers(1, 3))
-    def move(self, home):
-        self.home = home
-        self.windows.belong(7, home, self.since[home])
-
-    @rule(home=st.integers(1, 3))
-    def forget(self, home):
-        """A home loses its state and is started again."""
-        self.since[home] += 1
-        self.accounts[home] = Account(CLIENTS[0], 0.0, 0.0, self.since[home])
-        if home == self.home:
-            self.windows.belong(7, home, self.since[home])
-
-    @invariant()
-    def identity_holds(self):
-        self.windows.check_invariants()
-        sums = self.windows.sums()
-        assert [sums.pushed_caches, sums.pushed_bytes] == self.pushed
-        assert sums.pushed_bytes == sums.received_bytes + sums.lost_bytes + sums.in_flight_bytes
-        received = sums.accepted_caches + sum(sums.rejected.values())
-        assert sums.pushed_caches == received + sums.lost_caches + sums.in_flight_caches
-
-    def teardown(self):
-        # Whatever happened, after the last of them is old enough a window is open again.
-        self.way.clear()
-        self.now += 100.0
-        self.answer(0.0)
-        assert self.windows.now.in_flight == self.windows.now.in_flight_caches == 0
-        self.identity_holds()
-
-
-WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-test_the_windows_account_for_every_byte = WindowMachine.TestCase
-
-
-def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
-    windows = Windows(1000)
-    windows.belong(7, 1, since=5)
-    for _ in range(3):
-        windows.now.pushed(100, now=0.0)
-    windows.belong(7, 2, since=9)
-    assert (windows.now.pushed_caches, windows.sums().lost_bytes) == (0, 300)
-    windows.belong(7, 1, since=5)
-    assert windows.now.pushed_caches == 3
-    windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # they came after all
-    assert (windows.sums().accepted_caches, windows.sums().lost_bytes) == (3, 0)
-    windows.belong(7, 1, since=6)  # it has forgotten everything
-    assert (windows.now.pushed_caches, windows.sums().accepted_caches) == (0, 3)
-
-
-def test_homes_left_long_ago_are_kept_as_sums():
-    windows = Windows(1000)
-    for home in range(100):
-        windows.belong(7, home, since=1)
-        windows.now.pushed(10, now=0.0)
-        windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
-    assert len(windows._left) <= 32
-    assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (1000, 100)
-    windows.check_invariants()
-
-
 def test_an_update_from_before_an_account_was_opened_says_nothing_about_its_caches():
     ledger = Ledger(epoch=20)
     account = ledger.report(CLIENTS[0], 5, Update(epoch=10, episodes=3, caches=9, cache_bytes=900), now=1.0)
@@ -317,23 +195,3 @@ def test_an_account_of_a_former_life_counts_as_before_and_one_that_said_goodbye_
     after.report(CLIENTS[0], 6, Update(epoch=2, episodes=4, steps=50), now=2.0)
     after.check_invariants()
     assert (after.episodes, after.find(CLIENTS[0]).since, after.gone) == (4, 1, 0)
-
-
-def test_the_window_lets_one_large_cache_pass_when_nothing_is_on_the_way():
-    window = Window(100)
-    assert window.has_room(1000)
-    window.pushed(1000, 0.0)
-    assert not window.has_room(1) and window.is_half_used
-    window.answered(1, 1000, 0, {}, 0.0)
-    assert window.has_room(1) and window.lost_bytes == 0
-
-
-def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
-    window = Window(100, lost_after=5.0)
-    window.pushed(60, now=0.0)
-    window.answered(0, 0, 0, {}, asked_at=4.0)
-    assert (window.in_flight, window.lost_bytes) == (60, 0)
-    window.answered(0, 0, 0, {}, asked_at=6.0)
-    assert (window.in_flight, window.lost_bytes) == (0, 60)
-    window.answered(1, 60, 0, {}, asked_at=7.0)
-    assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.accounting.logbook import Logbook, Outbox, cut, escape, format_line
+from memoire.accounting.logbook import Logbook, escape, format_line
+from memoire.client.outbox import Outbox
 from memoire.wire.messages import Line
 
 ALICE, BOB = b"a" * 16, b"b" * 16
@@ -50,14 +51,6 @@ def test_line_breaks_and_control_characters_are_escaped(text, escaped):
     assert escape(text) == escaped
 
 
-@given(st.text(), st.integers(0, 40))
-def test_cutting_respects_the_limit_and_characters(text, limit):
-    shorter = cut(text, limit)
-    assert len(shorter.encode()) <= max(limit, 3)
-    if len(text.encode("utf-8", "backslashreplace")) <= limit:
-        assert shorter == text.encode("utf-8", "backslashreplace").decode()
-
-
 @given(st.lists(st.integers(0, 30), max_size=20))
 def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
     book, outbox, taken = Logbook(), Outbox(most_lines=1000, most_bytes=1 << 20, line_bytes=100), []
@@ -84,33 +77,3 @@ def test_recent_lines_are_bounded_and_read_from_an_index():
     assert [entry.line.text for entry in book.recent()] == ["3", "4", "5"]
     assert [entry.line.text for entry in book.recent(after=4)] == ["5"]
     assert [entry.line.text for entry in book.recent(most=2)] == ["4", "5"]
-
-
-def test_a_full_outbox_takes_no_line_until_older_ones_were_acknowledged():
-    outbox = Outbox(most_lines=3, most_bytes=1 << 20, line_bytes=10)
-    assert [outbox.add("x" * 20, 1, 0.0) for _ in range(5)] == [1, 2, 3, 0, 0]
-    outbox.acknowledge(1)
-    assert outbox.add("y", 1, 0.0) == 4  # numbers have no gaps
-    assert [waiting.number for waiting in outbox.waiting(10, 10_000)] == [2, 3, 4]
-    assert all(len(waiting.text) <= 10 for waiting in outbox.waiting(10, 10_000))
-
-
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=50), st.integers(1, 1000))
-def test_an_outbox_is_bounded_in_bytes_and_holds_one_line_of_any_size(steps, most_bytes):
-    outbox = Outbox(most_lines=1000, most_bytes=most_bytes, line_bytes=200)
-    for length, acknowledged in steps:
-        was_empty = not len(outbox)
-        assert outbox.add("é" * length, 1, 0.0) or not was_empty
-        assert outbox.bytes <= most_bytes or len(outbox) == 1
-        outbox.acknowledge(int(min(outbox.oldest, outbox.newest)) + acknowledged - 1)
-    outbox.acknowledge(outbox.newest)
-    assert outbox.bytes == len(outbox) == 0
-
-
-def test_a_message_takes_as_many_lines_as_fit_and_at_least_one():
-    outbox = Outbox(most_lines=100, most_bytes=1 << 20, line_bytes=1000)
-    for _ in range(10):
-        outbox.add("x" * 100, 1, 0.0)
-    assert len(outbox.waiting(100, 1)) == 1
-    assert len(outbox.waiting(4, 10_000)) == 4
-    assert len(outbox.waiting(100, 1000)) == 2

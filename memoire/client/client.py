@@ -29,8 +29,6 @@ import numpy as np
 import zmq
 
 from memoire import _core, arguments
-from memoire.accounting.ledger import Window, Windows
-from memoire.accounting.logbook import Outbox
 from memoire.arguments import mapping, seconds, table_name, whole
 from memoire.clock import wall_clock
 from memoire.errors import (
@@ -63,6 +61,8 @@ from memoire.wire import container, messages
 from . import unreported
 from .episodes import OpenEpisodes, Shipment
 from .home_watch import Change, HomeWatch
+from .outbox import Outbox
+from .window import Window, Windows
 
 if TYPE_CHECKING:
     from memoire.reader.reader import Reader

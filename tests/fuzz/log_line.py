@@ -3,7 +3,8 @@
 import unicodedata
 from string import ascii_lowercase, ascii_uppercase
 
-from memoire.accounting.logbook import Entry, Outbox, Wanted, cut, escape, format_line
+from memoire.accounting.logbook import Entry, Wanted, escape, format_line
+from memoire.client.outbox import Outbox, cut
 from memoire.wire.messages import Line
 
 REACHED = {"taken"}
