@@ -26,8 +26,8 @@ TRACES = "memoire-crash-{}-{}.txt"
 NOT_ABOUT_ARRAYS = frozenset(
     """
     access accounts ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds contract_cluster
-    contract_docs dashboard dashboard_bounds dashboard_figures dashboard_pages dashboard_parts deadlines
-    demo_progress demonstrations descriptors desk docs durable errors exposure faults folding fuzz guarantees_docs imports ipc_paths
+    contract_docs counts dashboard dashboard_bounds dashboard_figures dashboard_pages dashboard_parts deadlines
+    demo_progress demonstrations descriptors desk docs durable errors exposure faults folding fuzz guarantees_docs imports inserts ipc_paths
     journal lanes learners ledger limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse
     models models_cluster monitoring moves mutants names node notices outbox oversized ownfiles packages parameters partition
     plan profile prometheus proxy qlearning rate_cluster release roundtrip schema search security security_docs settings

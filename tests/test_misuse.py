@@ -17,7 +17,8 @@ import pytest
 
 from classic_help import templates
 from memoire.classic.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
-from memoire.client.client import MOST_ENDED, ModelHandle, Receiver
+from memoire.client.client import ModelHandle, Receiver
+from memoire.client.counts import MAX_ENDED
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
 from memoire.net import sockets
@@ -357,16 +358,16 @@ def test_returns_that_are_not_told_are_counted(cluster):
     client.on_episode(0, 1, float("nan"))
     client.update(100.0)
     way.drop = 1.0
-    for _ in range(MOST_ENDED + 10):
+    for _ in range(MAX_ENDED + 10):
         client.on_episode(0, 1, 1.0)
     assert client.stats().dropped_returns >= 10
     way.drop = 0.0
     client.update(100.0)
-    until(lambda: not client._ended)
+    until(lambda: not client._counts.waiting_episodes)
     # What was given up may have arrived all the same, while its answer did not.
     stats, told = client.stats(), server.stats().totals.returns_count
     assert stats.episodes - stats.dropped_returns <= told < stats.episodes
-    assert server.total_episodes == client.stats().episodes == MOST_ENDED + 11  # each of them counts all the same
+    assert server.total_episodes == client.stats().episodes == MAX_ENDED + 11  # each of them counts all the same
 
 
 # What a client allows itself

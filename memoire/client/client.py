@@ -48,7 +48,6 @@ from memoire.net import link, sockets
 from memoire.net.channel import Channel
 from memoire.net.sockets import Context, Socket
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
-from memoire.replay.limiter import NO_LIMIT
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -59,8 +58,10 @@ from memoire.version import SOFTWARE
 from memoire.wire import container, messages
 
 from . import unreported
+from .counts import Boundary, ClientCounts, RunCounts
 from .episodes import OpenEpisodes, Shipment
 from .home_watch import Change, HomeWatch
+from .inserts import Inserts
 from .outbox import Outbox
 from .window import Window, Windows
 
@@ -77,7 +78,6 @@ SILENT_AFTER = 3 * HEARTBEAT
 """Seconds without a reply after which a client says that it is not ready."""
 PRESSED = 0.01
 """Seconds between two UPDATE messages while the byte window is half used."""
-MOST_ENDED = 4096
 LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 NEWS_WITHIN = 0.3
@@ -169,49 +169,6 @@ class ClientStats:
     stale: int
     finished: bool
     faults: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """What is counted for a run, since the client was made."""
-
-    episodes: int = 0
-    steps: int = 0
-    generated_bytes: int = 0
-    skipped: int = 0
-    dropped_lines: int = 0
-    applied: int = 0
-    stale: int = 0
-    passed: int = 0
-
-    @property
-    def inserted(self) -> int:
-        """Steps whose samples are pushed."""
-        return self.steps - self.passed
-
-    def _with(self, other: _Counts, sign: int) -> _Counts:
-        return _Counts(*(getattr(self, name) + sign * getattr(other, name) for name in self.__slots__))
-
-    def __add__(self, other: _Counts) -> _Counts:
-        return self._with(other, 1)
-
-    def __sub__(self, other: _Counts) -> _Counts:
-        return self._with(other, -1)
-
-
-@dataclass(slots=True)
-class _Boundary:
-    """The end of a run as this client met it: what came before belongs to the run that is over."""
-
-    counts: _Counts
-    line: int
-    """Number of the newest log line then."""
-    ended: int
-    """Number of the newest closed episode then."""
-    asked: int
-    """Calls of update() until then."""
-    is_told: bool = False
-    """Whether the former run has all of it, or is not known any more."""
 
 
 @checked_names()
@@ -350,27 +307,13 @@ class Client(Node):
         )
         self._vain_line = 0.0  # oldest line that waited when log() last waited in vain: while it is there, none waits
         self._warned_at = float("-inf")
-        self._episodes = self._steps = self._generated_bytes = self._skipped = 0
-        self._passed = 0  # steps that are no inserts
-        self._unsettled = 0  # those among them that may become some
-        self._granted_steps, self._wait_for = (
-            NO_LIMIT,
-            "",
-        )  # how far inserts of this run may go, and why not on
-        self._grant_size = 0  # how much was granted last
-        self._held_back, self._hold_pause, self._held_back_for = 0, PRESSED, 0.0  # calls that wait for it
-        self._entered = _Counts()  # when the present run was met
-        self._already = _Counts()  # counted for the present run when it was met before
-        self._former: dict[int, _Counts] = {}  # counted for each run that was left
+        self._counts = RunCounts()
+        self._inserts = Inserts(self._counts, self._limits.update_every)
         self._is_between = False  # until HELLO is answered: what is pushed now would count for nobody
-        self._boundary: _Boundary | None = None  # while another run has begun and the one before is not told all
-        self._ended: deque[messages.Ended] = deque(maxlen=MOST_ENDED)
-        self._ended_number = self._dropped_returns = 0
         self._scalars: dict[str, float] = {}
-        self._applied = self._stale = self._feedback_through = 0
+        self._feedback_through = 0
         self._finished = False
         self._pressed = 0  # calls that wait for room in the window
-        self._acknowledged = _Counts()  # what of the counts a home has acknowledged
         self._trouble = ""  # why the home acknowledges nothing, as it says
         self._asked = self._answered = 0  # calls of update(), and the newest one that a reply covers
         self._asked_line = 0  # newest line that somebody waits for
@@ -571,25 +514,17 @@ class Client(Node):
 
     def _count(self, count: int) -> None:
         with self._changed:
-            self._steps += count
-            self._generated_bytes += count * self.schema.entry_bytes
+            self._counts.record(count, self.schema.entry_bytes)
             self._is_dirty = True
-
-    # How far recording may run ahead of drawing: the home says how many entries may be inserted in all before it is
-    # asked again (`rate.Limiter`). What is recorded beyond is counted and kept in the memory, but brings no pushes.
-    # Where episodes are stored, their entries are inserts as they leave.
 
     def _insert(self, count: int, patience: float) -> int:
         """Count entries that a writer recorded, as inserts as soon as they may be; returns how many are in time."""
         deadline, inserted = time.monotonic() + patience, 0
         with self._changed:
             self._count(count)
-            self._passed += count
-            self._unsettled += count
+            self._inserts.record(count)
             while self.storage == "caches":
-                taken = max(0, min(count - inserted, self._inserts_left))
-                self._settle(taken, taken)
-                inserted += taken
+                inserted += self._inserts.admit(count - inserted)
                 left = deadline - time.monotonic()
                 if inserted == count:
                     break
@@ -602,15 +537,13 @@ class Client(Node):
     def _settle(self, entries: int, inserted: int) -> None:
         """So many of the entries that a writer has recorded and that waited for this are decided on."""
         with self._changed:
-            waited = min(entries, self._unsettled)
-            self._unsettled -= waited
-            self._passed -= min(waited, inserted)
+            self._inserts.settle(entries, inserted)
             self._is_dirty = True
 
     def _await_grant(self, deadline: float) -> bool:
         """Wait until at least one entry may be inserted; False at the deadline."""
         with self._changed:
-            while self._inserts_left <= 0:
+            while self._inserts.left <= 0:
                 if (left := deadline - time.monotonic()) <= 0.0 or self._finished:
                     return False
                 self._hold(left)
@@ -619,38 +552,14 @@ class Client(Node):
     def _hold(self, left: float) -> None:
         """Wait a while for the home to grant more. Under the lock."""
         began = time.monotonic()
-        self._held_back += 1
+        self._inserts.waiting += 1
         try:
             self._worker.wake()
             self._changed.wait(left)
             self._check_shipping()
         finally:
-            self._held_back -= 1
-            self._held_back_for += time.monotonic() - began
-
-    @property
-    def _inserted(self) -> int:
-        """Entries that are inserts of this run. Under the lock."""
-        return (self._already + self._counts() - self._entered).inserted
-
-    @property
-    def _inserts_left(self) -> int:
-        """Entries that may be inserted before the home is asked again. Under the lock."""
-        if self._granted_steps == NO_LIMIT:
-            return NO_LIMIT
-        return self._granted_steps - self._inserted
-
-    @property
-    def _is_grant_half_used(self) -> bool:
-        """Whether to ask for more inserts before they are used up."""
-        return self._granted_steps < NO_LIMIT and 0 < 2 * self._inserts_left < self._grant_size
-
-    def _take_grant(self, granted: int, reason: str) -> None:
-        """The home says how far inserts may go. Under the lock."""
-        is_more = granted > self._granted_steps
-        self._hold_pause = PRESSED if is_more else min(2 * self._hold_pause, self._limits.update_every)
-        self._granted_steps, self._wait_for = granted, reason
-        self._grant_size = self._inserts_left if is_more else self._grant_size
+            self._inserts.waiting -= 1
+            self._inserts.waited += time.monotonic() - began
 
     def on_episode(self, lane: int, length: int, returned: Any) -> None:
         """Count a closed episode; `returned` is the sum of its rewards, [*R] or a number."""
@@ -660,14 +569,7 @@ class Client(Node):
     def _count_episode(self, length: int, returned: Any) -> None:
         total = float(np.sum(returned))
         with self._changed:
-            self._episodes += 1
-            self._ended_number += 1
-            ended = messages.Ended(number=self._ended_number, time=self._clock(), length=length, returned=total)
-            if abs(total) <= messages.MOST_RETURN:  # and no NaN
-                self._dropped_returns += len(self._ended) == MOST_ENDED
-                self._ended.append(ended)
-            else:
-                self._dropped_returns += 1
+            self._counts.close_episode(length, total, self._clock())
             self._is_dirty = True
 
     def push_cache(self, timeout: float | None = None) -> bool:
@@ -845,7 +747,7 @@ class Client(Node):
                 while self._is_between or not self._window.has_room(size):
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        self._skipped += 1
+                        self._counts.skipped += 1
                         return False
                     self._worker.wake()
                     self._changed.wait(left)
@@ -857,7 +759,7 @@ class Client(Node):
 
     def _not_pushed(self, reason: str) -> bool:
         with self._changed:
-            why = self._wait_for or "learners are behind, and the server has not granted more yet"
+            why = self._inserts.reason or "learners are behind, and the server has not granted more yet"
             self.push_reason = f"{reason}: {why}" if reason == HELD_BACK else reason
             self._not_pushed_for[reason] = self._not_pushed_for.get(reason, 0) + 1
         return False
@@ -941,8 +843,8 @@ class Client(Node):
             if is_taken:
                 self._is_dirty = True
                 return True
-            self._outbox.dropped += 1
-            dropped, now = self._outbox.dropped, time.monotonic()
+            self._counts.dropped_lines += 1
+            dropped, now = self._counts.dropped_lines, time.monotonic()
             if now < self._warned_at + WARN_EVERY:
                 return False
             self._warned_at = now
@@ -1050,9 +952,9 @@ class Client(Node):
                 home=self._told.home_name,
                 table=self._told.table_name,
                 run=self._told.run_name,
-                episodes=self._episodes,
-                steps=self._steps,
-                generated_bytes=self._generated_bytes,
+                episodes=self._counts.episodes,
+                steps=self._counts.steps,
+                generated_bytes=self._counts.generated_bytes,
                 pushed_caches=pushes.pushed_caches,
                 pushed_bytes=pushes.pushed_bytes,
                 accepted_caches=pushes.accepted_caches,
@@ -1066,15 +968,15 @@ class Client(Node):
                 granted=self._granted,
                 when_full=self._when_full,
                 waited=self._waited,
-                passed_steps=self._passed,
-                held_back=self._wait_for if self._inserts_left <= 0 else "",
-                held_back_for=self._held_back_for,
-                skipped_caches=self._skipped,
+                passed_steps=self._counts.passed,
+                held_back=self._inserts.held_back,
+                held_back_for=self._inserts.waited,
+                skipped_caches=self._counts.skipped,
                 not_pushed=dict(self._not_pushed_for),
                 waiting_lines=len(self._outbox),
                 waiting_line_bytes=self._outbox.bytes,
-                dropped_lines=self._outbox.dropped,
-                dropped_returns=self._dropped_returns,
+                dropped_lines=self._counts.dropped_lines,
+                dropped_returns=self._counts.dropped_returns,
                 parameters_version=self._parameters_version,
                 models=self._topics.versions(),
                 skipped_models=self._topics.skipped,
@@ -1084,10 +986,10 @@ class Client(Node):
                 resends=self._channel.resends,
                 refused=dict(self._channel.refused) | self._refused_notices | dict(self._topics.refused),
                 silent=time.monotonic() - self._channel.heard_at,
-                untold_steps=(self._counts() - self._acknowledged).steps,
+                untold_steps=self._counts.missing.steps,
                 trouble=self._trouble,
-                applied=self._applied,
-                stale=self._stale,
+                applied=self._counts.applied,
+                stale=self._counts.stale,
                 finished=self._finished,
                 faults=self._worker.errors,
             )
@@ -1158,12 +1060,17 @@ class Client(Node):
             self._asked += 1
             ticket, self._asked_line = self._asked, self._outbox.newest
             self._worker.wake()
-            while self._answered < ticket or len(self._outbox) or self._pushes or self._ended or self._tellers:
+            while self._answered < ticket or self._has_untold or self._pushes or self._tellers:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._worker.is_alive:
                     return False
                 self._changed.wait(min(left, 0.5))
             return True
+
+    @property
+    def _has_untold(self) -> bool:
+        """Whether lines or episodes wait until a home has them."""
+        return bool(len(self._outbox) or self._counts.waiting_episodes)
 
     def _leave_untold(self) -> None:
         """Say what was not acknowledged, and leave it in the folder for the next client that has it."""
@@ -1171,8 +1078,8 @@ class Client(Node):
             if self._welcome is None or self._is_left:
                 return
             self._is_left = True
-            missing, lines = self._counts() - self._acknowledged, len(self._outbox)
-            episodes = max(missing.episodes, len(self._ended))
+            missing, lines = self._counts.missing, len(self._outbox)
+            episodes = max(missing.episodes, self._counts.waiting_episodes)
             if not (missing.steps or episodes or lines):
                 return
             advice, left = self._advice(probe=False), self._untold(missing.steps, episodes, lines)
@@ -1193,9 +1100,10 @@ class Client(Node):
     def _untold(self, steps: int, episodes: int, lines: int) -> unreported.Untold:
         """All that a home has not acknowledged, for a file. Takes lines and episodes away: the client has ended."""
         parts, run = [], self._channel.run
-        if self._boundary is not None:
-            parts = [] if self._boundary.is_told else self._parts(run)
-            self._already, self._entered, self._boundary, run = _Counts(), self._boundary.counts, None, 0
+        if (boundary := self._counts.boundary) is not None:
+            parts = [] if boundary.is_told else self._parts(run)
+            self._counts.enter_unknown_run()
+            run = 0
         return unreported.Untold(
             client=self.client_id,
             label=self.uuid,
@@ -1216,8 +1124,7 @@ class Client(Node):
             if not (body.lines or body.ended):
                 return parts
             self._outbox.acknowledge(body.lines[-1].number if body.lines else 0)
-            for _ in body.ended:
-                self._ended.popleft()
+            self._counts.acknowledge_episodes(body.ended[-1].number if body.ended else 0)
 
     def _tell_former(self) -> None:
         """Tell what earlier clients have left in the folder, as soon as somebody answers."""
@@ -1298,13 +1205,13 @@ class Client(Node):
         """
         if self._update_open or self._is_moving or self._welcome is None or self._failed is not None:
             return float("inf")
-        if self._boundary is not None:
-            return float("inf") if self._boundary.is_told else self._update_sent
+        if (boundary := self._counts.boundary) is not None:
+            return float("inf") if boundary.is_told else self._update_sent
         if self._asked > self._answered or self._has_backlog:
             return self._update_sent
-        if self._held_back:
-            return self._update_sent + self._hold_pause
-        if self._pressed or self._window.is_half_used or self._is_grant_half_used:
+        if self._inserts.waiting:
+            return self._update_sent + self._inserts.pause
+        if self._pressed or self._window.is_half_used or self._inserts.is_half_used:
             return self._update_sent + PRESSED
         return min(self._news_due, self._update_sent + (self._limits.update_every if self._is_dirty else HEARTBEAT))
 
@@ -1343,7 +1250,7 @@ class Client(Node):
         if change == "back":
             _log.warning("%s: server %r is back; what was recorded meanwhile is counted", who, self.home)
         elif change == "away":
-            missing = self._counts() - self._acknowledged
+            missing = self._counts.missing
             _log.warning(
                 "%s: server %r at %s has acknowledged nothing for %.0f s. %d steps, %d episodes and %d log lines are "
                 "kept until it is back. %s",
@@ -1376,7 +1283,7 @@ class Client(Node):
             return
         self._hello_open, self._hello_at = True, float("inf")
         with self._changed:
-            inserted = 0 if self._boundary is not None else self._inserted
+            inserted = 0 if self._counts.boundary is not None else self._counts.inserted
         hello = messages.Hello(
             role="actor",
             table=self._table or ("" if self._welcome is None else self.table),  # the same at each home
@@ -1431,8 +1338,8 @@ class Client(Node):
         self._apply_parameters(parameters, told.parameters_version)
         with self._changed:
             self._is_between = False
-            self._enter_run(header.run)
-            self._take_grant(told.granted_steps, "")
+            self._counts.enter_run(header.run)
+            self._inserts.grant(told.granted_steps, "")
             self._windows.belong(header.run, header.home, told.since)
             if former is None or (told.epoch, told.home_name) != (former.epoch, former.home_name):
                 self._feedback_through = 0  # pieces are numbered anew at each start of each home
@@ -1466,39 +1373,14 @@ class Client(Node):
         if self._memory is not None:
             self._memory.saw_model(self._parameters.newest_model(models))
 
-    # Runs. When a client hears that another run has begun, it draws a line: everything until then is the former run's,
-    # and is told in UPDATEs that still name it; only then does HELLO bring the new one, which counts from the line on.
-
-    def _counts(self) -> _Counts:
-        return _Counts(
-            self._episodes,
-            self._steps,
-            self._generated_bytes,
-            self._skipped,
-            self._outbox.dropped,
-            self._applied,
-            self._stale,
-            self._passed,
-        )
-
-    def _draw_line(self) -> _Boundary:
+    def _end_run(self) -> Boundary:
         """Another run has begun. Under `_changed`."""
-        if self._boundary is None:
-            self._boundary = _Boundary(self._counts(), self._outbox.newest, self._ended_number, self._asked)
-        return self._boundary
+        return self._counts.end_run(self._outbox.newest, self._asked)
 
     def _has_left_run(self) -> bool:
-        """Whether the run that is over has been told everything; draws the line where nobody did."""
+        """Whether the run that is over has been told everything; ends it, unless that was done before."""
         with self._changed:
-            return self._draw_line().is_told
-
-    def _enter_run(self, run: int) -> None:
-        """Count for this run from now on, or from the line on. Under `_changed`."""
-        if self._welcome is not None and run != self._channel.run:
-            line = self._draw_line().counts
-            self._former[self._channel.run] = self._already + line - self._entered
-            self._already, self._entered = self._former.pop(run, _Counts()), line
-        self._boundary = None
+            return self._end_run().is_told
 
     def _open_data(self, endpoints: messages.Endpoints, usual: int) -> None:
         push = self._given[0] or sockets.seen_from(self._channel.address, endpoints.push)
@@ -1537,9 +1419,8 @@ class Client(Node):
         sums = self._sums()
         self._news_due = float("inf")
         with self._changed:
-            asked_at, boundary = time.monotonic(), self._boundary
+            asked_at, boundary, counts = time.monotonic(), self._counts.boundary, self._counts.reach
             covers = self._asked if boundary is None else boundary.asked
-            counts = self._counts() if boundary is None else boundary.counts
             body = self._update_body(*sums)
             self._update_open = True
             self._update_sent = asked_at
@@ -1553,8 +1434,7 @@ class Client(Node):
         return (weight, positives, minimum) if positives else (0.0, 0, 0.0)
 
     def _update_body(self, weight: float, positives: int, minimum: float) -> messages.Update:
-        told, line = self._told, self._boundary
-        counts = self._already + (self._counts() if line is None else line.counts) - self._entered
+        told, boundary, counts = self._told, self._counts.boundary, self._counts.told
         is_home = self._channel.home == messages.name_hash(told.home_name)
         return messages.Update(
             epoch=told.epoch if is_home else 0,
@@ -1572,14 +1452,10 @@ class Client(Node):
             models=self._topics.versions(),
             scalars=self._scalars,
             lines=self._outbox.waiting(
-                LINES_PER_UPDATE, self._limits.tail_bytes // 4, through=None if line is None else line.line
+                LINES_PER_UPDATE, self._limits.tail_bytes // 4, through=None if boundary is None else boundary.line
             ),
             dropped_lines=counts.dropped_lines,
-            ended=list(
-                itertools.islice(
-                    (ended for ended in self._ended if line is None or ended.number <= line.ended), ENDED_PER_UPDATE
-                )
-            ),
+            ended=self._counts.oldest_episodes(ENDED_PER_UPDATE),
             applied=counts.applied,
             stale=counts.stale,
             feedback_through=self._feedback_through,
@@ -1588,7 +1464,7 @@ class Client(Node):
         )
 
     def _updated(
-        self, answer: messages.Answer, covers: int, counts: _Counts, asked_at: float, boundary: _Boundary | None
+        self, answer: messages.Answer, covers: int, counts: ClientCounts, asked_at: float, boundary: Boundary | None
     ) -> None:
         self._update_open = False
         if isinstance(answer, MemoireError) or not isinstance(answer.body, messages.Updated):
@@ -1605,34 +1481,31 @@ class Client(Node):
         self._hear_of(said.models)
         with self._changed:
             self._updates += 1
-            self._acknowledged, self._trouble = counts, ""
+            self._counts.acknowledged, self._trouble = counts, ""
             self._answered = max(self._answered, covers)
             self._outbox.acknowledge(said.lines_through)
-            while self._ended and self._ended[0].number <= said.ended_through:
-                self._ended.popleft()
+            self._counts.acknowledge_episodes(said.ended_through)
             if is_same:
                 self._window.answered(
                     said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked_at, lost_caches=said.lost
                 )
             self._grant(said.credit)
-            if is_same and self._boundary is None:
-                self._take_grant(said.granted_steps, said.wait)
-            self._is_dirty = self._is_dirty or bool(len(self._outbox) or self._ended or self._window.in_flight)
+            if is_same and self._counts.boundary is None:
+                self._inserts.grant(said.granted_steps, said.wait)
+            self._is_dirty = self._is_dirty or self._has_untold or bool(self._window.in_flight)
             if said.run_name in ("", self._told.run_name):
                 if said.finished and not self._finished:
                     self._news_due = 0.0  # a server that ends waits until its clients say that they know
                 self._finished = said.finished
-            elif self._draw_line() is boundary:  # this answer is to what was said after the line was drawn
-                boundary.is_told = self._outbox.oldest > boundary.line and not (
-                    self._ended and self._ended[0].number <= boundary.ended
-                )
+            elif self._end_run() is boundary:  # this answer is to what was said after the run ended
+                self._counts.acknowledge_run(boundary, self._outbox.oldest)
             wants_move = said.leaving and not self._leaving and time.monotonic() >= self._move_at
-            self._is_between = self._boundary is not None or not is_same or wants_move
+            self._is_between = self._counts.boundary is not None or not is_same or wants_move
             self._changed.notify_all()
         # To the home as it is now, to another run, or to another home. All that this home was sent is in its answer:
         # nothing will be counted or logged twice.
-        if self._boundary is not None:
-            if self._boundary.is_told:
+        if self._counts.boundary is not None:
+            if self._counts.boundary.is_told:
                 self._hello()
         elif not is_same:
             self._hello()
@@ -1645,7 +1518,7 @@ class Client(Node):
         """The server does not take an UPDATE of ours: ask it anew what run, schema and home are."""
         if isinstance(answer, Refused) and answer.code == "run":
             with self._changed:
-                self._draw_line().is_told = True
+                self._end_run().is_told = True
         if isinstance(answer, Refused) and answer.code in ("run", "schema", "table", "client"):
             self._hello()
         elif isinstance(answer, Refused) and answer.code in ("disk", "busy"):
@@ -1674,8 +1547,8 @@ class Client(Node):
         numbers, errors = found.get(self.client_id, (None, None))
         if numbers is not None and self._memory is not None:
             applied, stale = self._memory.update_priorities(numbers, errors)
-            self._applied += applied
-            self._stale += stale
+            self._counts.applied += applied
+            self._counts.stale += stale
         self._feedback_through = through
         self._is_dirty = True
 

@@ -33,8 +33,6 @@ class Outbox:
         self._number = 0
         self.bytes = 0
         """Bytes of the lines that wait."""
-        self.dropped = 0
-        """Lines that were not taken, because there was no room for them in time."""
 
     def __len__(self) -> int:
         return len(self._lines)

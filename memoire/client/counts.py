@@ -1,0 +1,175 @@
+"""What a client has counted, and for which run. Pure: time is passed in.
+
+                        another run has begun
+    run "one" ─── 100 steps ──│── 20 steps ───▶ run "two"       UPDATE says 100 to "one" until all of that is told,
+                              boundary                          then HELLO, then UPDATE says 20 to "two"
+
+Counts only grow, from the moment the client was made. A run's own counts are the difference between two moments, plus
+what was counted for it before the client was in another run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+from memoire.wire import messages
+
+MAX_ENDED = 4096
+"""Closed episodes that wait until their home has them; beyond, the return of the oldest is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCounts:
+    """Everything that is counted for a run."""
+
+    episodes: int = 0
+    steps: int = 0
+    generated_bytes: int = 0
+    skipped: int = 0
+    dropped_lines: int = 0
+    applied: int = 0
+    stale: int = 0
+    passed: int = 0
+
+    @property
+    def inserted(self) -> int:
+        """Steps whose samples are pushed."""
+        return self.steps - self.passed
+
+    def _with(self, other: ClientCounts, sign: int) -> ClientCounts:
+        return ClientCounts(*(getattr(self, name) + sign * getattr(other, name) for name in self.__slots__))
+
+    def __add__(self, other: ClientCounts) -> ClientCounts:
+        return self._with(other, 1)
+
+    def __sub__(self, other: ClientCounts) -> ClientCounts:
+        return self._with(other, -1)
+
+
+@dataclass(slots=True)
+class Boundary:
+    """The end of a run as this client met it: what came before belongs to the run that is over."""
+
+    counts: ClientCounts
+    line: int
+    """Number of the newest log line then."""
+    ended: int
+    """Number of the newest closed episode then."""
+    asked: int
+    """Calls of update() until then."""
+    is_told: bool = False
+    """Whether the former run has all of it, or is not known any more."""
+
+
+class RunCounts:
+    """Counts of a client since it was made, and which of them belong to the run that is told. The owner locks."""
+
+    def __init__(self) -> None:
+        self.episodes = self.steps = self.generated_bytes = 0
+        self.skipped = 0
+        """Caches or episodes that were not pushed, because the byte window was full."""
+        self.dropped_lines = 0
+        self.applied = self.stale = 0
+        """Priorities that were set, and those whose samples were gone."""
+        self.passed = 0
+        """Steps that are no inserts."""
+        self.dropped_returns = 0
+        """Episodes that count, but whose return is not told."""
+        self.acknowledged = ClientCounts()
+        """What of it a home has acknowledged."""
+        self.boundary: Boundary | None = None
+        """While another run has begun and the one before has not been told everything."""
+        self._run: int | None = None  # hash of the present run's name; None before the first WELCOME
+        self._entered = ClientCounts()  # when the present run was met
+        self._already = ClientCounts()  # counted for the present run when it was met before
+        self._former: dict[int, ClientCounts] = {}  # counted for each run that was left
+        self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes that no home has acknowledged
+        self._ended_number = 0
+
+    def record(self, entries: int, entry_bytes: int) -> None:
+        """So many entries were recorded, of `entry_bytes` each."""
+        self.steps += entries
+        self.generated_bytes += entries * entry_bytes
+
+    def close_episode(self, length: int, returned: float, now: float) -> None:
+        """An episode of `length` entries was closed at `now`, in seconds since 1970."""
+        self.episodes += 1
+        self._ended_number += 1
+        if abs(returned) <= messages.MOST_RETURN:  # and no NaN
+            self.dropped_returns += len(self._ended) == MAX_ENDED
+            self._ended.append(messages.Ended(number=self._ended_number, time=now, length=length, returned=returned))
+        else:
+            self.dropped_returns += 1
+
+    @property
+    def sums(self) -> ClientCounts:
+        """Everything since the client was made."""
+        return ClientCounts(*(getattr(self, name) for name in ClientCounts.__slots__))
+
+    @property
+    def missing(self) -> ClientCounts:
+        """What no home has acknowledged."""
+        return self.sums - self.acknowledged
+
+    @property
+    def inserted(self) -> int:
+        """Entries that are inserts of the present run."""
+        return (self._already + self.sums - self._entered).inserted
+
+    @property
+    def told(self) -> ClientCounts:
+        """What UPDATE says: all that counts for its run, up to the boundary if there is one."""
+        return self._already + self.reach - self._entered
+
+    @property
+    def reach(self) -> ClientCounts:
+        """The sums that UPDATE covers, since the client was made."""
+        return self.sums if self.boundary is None else self.boundary.counts
+
+    # Closed episodes
+
+    @property
+    def waiting_episodes(self) -> int:
+        """Closed episodes that no home has acknowledged."""
+        return len(self._ended)
+
+    def oldest_episodes(self, most: int) -> list[messages.Ended]:
+        """Those that wait, in order, `most` of them; none from beyond the boundary."""
+        last = self._ended_number if self.boundary is None else self.boundary.ended
+        return [ended for ended in itertools.islice(self._ended, most) if ended.number <= last]
+
+    def acknowledge_episodes(self, through: int) -> None:
+        """The home has the closed episodes up to this number."""
+        while self._ended and self._ended[0].number <= through:
+            self._ended.popleft()
+
+    # Runs
+
+    def end_run(self, line: int, asked: int) -> Boundary:
+        """Another run has begun: the boundary, made now unless there is one.
+
+        Args:
+            line: Number of the newest log line.
+            asked: Calls of update() until now.
+        """
+        if self.boundary is None:
+            self.boundary = Boundary(self.sums, line, self._ended_number, asked)
+        return self.boundary
+
+    def acknowledge_run(self, boundary: Boundary, oldest_line: float) -> None:
+        """An UPDATE up to this boundary was answered; `oldest_line` is the oldest log line that still waits."""
+        has_episodes = bool(self._ended) and self._ended[0].number <= boundary.ended
+        boundary.is_told = oldest_line > boundary.line and not has_episodes
+
+    def enter_run(self, run: int) -> None:
+        """Count for this run from now on, or from the boundary on."""
+        if self._run is not None and run != self._run:
+            self._former[self._run] = self.told
+            self._already, self._entered = self._former.pop(run, ClientCounts()), self.reach
+        self._run, self.boundary = run, None
+
+    def enter_unknown_run(self) -> None:
+        """Count from the boundary on for a run that nobody has named yet."""
+        self._already, self._entered, self.boundary = ClientCounts(), self.reach, None

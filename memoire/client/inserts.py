@@ -1,0 +1,79 @@
+"""How far recording may run ahead of drawing, as a home grants it to one client. Pure.
+
+    granted 1000     recorded 990 ─▶ all are inserts; 20 more ─▶ 10 inserts, and 10 passed steps: counted, never pushed
+
+The home says how many entries may be inserted in all before it is asked again (see `replay.limiter`). What is recorded
+beyond is counted and kept in the memory, but brings no pushes. If the server stores episodes, an episode's entries are
+inserts as soon as it leaves.
+"""
+
+from __future__ import annotations
+
+from memoire.replay.limiter import NO_LIMIT
+
+from .counts import RunCounts
+
+SHORTEST_PAUSE = 0.01
+"""Seconds until a home that granted more is asked again; doubled each time that it grants nothing."""
+
+
+class Inserts:
+    """What the present home grants, and how much of it is used. The owner locks.
+
+    Args:
+        counts: Says how many entries were inserted, and holds the passed steps.
+        longest_pause: Seconds between two requests for more, at most.
+    """
+
+    def __init__(self, counts: RunCounts, longest_pause: float) -> None:
+        self.reason = ""
+        """Why the home grants no more, as it says."""
+        self.waiting = 0
+        """Calls that wait for more now."""
+        self.waited = 0.0
+        """Seconds that calls waited for more, in all."""
+        self.pause = SHORTEST_PAUSE
+        """Seconds until the home is asked again while calls wait."""
+        self._counts, self._longest_pause = counts, longest_pause
+        self._granted = NO_LIMIT  # entries of this run
+        self._size = 0  # how much was granted last
+        self._undecided = 0  # passed steps that may become inserts
+
+    @property
+    def left(self) -> int:
+        """Entries that may be inserted before the home is asked again; negative if there are more already."""
+        return NO_LIMIT if self._granted == NO_LIMIT else self._granted - self._counts.inserted
+
+    @property
+    def held_back(self) -> str:
+        """Why nothing may be inserted now; "" if something may."""
+        return self.reason if self.left <= 0 else ""
+
+    @property
+    def is_half_used(self) -> bool:
+        """Whether to ask for more before all is used up."""
+        return self._granted < NO_LIMIT and 0 < 2 * self.left < self._size
+
+    def grant(self, granted: int, reason: str) -> None:
+        """The home says how many entries of this run may be inserted in all, and why not more."""
+        is_more = granted > self._granted
+        self.pause = SHORTEST_PAUSE if is_more else min(2 * self.pause, self._longest_pause)
+        self._granted, self.reason = granted, reason
+        self._size = self.left if is_more else self._size
+
+    def record(self, entries: int) -> None:
+        """A writer recorded so many: passed steps, until it is decided that they are inserts."""
+        self._counts.passed += entries
+        self._undecided += entries
+
+    def admit(self, entries: int) -> int:
+        """Make inserts of as many of these recorded entries as the home grants; returns how many."""
+        admitted = max(0, min(entries, self.left))
+        self.settle(admitted, admitted)
+        return admitted
+
+    def settle(self, entries: int, inserted: int) -> None:
+        """It is decided on so many recorded entries: `inserted` of them are inserts, the others stay passed steps."""
+        waited = min(entries, self._undecided)
+        self._undecided -= waited
+        self._counts.passed -= min(waited, inserted)

@@ -1,0 +1,80 @@
+"""How far recording may run ahead of drawing, as a client keeps to it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memoire.client.counts import RunCounts
+from memoire.client.inserts import SHORTEST_PAUSE, Inserts
+from memoire.replay.limiter import NO_LIMIT
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+
+def recorded(inserts, counts, entries):
+    counts.record(entries, 1)
+    inserts.record(entries)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))
+def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
+    counts = RunCounts()
+    inserts = Inserts(counts, 1.0)
+    granted = inserted = total = 0
+    inserts.grant(0, "learners are behind")
+    for entries, more, is_settled in history:
+        recorded(inserts, counts, entries)
+        total += entries
+        granted += more
+        inserts.grant(granted, "")
+        admitted = inserts.admit(entries)
+        assert admitted == min(entries, granted - inserted)
+        inserted += admitted
+        if is_settled:
+            inserts.settle(entries - admitted, 0)
+        assert (counts.inserted, counts.passed) == (inserted, total - inserted)
+        assert inserts.left == granted - inserted >= 0
+
+
+def test_nothing_is_held_back_until_a_home_says_so():
+    counts = RunCounts()
+    inserts = Inserts(counts, 1.0)
+    recorded(inserts, counts, 1000)
+    assert inserts.admit(1000) == 1000 and counts.passed == 0
+    assert (inserts.left, inserts.held_back, inserts.is_half_used) == (NO_LIMIT, "", False)
+    inserts.grant(900, "learners are behind")
+    assert (inserts.left, inserts.held_back) == (-100, "learners are behind")
+    recorded(inserts, counts, 5)
+    assert inserts.admit(5) == 0 and counts.passed == 5
+
+
+def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
+    counts = RunCounts()
+    inserts = Inserts(counts, 1.0)
+    inserts.grant(0, "wait")
+    inserts.grant(100, "")
+    for entries, is_half_used in ((50, False), (1, True), (48, True), (1, False)):  # nothing left: whoever waits asks
+        recorded(inserts, counts, entries)
+        assert inserts.admit(entries) == entries
+        assert inserts.is_half_used is is_half_used
+
+
+def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
+    inserts = Inserts(RunCounts(), 5 * SHORTEST_PAUSE)
+    pauses = []
+    for granted in (10, 10, 10, 10, 11, 11):
+        inserts.grant(granted, "wait")
+        pauses.append(round(inserts.pause / SHORTEST_PAUSE))
+    assert pauses == [2, 4, 5, 5, 1, 2]  # the first is no more than without a limit
+
+
+def test_an_episode_that_was_open_before_a_limit_leaves_without_any_debt():
+    counts = RunCounts()
+    inserts = Inserts(counts, 1.0)
+    recorded(inserts, counts, 10)
+    inserts.settle(10, 10)
+    inserts.settle(10, 10)  # push_episode's entries were never undecided
+    assert counts.passed == 0
+    recorded(inserts, counts, 10)
+    inserts.settle(10, 0)
+    assert counts.passed == 10 and counts.inserted == 10
