@@ -40,8 +40,6 @@ IO = {
 }
 FACES = {"server/table_handle": {"time"}}
 """What waits for others, beside the file with the folder's name."""
-STILL_DO_IO = {"client/unreported": {"time", "memoire.net"}}
-"""What is not parted yet."""
 WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
 """Folders that know no socket, no file and no process; they may measure time."""
 KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
@@ -140,7 +138,7 @@ def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
             used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
             if used:
                 found["/".join((room, *rest))] = used
-    assert found == FACES | STILL_DO_IO
+    assert found == FACES
 
 
 def test_what_decides_does_no_io() -> None:

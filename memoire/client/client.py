@@ -62,6 +62,7 @@ from .counts import Boundary, ClientCounts, RunCounts
 from .episodes import OpenEpisodes, Shipment
 from .home_watch import Change, HomeWatch
 from .inserts import Inserts
+from .io_unreported import FormerClient
 from .outbox import Outbox
 from .window import Window, Windows
 
@@ -325,7 +326,7 @@ class Client(Node):
         self._last_size = 0  # of the newest cache, a guess for the next one
         # What belongs to the thread alone.
         self._watch = HomeWatch(time.monotonic())
-        self._tellers: list[unreported.Teller] = []  # of what earlier clients have left; changed under the lock
+        self._former: list[FormerClient] = []  # of what earlier clients have left; changed under the lock
         self._numbers = itertools.count(1)
         self._worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
         try:
@@ -1060,7 +1061,7 @@ class Client(Node):
             self._asked += 1
             ticket, self._asked_line = self._asked, self._outbox.newest
             self._worker.wake()
-            while self._answered < ticket or self._has_untold or self._pushes or self._tellers:
+            while self._answered < ticket or self._has_untold or self._pushes or self._former:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._worker.is_alive:
                     return False
@@ -1138,13 +1139,13 @@ class Client(Node):
                 rng=self._rng,
                 keys=self._keys,
             )
-            self._tellers.append(unreported.Teller(channel, path, content, self._told_former))
+            self._former.append(FormerClient(channel, unreported.Teller(path, content), self._told_former))
 
-    def _told_former(self, teller: unreported.Teller) -> None:
+    def _told_former(self, former: FormerClient) -> None:
         def leave() -> None:
-            teller.channel.leave()
+            former.channel.leave()
             with self._changed:
-                self._tellers.remove(teller)
+                self._former.remove(former)
                 self._changed.notify_all()
 
         self._worker.post(leave)
@@ -1195,7 +1196,7 @@ class Client(Node):
 
     def _next_time(self) -> float:
         own = (self._channel.next_time(), self._hello_at, self._update_due(), self._topics.next_time())
-        former = (min(teller.again_at, teller.channel.next_time()) for teller in self._tellers)
+        former = (each.next_time() for each in self._former)
         watch = float("inf") if self._welcome is None else self._watch.due
         return min(*own, watch, *(former if self._welcome is not None else ()))
 
@@ -1239,10 +1240,8 @@ class Client(Node):
             self._send_update()
         if self._welcome is not None:
             self._say(self._watch.look(now))
-            for teller in self._tellers:
-                teller.channel.turn(ready)
-                if now >= teller.again_at:
-                    teller.begin()
+            for each in self._former:
+                each.turn(ready)
 
     def _say(self, change: Change) -> None:
         """One warning when the home is away, and one when it is back."""
@@ -1593,7 +1592,7 @@ class Client(Node):
 
     def _at_end(self) -> None:
         if hasattr(self, "_channel"):  # not when its address is none
-            for each in (self._channel, *(teller.channel for teller in self._tellers)):
+            for each in (self._channel, *(former.channel for former in self._former)):
                 each.close(Closed("this client"))
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from memoire.errors import MemoireError, Refused, StateUnusable
-from memoire.net.channel import Channel
 from memoire.storage import private_files
 from memoire.version import SOFTWARE
 from memoire.wire import messages
@@ -109,63 +107,69 @@ def folder_at(place: str | Path) -> Path:
     return path
 
 
-class Teller:
-    """Tells one file in the name of the client that left it. Belongs to a worker's thread.
+class Request(NamedTuple):
+    """What is to be sent in the name of the client that left a file."""
 
-    Args:
-        channel: Requests as that client.
-        done: Called once, when the file was told, or nobody will ever take it.
+    body: messages.Body
+    run: int = 0
+    home: int | None = None
+    """Hash of the home's name; None: whichever welcomed it."""
+
+
+class Teller:
+    """Tells one file in the name of the client that left it: HELLO, then an UPDATE for each part.
+
+    Each method returns what is to be sent next; None ends it, or leaves it to `begin` at `again_at`.
     """
 
-    def __init__(self, channel: Channel, path: Path, untold: Untold, done: Callable[[Teller], None]) -> None:
-        self.channel, self.path, self.untold = channel, path, untold
+    def __init__(self, path: Path, untold: Untold) -> None:
+        self.path, self.untold = path, untold
         self.again_at = 0.0
         """When to begin, or to begin again; infinity while it goes on."""
-        self._done = done
+        self.is_done = False
+        """Whether the file was told, or nobody will ever take it."""
         self._left: list[Part] = []
+        self._awaited: type[messages.Body] = messages.Welcome  # what answers the newest request
         self._is_home = False  # whether the server that answers is the one that counted the client
 
-    def begin(self) -> None:
-        """Say HELLO as the client did; what follows comes with the answers."""
+    def begin(self) -> Request:
+        """HELLO as the client said it."""
         self.again_at = float("inf")
-        self._left = list(self.untold.parts)
+        self._left, self._awaited = list(self.untold.parts), messages.Welcome
         hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
-        self.channel.ask(hello, self._welcomed, run=0, home=messages.name_hash(self.untold.home))
+        return Request(hello, home=messages.name_hash(self.untold.home))
 
-    def _welcomed(self, answer: messages.Answer) -> None:
-        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Welcome):
-            self.channel.home, self.channel.table = answer.header.home, answer.body.table
-            self.channel.fingerprint = answer.header.fingerprint
-            self._is_home = answer.body.home_name == self.untold.home
-            self._next()
+    def answered(self, answer: messages.Answer, now: float) -> Request | None:
+        """HELLO or UPDATE was answered at `now`."""
+        if isinstance(answer, MemoireError):
+            self._refused(answer, now)
+            return None
+        if not isinstance(answer.body, self._awaited):
+            self.again_at = now + AGAIN
+            return None
+        if isinstance(answer.body, messages.Welcome):
+            self._is_home, self._awaited = answer.body.home_name == self.untold.home, messages.Updated
         else:
-            self._refused(answer)
-
-    def _next(self) -> None:
-        if not self._left:
-            self.path.unlink(missing_ok=True)
-            facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
-            _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
-            self._done(self)
-            return
-        part = self._left[0]
-        update = messages.update_of(part.update)
-        if not self._is_home:  # what is counted per home was for another one
-            update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
-        self.channel.ask(update, self._updated, run=part.run)
-
-    def _updated(self, answer: messages.Answer) -> None:
-        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Updated):
             del self._left[0]
-            self._next()
-        else:
-            self._refused(answer)
+        return self._next()
 
-    def _refused(self, answer: messages.Answer) -> None:
-        if isinstance(answer, Refused) and answer.code not in LATER:
-            _log.warning("%s cannot be told, and stays: %s", self.path, answer)
-            self._done(self)
-        elif isinstance(answer, MemoireError) and not isinstance(answer, Refused):
-            self._done(self)  # this client ends: the next one tells it
-        else:
-            self.again_at = time.monotonic() + AGAIN
+    def _next(self) -> Request | None:
+        if self._left:
+            part = self._left[0]
+            update = messages.update_of(part.update)
+            if not self._is_home:  # what is counted per home was for another one
+                update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
+            return Request(update, run=part.run)
+        self.path.unlink(missing_ok=True)
+        facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
+        _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
+        self.is_done = True
+        return None
+
+    def _refused(self, error: MemoireError, now: float) -> None:
+        if isinstance(error, Refused) and error.code in LATER:
+            self.again_at = now + AGAIN
+            return
+        self.is_done = True  # for any other reason than a refusal this client ends: the next one tells it
+        if isinstance(error, Refused):
+            _log.warning("%s cannot be told, and stays: %s", self.path, error)
