@@ -545,8 +545,8 @@ def test_write_log_waits_for_room_once_and_then_drops_lines_at_once(monkeypatch)
     with Cluster() as cluster:
         client = cluster.client(limits=Limits(log_lines=50, log_timeout=0.05))
         cluster.server.close()
-        real = client.client._changed.wait
-        monkeypatch.setattr(client.client._changed, "wait", lambda left=None: waits.append(left) or real(left))
+        real = client.client._waiting.changed.wait
+        monkeypatch.setattr(client.client._waiting.changed, "wait", lambda left=None: waits.append(left) or real(left))
         for k in range(50):
             client.write_log(f"line {k}")
         assert waits == [] and client.client.stats().waiting_lines == 50

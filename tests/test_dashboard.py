@@ -343,7 +343,7 @@ def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(c
         until(are_heard)
         clients[0].close()
         until(lambda: board.aggregator.newest.actors.gone == 1)
-        clients[1]._worker.stop(1.0)  # its process hangs
+        clients[1]._io.worker.stop(1.0)  # its process hangs
         until(lambda: board.aggregator.newest.actors.silent == 1)
         assert board.aggregator.newest.verdicts[0].code == "no_actors"
         rows = {row["client"]: row["state"] for row in get(board, "/api/actors")["rows"]}

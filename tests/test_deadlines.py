@@ -19,7 +19,8 @@ import zmq
 from classic_help import templates
 from history.ports import address
 from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
-from memoire.client.client import Client, ModelHandle, Receiver, connect
+from memoire.client.client import Client, connect
+from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy

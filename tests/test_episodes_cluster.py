@@ -179,7 +179,7 @@ def test_a_message_of_the_other_storage_is_refused_and_counted(cluster):
     for client in (drawing, shipping):
         until(lambda client=client: settled(client))
         assert client.stats().accepted_caches == 1
-    drawing._channel.table, shipping._channel.table = shipping._channel.table, drawing._channel.table
+    drawing._session.table, shipping._session.table = shipping._session.table, drawing._session.table
     assert drawing.push_cache()
     assert shipping.push_episode(EPISODE, terminated=True)
     until(lambda: server.stats().refused.get("unexpected", 0) == 2)
@@ -205,7 +205,7 @@ def test_without_room_an_episode_is_skipped_whole_and_counted(cluster):
     assert client.stats().episodes == 4  # counted when it is pushed
     client.configure_limits(when_full="block", block_timeout=10.0)
     thread, box = in_thread(record, client, 1, 5)
-    until(lambda: client._pressed)
+    until(lambda: client._session.schedule.pressed)
     way.drop = 0.0
     thread.join(100.0)
     assert "error" not in box
@@ -307,7 +307,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
     until(lambda: settled(client))
     ids = server.get_batch(4).ids
     again = cluster.restart(server, storage="episodes", limits=QUICK)
-    until(lambda: client.stats().updates and client._told.epoch == again._desk.epoch)
+    until(lambda: client.stats().updates and client._session.told.epoch == again._desk.epoch)
     record(client, episodes=3)
     until(lambda: settled(client))
     assert again.stats().tables["default"].held_caches >= 1
@@ -317,7 +317,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
         stats.rejected.values()
     )
     third = cluster.restart(again, limits=QUICK)  # stores caches from now on
-    until(lambda: client._failed)
+    until(lambda: client._session.failed)
     with pytest.raises(SchemaMismatch, match="storage"):
         record(client)
     assert third.stats().totals.clients <= 1

@@ -511,7 +511,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(start, 
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
     # What a client pushes before it knows is held, but not counted: it numbers its caches for the former server.
     back = [actor for actor in actors if actor.client.home == "s1"]
-    until(lambda: all(actor.client._told.epoch == servers[1].stats().epoch for actor in back))
+    until(lambda: all(actor.client._session.told.epoch == servers[1].stats().epoch for actor in back))
     turns(20, actors, servers, 34)
     for errors, truth in phases:
         errors_are_none(errors, truth, 0.02)

@@ -384,7 +384,7 @@ def test_a_client_finds_everything_behind_a_name(cluster, book, monkeypatch):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     monkeypatch.setattr(resolver, "_names", Names(book))
     client = cluster.client(f"tcp://proxy:{server.endpoint.rpartition(':')[2]}")
-    assert client._channel.address == server.endpoint
+    assert client._io.channel.address == server.endpoint
     server.publish("policy", b"weights")
     assert client.model("policy").wait(100.0).body == b"weights"
 

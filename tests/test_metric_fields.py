@@ -7,7 +7,7 @@ import typing
 
 import pytest
 
-from memoire.client.client import ClientStats
+from memoire.client.stats import ClientStats
 from memoire.pool.freshness import BOUNDS, Timing
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.reader import ReaderStats

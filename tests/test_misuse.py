@@ -17,8 +17,8 @@ import pytest
 
 from classic_help import templates
 from memoire.classic.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
-from memoire.client.client import ModelHandle, Receiver
 from memoire.client.counts import MAX_ENDED
+from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
 from memoire.net import sockets
@@ -142,7 +142,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._changed, client._topics._changed, client._memory_lock, client._close_lock, server._desk.lock, server._tables.first.pool._lock,
+        client._waiting.changed, client._io.topics._changed, client._local.lock, client._close_lock, server._desk.lock, server._tables.first.pool._lock,
         server._close_lock, reader._changed, sockets._context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
@@ -347,7 +347,7 @@ def test_whoever_logs_from_inside_of_the_clients_own_thread_never_waits(cluster)
     server.close()
     assert client.log("fills it")
     said = []
-    client._worker.post(lambda: said.append(client.log("from within")))
+    client._io.worker.post(lambda: said.append(client.log("from within")))
     until(lambda: said == [False])
 
 
@@ -363,7 +363,7 @@ def test_returns_that_are_not_told_are_counted(cluster):
     assert client.stats().dropped_returns >= 10
     way.drop = 0.0
     client.update(100.0)
-    until(lambda: not client._counts.waiting_episodes)
+    until(lambda: not client._session.counts.waiting_episodes)
     # What was given up may have arrived all the same, while its answer did not.
     stats, told = client.stats(), server.stats().totals.returns_count
     assert stats.episodes - stats.dropped_returns <= told < stats.episodes

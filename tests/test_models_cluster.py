@@ -91,7 +91,8 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     server = cluster.server(name="anna")
     served = count_fetches(server)
     proxy = cluster.proxy([server], limits=PATIENT)
-    models = [cluster.client(proxy, limits=PATIENT).model("policy") for _ in range(8)]
+    clients = [cluster.client(proxy, limits=PATIENT) for _ in range(8)]
+    models = [client.model("policy") for client in clients]
     for number in (1, 2):
         body = body_of(number)
         server.publish("policy", body)  # clients hear of it from their server's replies before the proxy has it
@@ -99,9 +100,9 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     # Once, and perhaps a chunk of what the proxy was asked for before it had it. Each by itself would be eight times.
     assert served.keys() == {1, 2} and all(len(body) <= sent <= 1.5 * len(body) for sent in served.values())
     crossed = dict(served)
-    late = [cluster.client(proxy).model("policy") for _ in range(4)]
-    assert all(model.wait(100.0).body == body for model in late)
-    fetched = [model._client.stats().fetched_bytes for model in models + late]
+    late = [cluster.client(proxy) for _ in range(4)]
+    assert all(client.model("policy").wait(100.0).body == body for client in late)
+    fetched = [client.stats().fetched_bytes for client in clients + late]
     assert max(fetched[:8]) <= 2 * len(body) + 2 * 256 * KiB and max(fetched[8:]) <= len(body) + 256 * KiB
     assert served == crossed, "who comes late costs the way nothing"
 
@@ -159,7 +160,8 @@ def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
     server = cluster.server()
     way = cluster.way(server, drop=0.05, double=0.1)
     limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=64 * KiB)
-    model = cluster.client(way, limits=limits).model("policy")
+    client = cluster.client(way, limits=limits)
+    model = client.model("policy")
     watcher = Watcher(model)
     for number in range(1, 41):
         server.publish("policy", body_of(number, 512 * KiB))
@@ -168,7 +170,7 @@ def test_a_slow_actor_skips_and_ends_with_the_newest(cluster):
     assert number_of(model.newest().body) == 40
     versions = watcher.end()
     assert 1 <= len(versions) < 40 and versions[-1] == 40
-    stats = model._client.stats()
+    stats = client.stats()
     assert 0 < stats.skipped_models <= 40 - len(versions)  # the watcher may have missed some that came
     assert until(lambda: server.clients()[0].models == {"policy": 40})
 
@@ -178,17 +180,18 @@ def test_a_proxy_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
     front = f"tcp://127.0.0.1:{block(3)}"
     proxy = cluster.proxy([server], front=front)
     limits = Limits(resend_after=0.05, resend_most=0.2, update_every=0.02, model_chunk=16 * KiB, model_spread=0.0)
-    model = cluster.client(proxy, limits=limits).model("policy")
+    client = cluster.client(proxy, limits=limits)
+    model = client.model("policy")
     watcher = Watcher(model)
     for number in range(1, 7):
-        before = model._client.stats().fetched_bytes
+        before = client.stats().fetched_bytes
         server.publish("policy", body_of(number, 4 * MiB))
-        until(lambda before=before: model._client.stats().fetched_bytes > before + 32 * KiB)
+        until(lambda before=before: client.stats().fetched_bytes > before + 32 * KiB)
         proxy.close(0.1)
         proxy = cluster.proxy([server], front=front)
     until(lambda: (newest := model.newest()) is not None and newest.version == 6, 30.0)
     assert watcher.end()[-1] == 6
-    assert not model._client.stats().refused.get("payload")
+    assert not client.stats().refused.get("payload")
 
 
 def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster):
@@ -259,14 +262,14 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
     # As if there had been no room for it when the socket connected anew.
-    client._worker.post(lambda: client._sub.setsockopt(zmq.UNSUBSCRIBE, messages.topic_frame("policy")))
+    client._io.worker.post(lambda: client._io._sub.setsockopt(zmq.UNSUBSCRIBE, messages.topic_frame("policy")))
     count = 1
     while not client.stats().resubscribed:
         count += 1
         client.scalars({"count": count})  # news, so that it asks soon
         server.publish("policy", f"{count}")
         assert receiver.receive(100.0) == f"{count}"  # a reply names it, where no notice does
-    heard = client._topics._topics["policy"]
+    heard = client._io.topics._topics["policy"]
     server.publish("policy", "last")
     assert receiver.receive(100.0) == "last"
     until(lambda: heard.noticed == count + 1)

@@ -404,7 +404,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.client.HEARTBEAT", 300.0)  # they do not wait for that
+    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT", 300.0)  # they do not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -494,7 +494,7 @@ def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster
 
 
 def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.client.HEARTBEAT", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT", 300.0)  # it does not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]

@@ -196,7 +196,7 @@ def test_an_actor_and_a_learner_show_how_they_stand(server):
         assert ask(learner)[2]["role"] == "learner" and ask(learner)[2]["stats"]["servers"] == ["home"]
         status, _, said = ask(actor, "/accounts")
         assert status == 404 and said["error"] == "there are no accounts here: ask a server"
-        client._channel.heard_at -= 60.0
+        client._io.channel.heard_at -= 60.0
         status, _, said = ask(actor, "/readyz")
         assert status == 503 and said["reasons"][0].startswith("silent: The home of this client, server 'home', was")
         reader.close()

@@ -100,7 +100,7 @@ def test_an_episode_that_waits_for_room_leaves_when_its_client_is_closed(cluster
     way.drop = 1.0
     step(writer, 0, terminated=True)
     waiting, box = in_thread(lambda: step(writer, 1, terminated=True))
-    until(lambda: client._pressed)
+    until(lambda: client._session.schedule.pressed)
     closing, closed = in_thread(client.close, DEADLINE)
     until(lambda: client.closed)
     way.drop = 0.0

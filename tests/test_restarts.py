@@ -13,6 +13,7 @@ import pytest
 
 import memoire
 from history.ports import block
+from memoire.client.stats import ClientStats
 from memoire.errors import MemoireTimeout
 from netkit import QUICK, SCHEMA, record, until
 from rawpeer import flood
@@ -78,7 +79,7 @@ class Talker:
             self.client.push_cache(timeout=0.0)
             self.lines += self.client.log(f"line {self.lines}")
 
-    def end(self) -> memoire.client.client.ClientStats:
+    def end(self) -> ClientStats:
         """Stop, and have everything acknowledged."""
         self._stopping.set()
         self._thread.join()

@@ -6,10 +6,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from memoire.client.client import Client
 from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, in_thread, record, until
 
 OTHER = 777
+
+
+def worker_of(node):
+    return node._io.worker if isinstance(node, Client) else node._worker
 
 
 class Nodes:
@@ -32,7 +37,7 @@ class Nodes:
     def held(self, node):
         """Nothing that is handed to this node's thread is looked at before the end."""
         inside, leave = threading.Event(), threading.Event()
-        node._worker.post(lambda: (inside.set(), leave.wait(DEADLINE)))
+        worker_of(node).post(lambda: (inside.set(), leave.wait(DEADLINE)))
         assert inside.wait(DEADLINE)
         try:
             yield
@@ -43,7 +48,7 @@ class Nodes:
         """Call while the node's thread is held, write over what was given, and return what the call returned."""
         with self.held(node):
             thread, box = in_thread(call)
-            until(lambda: node._worker._posted or not thread.is_alive())
+            until(lambda: worker_of(node)._posted or not thread.is_alive())
             overwrite()
         thread.join(DEADLINE)
         assert "error" not in box, box
@@ -104,7 +109,8 @@ def test_figures_are_those_that_were_given(nodes):
         node = getattr(nodes, name)
         held = nodes.client if name == "client" else nodes.reader
         nodes.handed_over(held, lambda node=node, values=values: node.scalars(values), values.clear)
-        assert node._scalars == {"loss": 1.0, name: 1.0}
+        kept = node._session.scalars if node is nodes.client else node._scalars
+        assert kept == {"loss": 1.0, name: 1.0}
 
 
 def test_parameters_are_those_that_were_given(nodes):

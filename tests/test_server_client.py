@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -909,6 +910,19 @@ def test_stats_are_frozen(serve, join):
     for stats in (server.stats(), client.stats(), server.stats().totals):
         with pytest.raises((AttributeError, TypeError)):
             stats.run = "x"
+
+
+def test_a_client_that_nobody_names_any_more_goes_on(serve):
+    server = serve()
+    client = connect(server.endpoint, limits=QUICK)
+    named, model = weakref.ref(client), client.model("policy")
+    del client
+    gc.collect()
+    try:
+        server.publish("policy", b"1")
+        assert model.wait(100.0).body == b"1"
+    finally:
+        assert named() is not None and named().close(100.0)
 
 
 def test_a_server_needs_no_schema_object():

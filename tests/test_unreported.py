@@ -2,11 +2,13 @@
 
 import logging
 
+import msgspec
 import pytest
 
 from clientkit import CLIENT, reply
+from memoire.client import unreported
 from memoire.client.unreported import AGAIN, Part, Request, Teller, Untold
-from memoire.errors import Closed, Refused
+from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -81,3 +83,58 @@ def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
     teller.begin()
     assert teller.answered(Closed("this client"), 1.0) is None
     assert teller.is_done and teller.path.exists() and not caplog.records
+
+
+def whole(**change):
+    parts = [Part(0, messages.tail_of(messages.Update(steps=1)))]
+    facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
+    return Untold(**{"client": CLIENT} | facts | change)
+
+
+def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
+    kept = [whole(client=bytes([number]) * 16) for number in (2, 1)]
+    said = [unreported.leave(tmp_path, untold) for untold in kept]
+    assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in said[0]
+    assert [content for _, content in unreported.found(tmp_path)] == kept[::-1]
+    assert unreported.leave(None, kept[0]).endswith("they are not counted")
+    assert unreported.found(tmp_path / "nowhere") == []
+
+
+def test_a_folder_that_takes_nothing_is_named(tmp_path):
+    said = unreported.leave(tmp_path / "gone", whole())
+    assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in said
+
+
+DAMAGE = {
+    "empty": b"",
+    "none": b"\x80",
+    "noise": b"\xff" * 30,
+    "form": msgspec.msgpack.encode(whole(form=9)),
+    "tail": msgspec.msgpack.encode(whole(parts=[Part(0, b"\xc1")])),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
+    path = tmp_path / f"untold-{'07' * 16}.msgpack"
+    path.write_bytes(DAMAGE[damage])
+    assert unreported.found(tmp_path) == [] and path.exists()
+    assert f"{path} cannot be read, and is not told" in caplog.text
+
+
+def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(unreported, "MAX_BYTES", 10)
+    unreported.save(tmp_path, whole())
+    assert unreported.found(tmp_path) == [] and "it has more than 10 bytes" in caplog.text
+
+
+def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):
+    (tmp_path / f"untold-{'07' * 16}.msgpack").symlink_to(tmp_path / "nowhere")
+    assert unreported.found(tmp_path) == [] and not caplog.records
+
+
+def test_a_folder_is_made_or_refused(tmp_path, monkeypatch):
+    assert unreported.folder_at(tmp_path / "made").is_dir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(StateUnusable, match="not writable"):
+        unreported.folder_at(tmp_path / "made")

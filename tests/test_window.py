@@ -152,3 +152,27 @@ def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
     assert (window.in_flight, window.lost_bytes) == (0, 60)
     window.answered(1, 60, 0, {}, asked_at=7.0)
     assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)
+
+
+def test_a_client_may_allow_itself_less_than_its_home_grants():
+    windows = Windows(1000)
+    windows.limit(300)
+    windows.grant(2000)
+    assert (windows.now.credit, windows.granted) == (300, 2000)
+    windows.belong(7, 1, since=5)
+    windows.grant(0)  # as before
+    assert windows.now.credit == 300
+    windows.grant(200)
+    assert windows.now.credit == 200
+    windows.limit(0)
+    assert windows.now.credit == 200
+
+
+def test_a_late_answer_takes_nothing_back():
+    window = Window(100)
+    for _ in range(3):
+        window.pushed(10, now=0.0)
+    window.answered(2, 20, 0, {"size": 1}, asked_at=1.0)
+    window.answered(1, 10, 0, {}, asked_at=0.5)
+    assert (window.accepted_caches, window.received_caches, window.rejected) == (2, 3, {"size": 1})
+    window.check_invariants()

@@ -72,6 +72,18 @@ def save(folder: Path, untold: Untold) -> Path:
     return path
 
 
+def leave(folder: Path | None, untold: Untold) -> str:
+    """Leave it in the folder, if there is one; returns what was not acknowledged and what becomes of it, in words."""
+    what = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
+    if folder is None:
+        return f"{what}: they are not counted"
+    try:
+        kept = save(folder, untold)
+    except OSError as error:
+        return f"{what}: they are not counted, and could not be kept in {folder}: {error}"
+    return f"{what}: they are in {kept}, and the next client with this folder tells them"
+
+
 def found(folder: Path) -> list[tuple[Path, Untold]]:
     """The files of a folder that can be read; a damaged one is named in the log, and stays."""
     files = []

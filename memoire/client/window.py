@@ -156,10 +156,23 @@ class Windows:
     def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
         self.now = Window(credit, lost_after=lost_after)
         """The one towards the present home."""
+        self.granted = credit
+        """Bytes that the home grants."""
+        self._own = 0  # bytes that the client allows itself; 0: as much as is granted
         self._lost_after = lost_after
         self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
         self._left: OrderedDict[tuple[int, int, int], Window] = OrderedDict()  # the newest last
         self._forgotten = PushSums()  # of accounts that were left so long ago that only their sums are kept
+
+    def grant(self, granted: int) -> None:
+        """The home grants so many bytes; 0: as before."""
+        self.granted = granted or self.granted
+        self.now.credit = min(self.granted, self._own or self.granted)
+
+    def limit(self, credit: int) -> None:
+        """The client allows itself no more than this, whatever is granted; 0: as much as that."""
+        self._own = credit
+        self.grant(0)
 
     def belong(self, run: int, home: int, since: int) -> None:
         """From now on caches go to this account."""

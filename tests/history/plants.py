@@ -148,7 +148,7 @@ def late_answers() -> None:
 @planted("models: ", stops=0)
 def older_models() -> None:
     """Clients take an older model in place of a newer one, now and then."""
-    from memoire.client.client import ModelHandle
+    from memoire.client.models import ModelHandle
 
     newest, kept = ModelHandle.newest, {}
 

@@ -28,7 +28,8 @@ SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.f
 
 def actors(first: int, count: int, pipe: Any, endpoint: str) -> None:
     """Clients that look at every model that comes; asked, they say what they saw."""
-    models = [connect(endpoint, timeout=60.0, capacity=1000).model("policy") for _ in range(count)]
+    clients = [connect(endpoint, timeout=60.0, capacity=1000) for _ in range(count)]
+    models = [client.model("policy") for client in clients]
     seen = [0] * count
     taken = damaged = backwards = 0
     pipe.send("here")
@@ -42,7 +43,7 @@ def actors(first: int, count: int, pipe: Any, endpoint: str) -> None:
                 seen[place] = newest.version
         if pipe.poll(0.005):
             pipe.recv()
-            refused = sum(sum(model._client.stats().refused.values()) for model in models)
+            refused = sum(sum(client.stats().refused.values()) for client in clients)
             pipe.send((taken, damaged, backwards, min(seen), refused))
 
 

@@ -85,11 +85,11 @@ def busy(addresses: network.Addresses) -> float:
 
         def is_down() -> bool:
             client.on_entries(1)
-            return client._channel.is_down
+            return client._io.channel.is_down
 
         seconds = until(is_down, 40.0)
         addresses.mend("a")
-        recovered = until(lambda: not client._channel.is_down, 20.0)
+        recovered = until(lambda: not client._io.channel.is_down, 20.0)
         say(f"after it was mended: {recovered:.1f} s")
         client.update(20.0)
     return seconds

@@ -1,0 +1,409 @@
+"""A client's thread and its three sockets: requests, pushes, notices. It carries out what the session decides.
+
+Session: what to say ──▶ requests ──▶ home ──▶ answers ──▶ Session: what they mean
+Pusher: frames       ──▶ pushes   ──▶ home
+notices  ◀── home                 Topics: models
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from memoire.errors import Closed, MemoireError, ProtocolError, Refused
+from memoire.limits import Limits
+from memoire.models.model import Model
+from memoire.models.topics import Topics, fetch_patience
+from memoire.net import link, sockets
+from memoire.net.channel import Channel
+from memoire.net.sockets import Context, Socket
+from memoire.net.thread import Worker
+from memoire.replay.parameters import Parameters
+from memoire.security.keyfolder import Keys
+from memoire.wire import container, messages
+
+from . import unreported
+from .home_watch import Change
+from .io_unreported import FormerClient
+from .io_waiting import Waiting
+from .local_memory import LocalMemory
+from .session import BUSY, OUTDATED, Asked, Session, Step, Welcomed
+
+_log = logging.getLogger(__name__)
+
+NOTICES_PER_TURN = 100
+
+
+class Connection:
+    """The thread of a client. Methods are called inside of it, but for those that say otherwise.
+
+    Args:
+        given: Addresses for caches and notices where they are not those that the home names; None or "".
+        pushes: Frames of messages to push; the thread takes them from the left.
+        numbers: Sequence numbers of all messages of this client.
+        folder: In which earlier clients have left what they could not tell.
+        owner: Lives as long as the thread: somebody may have dropped the client, and use its memory or a model.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        waiting: Waiting,
+        local: LocalMemory,
+        pushes: deque[list[Any]],
+        *,
+        given: tuple[str | None, str | None],
+        context: Context,
+        limits: Limits,
+        keys: Keys | None,
+        rng: random.Random,
+        numbers: Iterator[int],
+        folder: Path | None,
+        owner: object,
+    ) -> None:
+        self._owner = owner
+        self._session, self._waiting, self._local, self._pushes = session, waiting, local, pushes
+        self._given, self._context, self._limits, self._keys, self._rng = given, context, limits, keys, rng
+        self.former: list[FormerClient] = []
+        """What earlier clients have left, while it is told; changed under the lock."""
+        self.worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
+        waiting.wake = self.worker.wake
+        try:
+            self.channel = self._channel_of(session.client, numbers)
+        except BaseException:
+            self.worker.stop(0.0)
+            raise
+        self.topics = Topics(limits, self._fetch, self._subscribe, self.worker.post, self._took)
+        self._push: Socket | None = None
+        self._sub: Socket | None = None
+        self._is_push_blocked = False
+        self._renewals = 0  # of the channel, that the other sockets have followed
+        self._connections = 0  # of the channel, that were noticed
+        self.worker.post(self.hello)
+        for path, content in () if folder is None else unreported.found(folder):
+            channel = self._channel_of(content.client)
+            self.former.append(FormerClient(channel, unreported.Teller(path, content), self._told_former))
+
+    def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
+        return Channel(
+            self.worker.doors,
+            self._context,
+            self._session.endpoint,
+            client=client,
+            limits=self._limits,
+            rng=self._rng,
+            numbers=numbers,
+            keys=self._keys,
+        )
+
+    # From any thread
+
+    def is_met(self) -> bool:
+        """Whether a home has answered. Raises AuthError if none can, since this process is not let in."""
+        is_met = self._session.welcome is not None
+        if not is_met and (denied := self.channel.denied_for_good) is not None:
+            raise denied
+        return is_met
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the newest reply."""
+        return time.monotonic() - self.channel.heard_at
+
+    def advice(self, *, probe: bool = True) -> str:
+        """What a person can look at; a proxy may be there while the client's home behind it is not.
+
+        Args:
+            probe: Try to connect, which waits 0.2 s at most.
+        """
+        session = self._session
+        if session.trouble:
+            return f"The home of this client, server {session.told.home_name!r}, says: {session.trouble}"
+        where = self.channel.trouble(probe=probe)
+        if session.welcome is None:
+            return where
+        home = session.told.home_name
+        return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {where}"
+
+    def told_everything(self, deadline: float) -> bool:
+        """Wait until the home has everything, and no client before this one has anything left; False at the deadline
+        or if the thread ends.
+        """
+        session, changed = self._session, self._waiting.changed
+        with changed:
+            if session.welcome is None or not self.worker.is_alive or session.failed is not None:
+                return False
+            session.is_leaving = True
+            ticket = session.schedule.ask(session.outbox.newest)
+            self.worker.wake()
+            while session.schedule.answered < ticket or session.has_remainder or self._pushes or self.former:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self.worker.is_alive:
+                    return False
+                changed.wait(min(left, 0.5))
+            return True
+
+    # Turns
+
+    def _next_time(self) -> float:
+        own = (self.channel.next_time(), self._session.next_time(), self.topics.next_time())
+        former = () if self._session.welcome is None else (each.next_time() for each in self.former)
+        return min(*own, *former)
+
+    def _turn(self, ready: dict[object, int]) -> None:
+        session = self._session
+        self.channel.turn(ready)
+        if session.welcome is None and self.channel.denied is not None:
+            self._notify()
+        if self.channel.connections != self._connections:
+            self._connections = self.channel.connections
+            session.schedule.hear_news(time.monotonic())  # whoever is there again may have forgotten something
+        if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
+            self.hello()  # its answer opens the other sockets anew
+        if self._sub is not None and self._sub in ready:
+            self._take_notices()
+        self.topics.turn()
+        self._send_pushes()
+        now = time.monotonic()
+        if now >= session.update_due():
+            self._send_update()
+        if session.welcome is not None:
+            self._say(session.watch.look(now))
+            for each in list(self.former):
+                each.turn(ready)
+
+    def _at_end(self) -> None:
+        if hasattr(self, "channel"):  # not when its address is none
+            for each in (self.channel, *(former.channel for former in self.former)):
+                each.close(Closed("this client"))
+
+    def _notify(self) -> None:
+        with self._waiting.changed:
+            self._waiting.changed.notify_all()
+
+    def _say(self, change: Change) -> None:
+        """One warning when the home is away, and one when it is back."""
+        session = self._session
+        who = f"client {session.client.hex()[:8]}"
+        if change == "back":
+            home = session.told.home_name
+            _log.warning("%s: server %r is back; what was recorded meanwhile is counted", who, home)
+        elif change == "away":
+            missing = session.counts.missing
+            _log.warning(
+                "%s: server %r at %s has acknowledged nothing for %.0f s. %d steps, %d episodes and %d log lines are "
+                "kept until it is back. %s",
+                who,
+                session.told.home_name,
+                session.endpoint,
+                time.monotonic() - session.watch.acknowledged_at,
+                missing.steps,
+                missing.episodes,
+                len(session.outbox),
+                self.advice(probe=False),
+            )
+
+    def _told_former(self, former: FormerClient) -> None:
+        def leave() -> None:
+            former.channel.leave()
+            with self._waiting.changed:
+                self.former.remove(former)
+                self._waiting.changed.notify_all()
+
+        self.worker.post(leave)
+
+    # HELLO and its answer
+
+    def hello(self, home: int | None = None) -> None:
+        """Ask for everything again; with home 0, for another home too."""
+        with self._waiting.changed:
+            hello = self._session.hello(socket.gethostname()[:256], os.getpid())
+        if hello is not None:
+            self.channel.ask(hello, self._welcomed, run=0, home=home)
+
+    def _welcomed(self, answer: messages.Answer) -> None:
+        try:
+            welcomed = self._session.welcomed(answer, time.monotonic())
+            if welcomed is not None:
+                self._learn(welcomed)
+        except MemoireError as error:
+            self._fail(error)
+
+    def _fail(self, error: MemoireError) -> None:
+        with self._waiting.changed:
+            if not self._waiting.is_closing:
+                self._session.failed = error
+            self._waiting.changed.notify_all()
+
+    def _learn(self, welcomed: Welcomed) -> None:
+        session, told = self._session, welcomed.told
+        with self._waiting.changed:
+            if session.remains(welcomed):
+                self.channel.home = session.home
+                return
+        self._follow_endpoints(welcomed)
+        self._local.configure(welcomed.parameters, told.parameters_version)
+        with self._waiting.changed:
+            entered = session.enter(welcomed, time.monotonic())
+            self.channel.run, self.channel.home = session.run, session.home
+            self.channel.fingerprint, self.channel.table = session.fingerprint, session.table
+            self.channel.learned(told)
+            self._waiting.changed.notify_all()
+        self._say(entered.change)
+        if entered.is_new_run:
+            self.topics.begin_run()
+        self.topics.is_kept = told.durable
+        if entered.has_forgotten:
+            self.topics.restarted()
+        self._hear_of(told.models)
+
+    def _hear_of(self, models: dict[str, int]) -> None:
+        """The newest versions at the home. Never while holding the lock."""
+        self.topics.announced(models)
+        self._local.saw_models(models)
+
+    def _follow_endpoints(self, welcomed: Welcomed) -> None:
+        """Open the sockets for caches and notices anew where the home names others, or its address has changed."""
+        former, told = self._session.welcome, welcomed.told
+        if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
+            self._renewals = self.channel.renewals
+            is_cached = told.storage == "caches"
+            usual = container.usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
+            self._open_data(told.endpoints, usual)
+
+    def _open_data(self, endpoints: messages.Endpoints, usual: int) -> None:
+        push = self._given[0] or sockets.seen_from(self.channel.address, endpoints.push)
+        subscribe = self._given[1] or sockets.seen_from(self.channel.address, endpoints.publish)
+        doors = self.worker.doors
+        if self._push is not None:
+            doors.drop(self._push, sockets.PARTING)
+        if self._sub is not None:
+            doors.drop(self._sub)
+        self._push, self._sub, self._is_push_blocked = None, None, False
+        if push:
+            made = sockets.data_sender(self._context, usual)
+            link.dial(doors, made, push, keys=self._keys)
+            self._push = doors.add(made, reading=False)
+        if subscribe:
+            made = sockets.subscriber(self._context, self._limits.request_bytes)
+            link.dial(doors, made, subscribe, keys=self._keys)
+            made.setsockopt(zmq.SUBSCRIBE, messages.NEWS_FRAME)
+            self._sub = doors.add(made)
+            self.topics.opened()
+
+    def _send_pushes(self) -> None:
+        if self._push is None:
+            return
+        while self._pushes and sockets.send(self._push, self._pushes[0]):
+            self._pushes.popleft()
+        blocked = bool(self._pushes)
+        if blocked != self._is_push_blocked:
+            self._is_push_blocked = blocked
+            self.worker.doors.watch(self._push, reading=False, writing=blocked)
+        if not blocked and self._session.is_leaving:
+            self._notify()
+
+    # UPDATE and its answer
+
+    def _send_update(self) -> None:
+        session = self._session
+        with self._waiting.changed:
+            session.schedule.is_dirty = False  # before the sums are read: what changes from here on is told next time
+        sums = self._local.sums()
+        with self._waiting.changed:
+            update, asked = session.update(sums, self.topics.versions(), time.monotonic())
+        self.channel.ask(update, lambda answer: self._answered(answer, asked))
+
+    def _answered(self, answer: messages.Answer, asked: Asked) -> None:
+        self._session.schedule.is_open = False
+        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Updated):
+            step = self._updated(answer.body, answer.payload, asked)
+        else:
+            with self._waiting.changed:
+                step = self._session.update_refused(answer, time.monotonic())
+            if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY:
+                _log.warning("client %s: %s", self._session.client.hex()[:8], answer)
+        if step != "update":
+            self.hello(home=0 if step == "move" else None)
+
+    def _updated(self, said: messages.Updated, payload: Any, asked: Asked) -> Step:
+        session = self._session
+        self._say(session.watch.acknowledged(time.monotonic()))
+        # Before anybody who waits for this answer goes on.
+        if said.parameters is not None:
+            self._take_parameters(said.parameters, said.parameters_version)
+        if payload is not None and said.feedback_through > session.feedback_through and session.is_same_life(said):
+            self._apply_feedback(payload, said.feedback_through)
+        self._hear_of(said.models)
+        with self._waiting.changed:
+            step = session.updated(said, asked, time.monotonic())
+            self._waiting.changed.notify_all()
+        return step
+
+    def _take_parameters(self, given: dict[str, Any], version: int) -> None:
+        try:
+            parameters = Parameters.from_wire(given)
+        except MemoireError as error:
+            self._session.refuse("parameters")
+            who = self._session.client.hex()[:8]
+            _log.warning("client %s: parameters of the server were refused: %s", who, error)
+            return
+        self._local.configure(parameters, version)
+
+    def _apply_feedback(self, payload: Any, through: int) -> None:
+        session = self._session
+        try:
+            found = container.read_feedback(payload, session.schema, self._limits)
+        except ProtocolError as error:
+            session.refuse(error.code)
+            return
+        if (mine := found.get(session.client)) is not None:
+            applied, stale = self._local.update_priorities(*mine)
+            session.counts.applied += applied
+            session.counts.stale += stale
+        session.feedback_through = through
+        session.schedule.is_dirty = True
+
+    # Models
+
+    def _subscribe(self, topic: str, wanted: bool) -> bool:
+        """Start or stop hearing of a topic; False while there is no socket yet."""
+        if self._sub is None:
+            return False
+        self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, messages.topic_frame(topic))
+        return True
+
+    def _fetch(
+        self, topic: str, version: int, offset: int, size: int, finish: Callable[[messages.Answer], None]
+    ) -> None:
+        asked = messages.Fetch(topic=topic, version=version, offset=offset, size=size)
+        self.channel.ask(asked, finish, patience=fetch_patience(self._limits))
+
+    def _took(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
+        """A model is here: the home is told which one is in use."""
+        with self._waiting.changed:
+            self._session.schedule.is_dirty = True
+
+    def _take_notices(self) -> None:
+        assert self._sub is not None
+        for _ in range(NOTICES_PER_TURN):
+            frames = sockets.receive(self._sub, most=3)
+            if frames is None:
+                return
+            try:
+                message = messages.parse_notice(frames, self._limits)
+                if not isinstance(message.body, messages.Notice):
+                    self._session.schedule.hear_news(time.monotonic())
+                elif message.header.run in (0, self._session.run):
+                    self.topics.noticed(message.body, message.payload, message.header.home)
+            except ProtocolError as error:
+                self._session.refuse(error.code)

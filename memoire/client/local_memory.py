@@ -1,0 +1,147 @@
+"""Which memory a client has: recent episodes to draw caches from, or only open ones if the server stores episodes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from memoire.limits import MiB
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.writer import Observer, Writer, Writers, layout
+from memoire.wire import container
+
+from .episodes import OpenEpisodes, Shipment
+from .session import Session, Sums
+
+DEFAULT_MEMORY_BYTES = 256 * MiB
+DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)
+"""Fewest and most entries that a memory has room for if nobody says how many."""
+
+
+class LocalMemory:
+    """The memory of a client and its writers. Thread-safe.
+
+    Never while holding the lock of `Waiting`: a caller that holds the memory may be waiting for that.
+
+    Args:
+        capacity: Entries that it has room for; None leaves it to the server, or to what fits.
+        live: Whether entries can be drawn before their episode is closed.
+        pack, ship: Of episodes that leave, see `OpenEpisodes`.
+        check_open: Raises once the client is closed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        capacity: int | None,
+        live: bool,
+        seed: int | None,
+        pack: Callable[..., container.Payload],
+        ship: Callable[[Shipment], None],
+        check_open: Callable[[], None],
+    ) -> None:
+        self.lock = threading.RLock()
+        """Held while the memory is made, replaced or configured, and while it gets a writer."""
+        self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
+        self._pack, self._ship, self._check_open = pack, ship, check_open
+        self._memory: Memory | None = None
+        self._writers: Writers | None = None
+
+    @property
+    def memory(self) -> Memory:
+        """Made when it is first asked for."""
+        if self._memory is None:
+            with self.lock:
+                if self._memory is None:
+                    self._check_open()
+                    self._memory = self._make(self._capacity)
+        return self._memory
+
+    def begin_again(self, capacity: int | None) -> None:
+        """Replace it by an empty one. Its writers go on until `end_writers`."""
+        with self.lock:
+            self._memory, self._capacity = self._make(capacity or self._capacity), capacity or self._capacity
+
+    def _make(self, capacity: int | None) -> Memory:
+        told, schema = self._session.told, self._session.schema
+        least, most = DEFAULT_MEMORY_ENTRIES
+        fitting = DEFAULT_MEMORY_BYTES // max(1, schema.entry_bytes)
+        entries = capacity or told.max_step or min(most, max(least, fitting))
+        if told.storage == "caches":
+            # Whoever chose a capacity has thought of how much its entries take.
+            return self._make_recent(entries, 0 if capacity or told.max_step else DEFAULT_MEMORY_BYTES)
+        return self._make_open(entries)
+
+    def _make_recent(self, entries: int, ragged_bytes: int) -> Memory:
+        schema, parameters = self._session.schema, self._session.parameters
+        memory = Memory(schema, entries, parameters, live=self._live, seed=self._seed)
+        memory.limit_ragged(ragged_bytes if schema.ragged else 0)
+        memory.saw_model(parameters.newest_model(self._session.models))
+        return memory
+
+    def _make_open(self, entries: int) -> OpenEpisodes:
+        # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
+        schema, most_bytes = self._session.schema, self._session.most_bytes
+        ragged = most_bytes // 2 if schema.ragged else 0
+        fitting = (most_bytes - ragged) // (schema.entry_bytes + container.EPISODE_FACTS)
+        largest = min(self._session.told.limits.get("episode_entries", entries), fitting)
+        room = min(entries, 2 * max(1, largest))
+        episodes = OpenEpisodes(schema, room, self._session.parameters, pack=self._pack, ship=self._ship)
+        episodes.limit_ragged(ragged)
+        return episodes
+
+    # Writers
+
+    def writer(
+        self, envs: Any, num_envs: int | None, autoreset: str | None, observer: Observer, **options: Any
+    ) -> Writer:
+        """A writer with lanes of its own; see `Client.writer`."""
+        with self.lock:
+            if self._writers is None or self._writers.memory is not self.memory:
+                self._writers = Writers(self.memory)
+            return self._writers.make(*layout(envs, num_envs, autoreset), observer, **options)
+
+    def end_writers(self, closed: str, deadline: float) -> Iterable[str]:
+        """Store what is open in writers, and have them refuse further steps, because `closed` is closed; returns what
+        was not stored.
+        """
+        return () if self._writers is None else self._writers.end(closed, deadline)
+
+    # What the home says of it
+
+    def configure(self, parameters: Parameters, version: int) -> None:
+        """Parameters that hold from now on."""
+        session = self._session
+        if version == session.parameters_version:
+            return
+        with self.lock:
+            session.parameters, session.parameters_version = parameters, version
+            if self._memory is not None:
+                self._memory.configure(parameters)
+
+    def saw_models(self, models: dict[str, int]) -> None:
+        """The newest versions: what is older than `max_model_lag` allows weighs nothing from now on."""
+        self._session.models = models
+        if self._memory is not None:
+            self._memory.saw_model(self._session.parameters.newest_model(models))
+
+    def update_priorities(self, numbers: NDArray[Any], errors: NDArray[Any]) -> tuple[int, int]:
+        """Learners have said this of its samples; returns how many priorities were set, and how many samples are gone.
+
+        Args:
+            numbers: Of the entries, [N].
+            errors: Temporal difference errors, [N].
+        """
+        return (0, 0) if self._memory is None else self._memory.update_priorities(numbers, errors)
+
+    def sums(self) -> Sums:
+        """Total weight, number of positive weights and the smallest of them, from one moment."""
+        if self._memory is None:
+            return Sums()
+        weight, positives, minimum = self._memory.sums()
+        return Sums(weight, positives, minimum) if positives else Sums()

@@ -1,0 +1,411 @@
+"""What HELLO, WELCOME, UPDATE and UPDATED mean for a client: its home, its run, when it moves, what it says next.
+
+    HELLO ──▶ WELCOME ──▶ UPDATE ──▶ UPDATED ──▶ UPDATE ──▶ UPDATED ...
+      ▲                                            │
+      └── another run has begun, and the former one has been told everything; the home began again; it is left
+
+Pure: no lock, no socket, no clock. Messages and the time come in; what is to be sent goes out. Nothing is counted or
+logged twice at a home that is left: HELLO goes out only between an answer and the next UPDATE.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from memoire.errors import MemoireError, Refused, SchemaMismatch
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.version import SOFTWARE
+from memoire.wire import container, messages
+
+from . import unreported
+from .counts import Boundary, ClientCounts, RunCounts
+from .home_watch import Change, HomeWatch
+from .inserts import Inserts
+from .outbox import Outbox
+from .schedule import UpdateSchedule
+from .window import Window, Windows
+
+LINES_PER_UPDATE = 512
+ENDED_PER_UPDATE = 1024
+MOVE_AGAIN = 2.0
+"""Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
+1.5."""
+OUTDATED = ("run", "schema", "table", "client")
+"""Codes of refusals of an UPDATE after which HELLO asks what run, schema and home are now."""
+BUSY = ("disk", "busy")
+"""Codes of those that end by themselves."""
+
+Step = Literal["update", "hello", "move"]
+"""What comes after an answer: the next UPDATE, or HELLO to the same home, or HELLO for another home."""
+
+
+class Welcomed(NamedTuple):
+    """A WELCOME that was read and fits this client."""
+
+    header: messages.Header
+    told: messages.Welcome
+    schema: Schema
+    parameters: Parameters
+
+
+class Entered(NamedTuple):
+    """What is new with a WELCOME."""
+
+    change: Change
+    is_new_run: bool
+    has_forgotten: bool
+    """Whether this home began again and knows nothing of what it had published."""
+
+
+class Sums(NamedTuple):
+    """What the memory weighs at one moment; zeros if nothing can be drawn."""
+
+    weight: float = 0.0
+    positives: int = 0
+    minimum: float = 0.0
+
+
+class Asked(NamedTuple):
+    """What an UPDATE covered when it was sent, for its answer."""
+
+    ticket: int
+    """Newest call of update() that it answers."""
+    counts: ClientCounts
+    at: float
+    boundary: Boundary | None
+
+
+class Session:
+    """One client's standing at its home. Not thread-safe: the owner locks, except for what its thread alone uses.
+
+    Args:
+        client: Id of the client.
+        endpoint: For errors.
+        table: Name of the table that it asks for; "" takes the first.
+        now: The time, as all other times here are counted.
+    """
+
+    def __init__(
+        self, client: bytes, endpoint: str, *, table: str, label: int, limits: Limits, rng: random.Random, now: float
+    ) -> None:
+        self.client, self.endpoint, self.label = client, endpoint, label
+        self.counts = RunCounts()
+        self.inserts = Inserts(self.counts, limits.update_every)
+        self.windows = Windows(limits.credit)
+        self.outbox = Outbox(
+            most_lines=limits.log_lines, most_bytes=limits.log_buffer_bytes, line_bytes=limits.log_line_bytes
+        )
+        self.schedule = UpdateSchedule(limits.update_every, rng)
+        self.watch = HomeWatch(now)
+        self.welcome: messages.Welcome | None = None
+        """The newest one."""
+        self.failed: MemoireError | None = None
+        """Why it cannot go on; for good."""
+        self.put_off: Refused | None = None
+        """What a home said that had no time for HELLO."""
+        self.run = self.home = self.table = self.fingerprint = 0
+        """What headers say."""
+        self.parameters, self.parameters_version = Parameters(), 0
+        self.models: dict[str, int] = {}
+        """Newest versions at the home, by topic."""
+        self.scalars: dict[str, float] = {}
+        self.feedback_through = 0
+        """Number of the newest feedback that was applied."""
+        self.is_between = False
+        """Until HELLO is answered: what is pushed now would count for nobody."""
+        self.is_finished = False
+        self.is_leaving = False
+        self.trouble = ""
+        """Why the home acknowledges nothing, as it says."""
+        self.updates = 0
+        """UPDATE messages that were answered."""
+        self.refused: dict[str, int] = {}
+        """What came in and was not taken, by code."""
+        self._table, self._limits, self._rng = table, limits, rng
+        self._schema: Schema | None = None
+        self._is_hello_open = False
+        self._hello_at = float("inf")  # when to ask again a home that had no time
+        self._is_moving = False  # while HELLO is to bring another home
+        self._move_at = 0.0  # when to ask for another home again
+
+    @property
+    def schema(self) -> Schema:
+        """What an entry is, as the home says."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def told(self) -> messages.Welcome:
+        """The newest WELCOME; there is one once `connect` has returned."""
+        assert self.welcome is not None
+        return self.welcome
+
+    @property
+    def window(self) -> Window:
+        """What is on the way to the present home."""
+        return self.windows.now
+
+    @property
+    def most_bytes(self) -> int:
+        """Of the payload of one message."""
+        return self.told.limits.get("message_bytes", self._limits.message_bytes)
+
+    @property
+    def has_remainder(self) -> bool:
+        """Whether lines or episodes wait until a home has them."""
+        return bool(len(self.outbox) or self.counts.waiting_episodes)
+
+    def refuse(self, code: str) -> None:
+        """Count something that came in and was not taken."""
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+    # What is counted
+
+    def record(self, entries: int) -> None:
+        """So many entries were recorded."""
+        self.counts.record(entries, self.schema.entry_bytes)
+        self.schedule.is_dirty = True
+
+    def close_episode(self, length: int, returned: float, now: float) -> None:
+        """An episode was closed at `now`, in seconds since 1970."""
+        self.counts.close_episode(length, returned, now)
+        self.schedule.is_dirty = True
+
+    # When something is to be sent
+
+    def next_time(self) -> float:
+        """When `hello_is_due`, an UPDATE or a word about the home is due."""
+        return min(self._hello_at, self.update_due(), float("inf") if self.welcome is None else self.watch.due)
+
+    def hello_is_due(self, now: float) -> bool:
+        """Whether to ask a home again that had no time."""
+        return now >= self._hello_at
+
+    def update_due(self) -> float:
+        """When the next UPDATE is due; never while one is open, or while HELLO is to bring another home or run: what
+        the former home is told after its last answer, it might count without our hearing of it.
+        """
+        if self.schedule.is_open or self._is_moving or self.welcome is None or self.failed is not None:
+            return float("inf")
+        if (boundary := self.counts.boundary) is not None:
+            return float("inf") if boundary.is_told else self.schedule.soonest
+        return self.schedule.due(self.outbox, self.window, self.inserts)
+
+    # HELLO and its answer
+
+    def hello(self, host: str, pid: int) -> messages.Hello | None:
+        """Ask for everything again; None while such a request is open."""
+        if self._is_hello_open:
+            return None
+        self._is_hello_open, self._hello_at = True, float("inf")
+        return messages.Hello(
+            role="actor",
+            table=self._table or ("" if self.welcome is None else self.told.table_name),  # the same at each home
+            inserted=0 if self.counts.boundary is not None else self.counts.inserted,
+            label=self.label,
+            software=SOFTWARE,
+            host=host,
+            pid=pid,
+            codecs=container.codecs(),
+        )
+
+    def welcomed(self, answer: messages.Answer, now: float) -> Welcomed | None:
+        """HELLO was answered; None if the home had no time. Changes nothing that other threads use.
+
+        Raises:
+            MemoireError: the client cannot go on.
+        """
+        self._is_hello_open = self._is_moving = False
+        if isinstance(answer, Refused) and answer.code in messages.PASSING:
+            self._hello_at = now + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
+            self.put_off = answer
+            return None
+        self.put_off = None
+        if isinstance(answer, MemoireError):
+            raise answer
+        return self._read(answer)
+
+    def _read(self, answer: messages.Message) -> Welcomed:
+        told, who = answer.body, self.client.hex()[:8]
+        if not isinstance(told, messages.Welcome):
+            raise Refused(self.endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
+        schema = Schema.from_json(told.schema)
+        if self._schema is not None and schema != self._schema:
+            raise SchemaMismatch(who, "schema", str(schema), f"memory of {self._schema}")
+        if self.welcome is not None and told.storage != self.welcome.storage:
+            raise SchemaMismatch(who, "storage", told.storage, self.welcome.storage)
+        return Welcomed(answer.header, told, schema, Parameters.from_wire(told.parameters))
+
+    def remains(self, welcomed: Welcomed) -> bool:
+        """Whether it stays in its former run for now, since that has not been told everything; HELLO comes again."""
+        if self.welcome is None or welcomed.told.run_name == self.welcome.run_name or self.end_run().is_told:
+            return False
+        self.home = welcomed.header.home  # who hears the rest
+        return True
+
+    def enter(self, welcomed: Welcomed, now: float) -> Entered:
+        """Belong to this home and run from now on."""
+        header, told, former = welcomed.header, welcomed.told, self.welcome
+        self._schema, self.is_between = welcomed.schema, False
+        self.counts.enter_run(header.run)
+        self.inserts.grant(told.granted_steps, "")
+        self.windows.belong(header.run, header.home, told.since)
+        self.windows.grant(told.credit)
+        self.run, self.home, self.table, self.fingerprint = header.run, header.home, told.table, header.fingerprint
+        self.is_finished, self.welcome, self.schedule.is_dirty = told.finished, told, True
+        change = self.watch.acknowledged(now)
+        if former is None:
+            self.feedback_through = 0
+            return Entered(change, False, False)
+        if (told.epoch, told.home_name) != (former.epoch, former.home_name):
+            self.feedback_through = 0  # pieces are numbered from 1 at each start of each home
+        if told.home_name != former.home_name:
+            self._move_at = 0.0
+        self.schedule.hurry()  # a home that is new, or was away, is told at once
+        is_other_life = told.epoch != former.epoch and told.home_name == former.home_name
+        has_forgotten = not told.durable or told.since == told.epoch  # the latter: its state folder is a new one
+        return Entered(change, told.run_name != former.run_name, is_other_life and has_forgotten)
+
+    # UPDATE and its answer
+
+    def update(self, sums: Sums, models: Mapping[str, int], now: float) -> tuple[messages.Update, Asked]:
+        """Everything that the home does not know yet, and what its answer will acknowledge.
+
+        Args:
+            models: Version of each topic in use.
+        """
+        boundary = self.counts.boundary
+        ticket = self.schedule.asked if boundary is None else boundary.asked
+        self.schedule.begin(now)
+        return self._report(sums, models), Asked(ticket, self.counts.reach, now, boundary)
+
+    def _report(self, sums: Sums, models: Mapping[str, int]) -> messages.Update:
+        boundary, counts = self.counts.boundary, self.counts.told
+        is_home = self.home == messages.name_hash(self.told.home_name)
+        last_line = None if boundary is None else boundary.line
+        return messages.Update(
+            epoch=self.told.epoch if is_home else 0,
+            episodes=counts.episodes,
+            steps=counts.steps,
+            passed_steps=counts.passed,
+            caches=self.window.pushed_caches if is_home else 0,
+            cache_bytes=self.window.pushed_bytes if is_home else 0,
+            skipped=counts.skipped,
+            generated_bytes=counts.generated_bytes,
+            total_weight=sums.weight,
+            positives=sums.positives,
+            minimum=sums.minimum,
+            parameters_version=self.parameters_version,
+            models=dict(models),
+            scalars=self.scalars,
+            lines=self.outbox.waiting(LINES_PER_UPDATE, self._limits.tail_bytes // 4, through=last_line),
+            dropped_lines=counts.dropped_lines,
+            ended=self.counts.oldest_episodes(ENDED_PER_UPDATE),
+            applied=counts.applied,
+            stale=counts.stale,
+            feedback_through=self.feedback_through,
+            leaving=self.is_leaving,
+            finished=self.is_finished,
+        )
+
+    def updated(self, said: messages.Updated, asked: Asked, now: float) -> Step:
+        """An UPDATE was acknowledged; returns what comes next."""
+        is_same = self.is_same_life(said)
+        self.updates += 1
+        self.counts.acknowledged, self.trouble = asked.counts, ""
+        self.schedule.answered = max(self.schedule.answered, asked.ticket)
+        self.outbox.acknowledge(said.lines_through)
+        self.counts.acknowledge_episodes(said.ended_through)
+        if is_same:
+            self.window.answered(
+                said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked.at, lost_caches=said.lost
+            )
+        self.windows.grant(said.credit)
+        if is_same and self.counts.boundary is None:
+            self.inserts.grant(said.granted_steps, said.wait)
+        self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight)
+        self._follow_run(said, asked)
+        step = self._next_step(is_same, said.leaving, now)
+        self.is_between = self.counts.boundary is not None or step != "update"
+        return step
+
+    def is_same_life(self, said: messages.Updated) -> bool:
+        """Whether the home has not begun again; if it has, only HELLO says what continues there."""
+        return said.epoch == self.told.epoch
+
+    def _follow_run(self, said: messages.Updated, asked: Asked) -> None:
+        if said.run_name in ("", self.told.run_name):
+            if said.finished and not self.is_finished:
+                self.schedule.hurry()  # a server that ends waits until its clients say that they know
+            self.is_finished = said.finished
+        elif (boundary := self.end_run()) is asked.boundary:  # this answers what was said after the run had ended
+            self.counts.acknowledge_run(boundary, self.outbox.oldest)
+
+    def _next_step(self, is_same: bool, is_home_leaving: bool, now: float) -> Step:
+        # All that this home was sent is in its answer: nothing will be counted or logged twice.
+        if (boundary := self.counts.boundary) is not None:
+            return "hello" if boundary.is_told else "update"
+        if not is_same:
+            return "hello"
+        if is_home_leaving and not self.is_leaving and now >= self._move_at:
+            self._move_at = now + MOVE_AGAIN * self._rng.uniform(0.5, 1.5)
+            self._is_moving = not self._is_hello_open
+            return "move"
+        return "update"
+
+    def update_refused(self, answer: messages.Answer, now: float) -> Step:
+        """The home did not take an UPDATE, or something else than UPDATED came; returns what comes next."""
+        self.schedule.put_off(now + self._limits.resend_after)
+        if not isinstance(answer, Refused):
+            return "update"
+        if answer.code == "run":
+            self.end_run().is_told = True
+        if answer.code in BUSY:
+            self.trouble = answer.text  # said when the home has acknowledged nothing for a while, and where it matters
+        return "hello" if answer.code in OUTDATED else "update"
+
+    def end_run(self) -> Boundary:
+        """Another run has begun: what comes from now on does not belong to the former one."""
+        return self.counts.end_run(self.outbox.newest, self.schedule.asked)
+
+    # What it leaves
+
+    def remainder(self, models: Mapping[str, int]) -> unreported.Untold | None:
+        """All that a home has not acknowledged, for a file; None if there is nothing. Takes lines and episodes away."""
+        missing, lines = self.counts.missing, len(self.outbox)
+        episodes = max(missing.episodes, self.counts.waiting_episodes)
+        if not (missing.steps or episodes or lines):
+            return None
+        return unreported.Untold(
+            client=self.client,
+            label=self.label,
+            table=self.told.table_name,
+            home=self.told.home_name,
+            steps=missing.steps,
+            episodes=episodes,
+            lines=lines,
+            parts=self._all_parts(models),
+        )
+
+    def _all_parts(self, models: Mapping[str, int]) -> list[unreported.Part]:
+        boundary = self.counts.boundary
+        if boundary is None:
+            return self._parts(self.run, models)
+        former = [] if boundary.is_told else self._parts(self.run, models)
+        self.counts.enter_unknown_run()
+        return former + self._parts(0, models)
+
+    def _parts(self, run: int, models: Mapping[str, int]) -> list[unreported.Part]:
+        """The UPDATEs that tell all of one run: the last one has no line and no episode left."""
+        parts = []
+        while True:
+            body = self._report(Sums(), models)
+            parts.append(unreported.Part(run, messages.tail_of(body)))
+            if not (body.lines or body.ended):
+                return parts
+            self.outbox.acknowledge(body.lines[-1].number if body.lines else 0)
+            self.counts.acknowledge_episodes(body.ended[-1].number if body.ended else 0)

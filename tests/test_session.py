@@ -1,0 +1,482 @@
+"""What messages mean for a client, one by one: its home, its run, when it moves and what it says next."""
+
+import dataclasses
+import random
+
+import pytest
+
+from clientkit import CLIENT, reply
+from memoire.client.home_watch import AWAY_AFTER
+from memoire.client.schedule import HEARTBEAT, PRESSED_INTERVAL
+from memoire.client.session import ENDED_PER_UPDATE, LINES_PER_UPDATE, MOVE_AGAIN, Session, Sums
+from memoire.errors import Closed, MemoireTimeout, Refused, SchemaMismatch
+from memoire.limits import Limits
+from memoire.wire import messages
+from netkit import SCHEMA, WIDE
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+LIMITS = Limits(update_every=1.0, resend_after=0.5)
+NEVER = float("inf")
+ONE, TWO = messages.name_hash("one"), messages.name_hash("two")
+RUN, NEXT = messages.name_hash("run"), messages.name_hash("next")
+
+
+class Home:
+    """Answers a client as a server would that counts nothing; what it says is changed by its attributes."""
+
+    def __init__(self, name="one"):
+        self.name, self.run, self.epoch, self.since, self.table = name, "run", 7, 7, 3
+        self.facts = {}
+
+    def welcome(self, schema=SCHEMA, **facts):
+        body = messages.Welcome(
+            schema=schema.to_json(), run_name=self.run, home_name=self.name, epoch=self.epoch, since=self.since,
+            table=self.table, table_name="default", **facts,
+        )  # fmt: skip
+        return reply(body, run=messages.name_hash(self.run), home=messages.name_hash(self.name), fingerprint=5)
+
+    def updated(self, **facts):
+        return messages.Updated(**{"epoch": self.epoch, "run_name": self.run, "credit": 1000} | facts)
+
+
+def made(table=""):
+    return Session(CLIENT, "tcp://there", table=table, label=9, limits=LIMITS, rng=random.Random(1), now=0.0)
+
+
+@pytest.fixture
+def session():
+    return made()
+
+
+@pytest.fixture
+def home():
+    return Home()
+
+
+def join(session, home, now=0.0, **facts):
+    """HELLO, and what came of its WELCOME; None where the client remains in its run."""
+    assert session.hello("host", 1) is not None
+    welcomed = session.welcomed(home.welcome(**facts), now)
+    return None if session.remains(welcomed) else session.enter(welcomed, now)
+
+
+def tell(session, home, now, **facts):
+    """An UPDATE and its answer; returns the UPDATE and what comes next."""
+    update, asked = session.update(Sums(), {}, now)
+    session.schedule.is_open = False
+    return update, session.updated(home.updated(**facts), asked, now)
+
+
+# HELLO and its answer
+
+
+def test_hello_says_who_asks_and_is_not_asked_twice(session, home):
+    assert session.update_due() == session.next_time() == NEVER, "nothing before somebody answers"
+    hello = session.hello("host", 11)
+    assert (hello.role, hello.table, hello.label, hello.host, hello.pid) == ("actor", "", 9, "host", 11)
+    assert session.hello("host", 11) is None
+    session.enter(session.welcomed(home.welcome(), 1.0), 1.0)
+    assert session.hello("host", 11).table == "default", "the same table at each home"
+    assert made(table="demo").hello("host", 1).table == "demo"
+
+
+def test_a_welcome_says_where_the_client_belongs(session, home):
+    entered = join(session, home, credit=777, granted_steps=40, limits={"message_bytes": 12345}, finished=True)
+    assert entered == ("", False, False)
+    assert (session.run, session.home, session.table, session.fingerprint) == (RUN, ONE, 3, 5)
+    assert (session.schema, session.window.credit, session.inserts.left) == (SCHEMA, 777, 40)
+    assert (session.most_bytes, session.is_finished, session.schedule.is_dirty) == (12345, True, True)
+    session.record(10)
+    assert session.counts.generated_bytes == 10 * SCHEMA.entry_bytes
+    assert session.hello("host", 1).inserted == 10
+
+
+@pytest.mark.parametrize("code", messages.PASSING)
+def test_a_home_that_has_no_time_is_asked_again_later(session, home, code):
+    session.hello("host", 1)
+    refusal = Refused("tcp://there", code, "later")
+    assert session.welcomed(refusal, 10.0) is None and session.put_off is refusal
+    at = session.next_time()
+    assert 10.5 <= at <= 11.0
+    assert not session.hello_is_due(at - 0.1) and session.hello_is_due(at)
+    join(session, home)
+    assert session.put_off is None and not session.hello_is_due(1e9)
+
+
+def test_a_client_that_is_refused_or_misunderstood_cannot_go_on(session, home):
+    session.hello("host", 1)
+    with pytest.raises(Refused, match="no such table"):
+        session.welcomed(Refused("tcp://there", "table", "no such table"), 0.0)
+    session.hello("host", 1)
+    with pytest.raises(Refused, match="HELLO was answered by UPDATED"):
+        session.welcomed(reply(home.updated()), 0.0)
+
+
+def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home):
+    join(session, home)
+    for answer in (home.welcome(schema=WIDE), home.welcome(storage="episodes")):
+        session.hello("host", 1)
+        with pytest.raises(SchemaMismatch):
+            session.welcomed(answer, 1.0)
+    assert (session.schema, session.told.storage) == (SCHEMA, "caches")
+
+
+# A home that begins again, or another one
+
+
+@pytest.mark.parametrize(
+    ("epoch", "since", "durable", "has_forgotten"),
+    [(8, 8, True, True), (8, 7, True, False), (8, 7, False, True), (7, 7, False, False)],
+)
+def test_a_home_that_begins_again_may_have_forgotten_what_was_published(
+    session, home, epoch, since, durable, has_forgotten
+):
+    join(session, home)
+    session.feedback_through = 4
+    home.epoch, home.since = epoch, since
+    entered = join(session, home, now=2.0, durable=durable)
+    assert entered == ("", False, has_forgotten)
+    assert session.feedback_through == (4 if epoch == 7 else 0)
+    assert session.update_due() == 0.0, "it is told at once"
+
+
+def test_another_home_is_another_window_and_may_be_left_at_once(session, home):
+    join(session, home)
+    session.window.pushed(100, now=0.0)
+    _, step = tell(session, home, 1.0, leaving=True)
+    assert step == "move"
+    entered = join(session, Home("two"), now=2.0)
+    assert entered == ("", False, False), "whatever that one's epoch is, it has forgotten nothing of the client's"
+    assert (session.home, session.window.pushed_caches, session.windows.sums().lost_bytes) == (TWO, 0, 100)
+    assert tell(session, Home("two"), 2.0, leaving=True)[1] == "move", "it waits for nothing there"
+
+
+def test_a_home_that_answers_after_long_silence_is_back(session, home):
+    join(session, home)
+    assert session.watch.look(AWAY_AFTER) == "away"
+    assert join(session, home, now=AWAY_AFTER + 1.0).change == "back"
+
+
+# UPDATE and its answer
+
+
+def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home):
+    join(session, home)
+    session.record(30)
+    session.inserts.record(10)
+    session.close_episode(30, 4.5, now=99.0)
+    session.outbox.add("a line", 9, 99.0)
+    session.window.pushed(120, now=0.5)
+    session.scalars, session.feedback_through, session.is_leaving = {"loss": 1.0}, 6, True
+    ticket = session.schedule.ask(session.outbox.newest)
+    update, asked = session.update(Sums(2.5, 3, 0.5), {"policy": 4}, 1.0)
+    assert (update.epoch, update.steps, update.passed_steps, update.episodes) == (7, 30, 10, 1)
+    assert (update.caches, update.cache_bytes, update.generated_bytes) == (1, 120, 30 * SCHEMA.entry_bytes)
+    assert (update.total_weight, update.positives, update.minimum, update.models) == (2.5, 3, 0.5, {"policy": 4})
+    assert [line.text for line in update.lines] == ["a line"] and update.ended[0].returned == 4.5
+    assert (update.scalars, update.feedback_through, update.leaving) == ({"loss": 1.0}, 6, True)
+    assert session.counts.missing.steps == 30 and session.update_due() == NEVER
+    session.record(5)
+    session.schedule.is_open = False
+    said = home.updated(lines_through=1, ended_through=1, caches=1, received_bytes=120, credit=500, granted_steps=90)
+    assert session.updated(said, asked, 2.0) == "update"
+    assert session.counts.missing.steps == 5 and not session.has_remainder
+    assert (session.schedule.answered, session.updates, session.trouble) == (ticket, 1, "")
+    assert (session.window.in_flight, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
+
+
+def test_an_update_says_no_more_than_a_message_may_have(session, home):
+    join(session, home)
+    for _ in range(LINES_PER_UPDATE + 5):
+        session.outbox.add("x", 9, 0.0)
+    for number in range(ENDED_PER_UPDATE + 5):
+        session.close_episode(1, 0.0, now=float(number))
+    update, step = tell(session, home, 1.0, lines_through=LINES_PER_UPDATE, ended_through=ENDED_PER_UPDATE)
+    assert (len(update.lines), len(update.ended), step) == (LINES_PER_UPDATE, ENDED_PER_UPDATE, "update")
+    assert session.schedule.is_dirty, "there is more to say"
+    update, _ = tell(session, home, 2.0, lines_through=10**6, ended_through=10**6)
+    assert (len(update.lines), len(update.ended)) == (5, 5)
+
+
+def test_a_run_that_is_over_is_news(session, home):
+    join(session, home)
+    tell(session, home, 1.0, finished=True)
+    assert session.is_finished and session.update_due() == 0.0, "the server waits until its clients know"
+    update, _ = tell(session, home, 2.0, finished=True)
+    assert update.finished and session.update_due() > 2.0
+    tell(session, home, 3.0)
+    assert not session.is_finished, "it goes on after all"
+
+
+def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
+    join(session, home, credit=50)
+    session.window.pushed(50, now=0.0)
+    home.epoch = 8
+    _, step = tell(session, home, 1.0, caches=1, received_bytes=50, granted_steps=3)
+    assert step == "hello" and session.is_between
+    assert session.window.in_flight == 50 and session.inserts.left > 3, "its account of caches is another one"
+    join(session, home, now=2.0)
+    assert not session.is_between
+
+
+# Leaving a home
+
+
+def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
+    join(session, home)
+    session.record(5)
+    _, step = tell(session, home, 1.0, leaving=True)
+    assert step == "move" and session.is_between
+    assert session.hello("host", 1) is not None
+    session.schedule.ask(0)
+    assert session.update_due() == NEVER, "what it is told now, it might count without our hearing of it"
+    session.welcomed(Refused("tcp://there", "busy", "nobody takes it"), 1.1)
+    assert session.update_due() < NEVER
+
+
+def test_a_home_that_leaves_is_asked_to_let_go_now_and_then(session, home):
+    join(session, home)
+    _, step = tell(session, home, 1.0, leaving=True)
+    assert step == "move"
+    join(session, home, now=1.1)  # nobody else takes it
+    assert tell(session, home, 1.0 + 0.4 * MOVE_AGAIN, leaving=True)[1] == "update"
+    assert not session.is_between
+    assert tell(session, home, 1.0 + 1.6 * MOVE_AGAIN, leaving=True)[1] == "move"
+
+
+def test_a_client_that_leaves_itself_stays_at_a_home_that_leaves(session, home):
+    join(session, home)
+    session.is_leaving = True
+    assert tell(session, home, 1.0, leaving=True)[1] == "update"
+
+
+def test_a_move_during_another_hello_keeps_no_update_back(session, home):
+    join(session, home)
+    update, asked = session.update(Sums(), {}, 1.0)
+    session.hello("host", 1)  # such as after the connection was renewed
+    session.schedule.is_open = False
+    assert session.updated(home.updated(leaving=True), asked, 1.0) == "move"
+    assert session.hello("host", 1) is None and session.update_due() < NEVER
+
+
+# Another run
+
+
+def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
+    join(session, home)
+    session.record(10)
+    session.outbox.add("old", 9, 0.0)
+    session.close_episode(10, 1.0, now=0.0)
+    ticket = session.schedule.ask(session.outbox.newest)
+    home.run = "next"
+    update, step = tell(session, home, 1.0)
+    assert (update.steps, step) == (10, "update"), "this was said before anybody knew of the other run"
+    assert session.is_between and session.schedule.answered == ticket
+    later = session.schedule.ask(session.outbox.newest)
+    session.record(7)
+    session.outbox.add("new", 9, 0.0)
+    assert session.update_due() == 1.0 and session.hello("host", 1).inserted == 0
+    update, step = tell(session, home, 2.0, lines_through=1, ended_through=0)
+    assert (update.steps, [line.text for line in update.lines], len(update.ended)) == (10, ["old"], 1)
+    assert step == "update", "an episode is missing there"
+    update, step = tell(session, home, 3.0, lines_through=1, ended_through=1)
+    assert step == "hello" and session.schedule.answered == ticket < later
+    assert session.update_due() == NEVER, "the next run has to be known first"
+    welcomed = session.welcomed(home.welcome(), 4.0)
+    assert not session.remains(welcomed) and session.enter(welcomed, 4.0).is_new_run
+    update, _ = tell(session, home, 5.0, lines_through=2)
+    assert (session.run, update.steps, [line.text for line in update.lines]) == (NEXT, 7, ["new"])
+    assert session.schedule.answered == later and not session.is_between
+
+
+def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, home):
+    join(session, home)
+    session.record(10)
+    home.run, home.name = "next", "two"
+    assert join(session, home) is None
+    assert (session.run, session.home, session.told.run_name) == (RUN, TWO, "run"), "that home hears the rest"
+    session.record(3)
+    update, step = tell(session, home, 1.0)
+    assert (update.steps, update.epoch, update.caches, step) == (10, 0, 0, "hello")
+    assert join(session, home).is_new_run and session.counts.told.steps == 3
+
+
+def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
+    join(session, home)
+    session.record(10)
+    _, asked = session.update(Sums(), {}, 1.0)
+    session.schedule.is_open = False
+    assert session.update_refused(Refused("tcp://there", "run", "unknown"), 1.0) == "hello"
+    assert session.update_due() == NEVER
+    home.run = "next"
+    assert join(session, home, now=2.0).is_new_run and session.counts.told.steps == 0
+    assert asked.boundary is None
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("code", ["schema", "table", "client"])
+def test_a_home_for_which_the_client_is_out_of_date_is_asked(session, home, code):
+    join(session, home)
+    assert session.update_refused(Refused("tcp://there", code, "no"), 5.0) == "hello"
+    assert session.schedule.is_dirty and session.counts.boundary is None
+
+
+@pytest.mark.parametrize("code", ["disk", "busy"])
+def test_why_nothing_is_acknowledged_is_kept_until_something_is(session, home, code):
+    join(session, home)
+    session.schedule.ask(0)
+    assert session.update_refused(Refused("tcp://there", code, "the disk is full"), 5.0) == "update"
+    assert session.trouble == "the disk is full" and session.update_due() == 5.5, "not at once again"
+    tell(session, home, 6.0)
+    assert session.trouble == ""
+
+
+@pytest.mark.parametrize("answer", [Refused("tcp://there", "value", "a NaN"), Closed("this client")])
+def test_any_other_refusal_changes_nothing(session, home, answer):
+    join(session, home)
+    assert session.update_refused(answer, 5.0) == "update"
+    assert session.trouble == "" and session.update_due() == 5.5 + LIMITS.update_every
+    session.refuse("value")
+    session.refuse("value")
+    assert session.refused == {"value": 2}
+
+
+def test_a_client_that_failed_says_nothing_more(session, home):
+    join(session, home)
+    session.failed = MemoireTimeout("x", "y", 1.0, "z")
+    assert session.update_due() == NEVER
+
+
+# When the next UPDATE is due
+
+
+def idle(session, home):
+    join(session, home)
+    tell(session, home, 10.0)
+    session.watch.acknowledged(10.0)
+    session.schedule.is_dirty = False
+
+
+def ask(session):
+    session.schedule.ask(0)
+
+
+def wait_for_a_line(session):
+    session.outbox.add("x", 9, 0.0)
+    session.schedule.asked_line = 1
+
+
+def fill_lines(session):
+    for _ in range(LIMITS.log_lines // 2):
+        session.outbox.add("x", 9, 0.0)
+
+
+def hold_back(session):
+    session.inserts.waiting = 1
+
+
+def press(session):
+    session.schedule.pressed = 1
+
+
+def use_half_the_window(session):
+    session.window.pushed(500, now=10.0)
+
+
+def use_half_the_grant(session):
+    session.inserts.grant(0, "wait")
+    session.inserts.grant(10, "")
+    session.record(6)
+    session.schedule.is_dirty = False
+
+
+def record(session):
+    session.record(1)
+
+
+@pytest.mark.parametrize(
+    ("happens", "pause"),
+    [
+        (lambda session: None, HEARTBEAT),
+        (record, LIMITS.update_every),
+        (use_half_the_window, PRESSED_INTERVAL),
+        (use_half_the_grant, PRESSED_INTERVAL),
+        (press, PRESSED_INTERVAL),
+        (ask, 0.0),
+        (wait_for_a_line, 0.0),
+        (fill_lines, 0.0),
+    ],
+)
+def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, happens, pause):
+    idle(session, home)
+    happens(session)
+    assert session.update_due() == session.next_time() == 10.0 + pause
+
+
+def test_while_calls_wait_for_more_inserts_the_home_is_asked_as_its_grants_say(session, home):
+    idle(session, home)
+    hold_back(session)
+    session.inserts.pause = 0.25
+    assert session.update_due() == 10.25
+
+
+def test_news_are_asked_for_soon_but_not_by_all_clients_at_once(home):
+    due = []
+    for seed in range(50):
+        session = Session(CLIENT, "tcp://there", table="", label=9, limits=LIMITS, rng=random.Random(seed), now=0.0)
+        idle(session, home)
+        session.schedule.hear_news(11.0)
+        first = session.update_due()
+        session.schedule.hear_news(12.0)
+        assert session.update_due() == first, "they are asked for once"
+        due.append(first)
+    assert 11.0 <= min(due) < 11.05 and 11.25 < max(due) <= 11.3
+
+
+# What it leaves
+
+
+def told_by(remainder):
+    return [(part.run, messages.update_of(part.update)) for part in remainder.parts]
+
+
+def test_a_client_that_has_told_everything_leaves_nothing(session, home):
+    join(session, home)
+    session.record(5)
+    tell(session, home, 1.0)
+    assert session.remainder({}) is None
+
+
+def test_what_is_left_fits_messages_and_is_complete(session, home):
+    join(session, home)
+    session.record(5)
+    for number in range(LINES_PER_UPDATE + 1):
+        session.outbox.add(f"{number}", 9, 0.0)
+    session.close_episode(5, 2.0, now=1.0)
+    remainder = session.remainder({"policy": 2})
+    assert (remainder.client, remainder.label, remainder.table, remainder.home) == (CLIENT, 9, "default", "one")
+    assert (remainder.steps, remainder.episodes, remainder.lines) == (5, 1, LINES_PER_UPDATE + 1)
+    (_, first), (_, second), (_, last) = told_by(remainder)
+    assert (len(first.lines), len(first.ended), len(second.lines), len(last.lines)) == (LINES_PER_UPDATE, 1, 1, 0)
+    assert {run for run, _ in told_by(remainder)} == {RUN} and last.steps == 5 and last.models == {"policy": 2}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
+    join(session, home)
+    session.record(5)
+    session.end_run().is_told = is_told
+    session.record(2)
+    told = [(run, update.steps) for run, update in told_by(session.remainder({}))]
+    assert told == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
+
+
+def test_an_episode_alone_is_left_too(session, home):
+    join(session, home)
+    session.close_episode(5, 2.0, now=1.0)
+    session.counts.acknowledged = dataclasses.replace(session.counts.sums)
+    remainder = session.remainder({})
+    assert (remainder.steps, remainder.episodes, remainder.lines) == (0, 1, 0)
