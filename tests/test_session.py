@@ -7,8 +7,9 @@ import pytest
 
 from clientkit import CLIENT, reply
 from memoire.client.home_watch import AWAY_AFTER
+from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, Sums, remainder_of, report_of
 from memoire.client.schedule import HEARTBEAT, PRESSED_INTERVAL
-from memoire.client.session import ENDED_PER_UPDATE, LINES_PER_UPDATE, MOVE_AGAIN, Session, Sums
+from memoire.client.session import MOVE_AGAIN, Session
 from memoire.errors import Closed, MemoireTimeout, Refused, SchemaMismatch
 from memoire.limits import Limits
 from memoire.wire import messages
@@ -63,7 +64,7 @@ def join(session, home, now=0.0, **facts):
 
 def tell(session, home, now, **facts):
     """An UPDATE and its answer; returns the UPDATE and what comes next."""
-    update, asked = session.update(Sums(), {}, now)
+    update, asked = report_of(session, Sums(), {}), session.begin_update(now)
     session.schedule.is_open = False
     return update, session.updated(home.updated(**facts), asked, now)
 
@@ -170,7 +171,8 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     session.window.pushed(120, now=0.5)
     session.scalars, session.feedback_through, session.is_leaving = {"loss": 1.0}, 6, True
     ticket = session.schedule.ask(session.outbox.newest)
-    update, asked = session.update(Sums(2.5, 3, 0.5), {"policy": 4}, 1.0)
+    update = report_of(session, Sums(2.5, 3, 0.5), {"policy": 4})
+    asked = session.begin_update(1.0)
     assert (update.epoch, update.steps, update.passed_steps, update.episodes) == (7, 30, 10, 1)
     assert (update.caches, update.cache_bytes, update.generated_bytes) == (1, 120, 30 * SCHEMA.entry_bytes)
     assert (update.total_weight, update.positives, update.minimum, update.models) == (2.5, 3, 0.5, {"policy": 4})
@@ -253,7 +255,7 @@ def test_a_client_that_leaves_itself_stays_at_a_home_that_leaves(session, home):
 
 def test_a_move_during_another_hello_keeps_no_update_back(session, home):
     join(session, home)
-    update, asked = session.update(Sums(), {}, 1.0)
+    asked = session.begin_update(1.0)
     session.hello("host", 1)  # such as after the connection was renewed
     session.schedule.is_open = False
     assert session.updated(home.updated(leaving=True), asked, 1.0) == "move"
@@ -305,7 +307,7 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
 def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
     join(session, home)
     session.record(10)
-    _, asked = session.update(Sums(), {}, 1.0)
+    asked = session.begin_update(1.0)
     session.schedule.is_open = False
     assert session.update_refused(Refused("tcp://there", "run", "unknown"), 1.0) == "hello"
     assert session.update_due() == NEVER
@@ -447,7 +449,7 @@ def test_a_client_that_has_told_everything_leaves_nothing(session, home):
     join(session, home)
     session.record(5)
     tell(session, home, 1.0)
-    assert session.remainder({}) is None
+    assert remainder_of(session, {}) is None
 
 
 def test_what_is_left_fits_messages_and_is_complete(session, home):
@@ -456,7 +458,7 @@ def test_what_is_left_fits_messages_and_is_complete(session, home):
     for number in range(LINES_PER_UPDATE + 1):
         session.outbox.add(f"{number}", 9, 0.0)
     session.close_episode(5, 2.0, now=1.0)
-    remainder = session.remainder({"policy": 2})
+    remainder = remainder_of(session, {"policy": 2})
     assert (remainder.client, remainder.label, remainder.table, remainder.home) == (CLIENT, 9, "default", "one")
     assert (remainder.steps, remainder.episodes, remainder.lines) == (5, 1, LINES_PER_UPDATE + 1)
     (_, first), (_, second), (_, last) = told_by(remainder)
@@ -470,7 +472,7 @@ def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
     session.record(5)
     session.end_run().is_told = is_told
     session.record(2)
-    told = [(run, update.steps) for run, update in told_by(session.remainder({}))]
+    told = [(run, update.steps) for run, update in told_by(remainder_of(session, {}))]
     assert told == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
 
 
@@ -478,5 +480,5 @@ def test_an_episode_alone_is_left_too(session, home):
     join(session, home)
     session.close_episode(5, 2.0, now=1.0)
     session.counts.acknowledged = dataclasses.replace(session.counts.sums)
-    remainder = session.remainder({})
+    remainder = remainder_of(session, {})
     assert (remainder.steps, remainder.episodes, remainder.lines) == (0, 1, 0)

@@ -46,6 +46,7 @@ from .lines import LogLines
 from .local_memory import LocalMemory
 from .models import ModelHandle, Receiver
 from .pushes import Pusher, WhenFull, WriterObserver, check_when_full
+from .reports import remainder_of
 from .schedule import HEARTBEAT
 from .session import Session
 from .stats import ClientStats, figures_of
@@ -214,7 +215,14 @@ class Client(Node):
             folder=self._folder,
             owner=self,
         )
-        self._lines = LogLines(self._session, self._waiting, limits.log_timeout, clock, lambda: self._io.worker.is_here)
+        self._lines = LogLines(
+            self._session,
+            self._waiting,
+            limits.log_timeout,
+            clock,
+            is_inside=lambda: self._io.worker.is_here,
+            silent=lambda: self._io.silent,
+        )
 
     # ------------------------------------------------------------------------------------------ what it learned
 
@@ -450,21 +458,7 @@ class Client(Node):
         line = str(text)
         patience = None if timeout is None else seconds(timeout)
         self._check_open()
-        with self._waiting.changed:
-            if self._lines.take(line, patience):
-                return True
-            dropped, warns = self._session.counts.dropped_lines, self._lines.warns()
-        if warns:
-            _log.warning(
-                "%s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
-                self._name,
-                dropped,
-                len(self._session.outbox),
-                self.home,
-                self.endpoint,
-                self._io.silent,
-            )
-        return False
+        return self._lines.log(line, patience)
 
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures to be shown for this client, by name: finite numbers, at most 64 names."""
@@ -614,7 +608,7 @@ class Client(Node):
             if self._session.welcome is None or self._is_left:
                 return
             self._is_left = True
-            remainder = self._session.remainder(self._io.topics.versions())
+            remainder = remainder_of(self._session, self._io.topics.versions())
         if remainder is not None:
             fate = unreported.leave(self._folder, remainder)
             # The end of a run is no loss: whoever declared it over has all that it wanted.

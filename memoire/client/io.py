@@ -17,15 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.topics import Topics, fetch_patience
-from memoire.net import link, sockets
 from memoire.net.channel import Channel
-from memoire.net.sockets import Context, Socket
+from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
@@ -33,14 +30,14 @@ from memoire.wire import container, messages
 
 from . import unreported
 from .home_watch import Change
+from .io_data import DataSockets
 from .io_unreported import FormerClient
 from .io_waiting import Waiting
 from .local_memory import LocalMemory
+from .reports import report_of
 from .session import BUSY, OUTDATED, Asked, Session, Step, Welcomed
 
 _log = logging.getLogger(__name__)
-
-NOTICES_PER_TURN = 100
 
 
 class Connection:
@@ -72,7 +69,7 @@ class Connection:
     ) -> None:
         self._owner = owner
         self._session, self._waiting, self._local, self._pushes = session, waiting, local, pushes
-        self._given, self._context, self._limits, self._keys, self._rng = given, context, limits, keys, rng
+        self._context, self._limits, self._keys, self._rng = context, limits, keys, rng
         self.former: list[FormerClient] = []
         """What earlier clients have left, while it is told; changed under the lock."""
         self.worker = Worker("memoire-client", self._turn, self._next_time, self._at_end)
@@ -82,10 +79,8 @@ class Connection:
         except BaseException:
             self.worker.stop(0.0)
             raise
-        self.topics = Topics(limits, self._fetch, self._subscribe, self.worker.post, self._took)
-        self._push: Socket | None = None
-        self._sub: Socket | None = None
-        self._is_push_blocked = False
+        self.data = DataSockets(self.worker.doors, given, context=context, limits=limits, keys=keys)
+        self.topics = Topics(limits, self._fetch, self.data.subscribe, self.worker.post, self._took)
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._connections = 0  # of the channel, that were noticed
         self.worker.post(self.hello)
@@ -169,10 +164,11 @@ class Connection:
             session.schedule.hear_news(time.monotonic())  # whoever is there again may have forgotten something
         if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
             self.hello()  # its answer opens the other sockets anew
-        if self._sub is not None and self._sub in ready:
-            self._take_notices()
+        if self.data.has_notices(ready):
+            self.data.take_notices(self._take_notice, session.refuse)
         self.topics.turn()
-        self._send_pushes()
+        if self.data.send(self._pushes) and session.is_leaving:
+            self._notify()
         now = time.monotonic()
         if now >= session.update_due():
             self._send_update()
@@ -278,39 +274,8 @@ class Connection:
             self._renewals = self.channel.renewals
             is_cached = told.storage == "caches"
             usual = container.usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
-            self._open_data(told.endpoints, usual)
-
-    def _open_data(self, endpoints: messages.Endpoints, usual: int) -> None:
-        push = self._given[0] or sockets.seen_from(self.channel.address, endpoints.push)
-        subscribe = self._given[1] or sockets.seen_from(self.channel.address, endpoints.publish)
-        doors = self.worker.doors
-        if self._push is not None:
-            doors.drop(self._push, sockets.PARTING)
-        if self._sub is not None:
-            doors.drop(self._sub)
-        self._push, self._sub, self._is_push_blocked = None, None, False
-        if push:
-            made = sockets.data_sender(self._context, usual)
-            link.dial(doors, made, push, keys=self._keys)
-            self._push = doors.add(made, reading=False)
-        if subscribe:
-            made = sockets.subscriber(self._context, self._limits.request_bytes)
-            link.dial(doors, made, subscribe, keys=self._keys)
-            made.setsockopt(zmq.SUBSCRIBE, messages.NEWS_FRAME)
-            self._sub = doors.add(made)
-            self.topics.opened()
-
-    def _send_pushes(self) -> None:
-        if self._push is None:
-            return
-        while self._pushes and sockets.send(self._push, self._pushes[0]):
-            self._pushes.popleft()
-        blocked = bool(self._pushes)
-        if blocked != self._is_push_blocked:
-            self._is_push_blocked = blocked
-            self.worker.doors.watch(self._push, reading=False, writing=blocked)
-        if not blocked and self._session.is_leaving:
-            self._notify()
+            if self.data.open(self.channel.address, told.endpoints, usual):
+                self.topics.opened()
 
     # UPDATE and its answer
 
@@ -320,7 +285,8 @@ class Connection:
             session.schedule.is_dirty = False  # before the sums are read: what changes from here on is told next time
         sums = self._local.sums()
         with self._waiting.changed:
-            update, asked = session.update(sums, self.topics.versions(), time.monotonic())
+            update = report_of(session, sums, self.topics.versions())
+            asked = session.begin_update(time.monotonic())
         self.channel.ask(update, lambda answer: self._answered(answer, asked))
 
     def _answered(self, answer: messages.Answer, asked: Asked) -> None:
@@ -375,13 +341,6 @@ class Connection:
 
     # Models
 
-    def _subscribe(self, topic: str, wanted: bool) -> bool:
-        """Start or stop hearing of a topic; False while there is no socket yet."""
-        if self._sub is None:
-            return False
-        self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, messages.topic_frame(topic))
-        return True
-
     def _fetch(
         self, topic: str, version: int, offset: int, size: int, finish: Callable[[messages.Answer], None]
     ) -> None:
@@ -393,17 +352,8 @@ class Connection:
         with self._waiting.changed:
             self._session.schedule.is_dirty = True
 
-    def _take_notices(self) -> None:
-        assert self._sub is not None
-        for _ in range(NOTICES_PER_TURN):
-            frames = sockets.receive(self._sub, most=3)
-            if frames is None:
-                return
-            try:
-                message = messages.parse_notice(frames, self._limits)
-                if not isinstance(message.body, messages.Notice):
-                    self._session.schedule.hear_news(time.monotonic())
-                elif message.header.run in (0, self._session.run):
-                    self.topics.noticed(message.body, message.payload, message.header.home)
-            except ProtocolError as error:
-                self._session.refuse(error.code)
+    def _take_notice(self, message: messages.Message) -> None:
+        if not isinstance(message.body, messages.Notice):
+            self._session.schedule.hear_news(time.monotonic())
+        elif message.header.run in (0, self._session.run):
+            self.topics.noticed(message.body, message.payload, message.header.home)

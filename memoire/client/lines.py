@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from .io_waiting import Waiting
 from .session import Session
+
+_log = logging.getLogger(__name__)
 
 WARN_INTERVAL = 60.0
 """Seconds between two warnings that lines are dropped."""
@@ -18,6 +21,7 @@ class LogLines:
         timeout: Seconds to wait for room, unless a caller says otherwise.
         clock: Seconds since 1970.
         is_inside: Whether the caller is the client's own thread, which must not wait for itself.
+        silent: Seconds since the home was heard.
     """
 
     def __init__(
@@ -27,34 +31,46 @@ class LogLines:
         timeout: float,
         clock: Callable[[], float],
         is_inside: Callable[[], bool],
+        silent: Callable[[], float],
     ) -> None:
         self.timeout = timeout
-        self._session, self._waiting, self._clock, self._is_inside = session, waiting, clock, is_inside
+        self._session, self._waiting, self._clock = session, waiting, clock
+        self._is_inside, self._silent = is_inside, silent
         self._vain_line = 0.0  # oldest line that waited at the last wait in vain: while it is there, nobody waits
-        self._warned_at = float("-inf")
+        self._warn_at = float("-inf")  # when a warning may come again
 
-    def take(self, line: str, timeout: float | None) -> bool:
-        """Take a line, or count it as dropped. Under the lock.
+    def log(self, line: str, timeout: float | None) -> bool:
+        """Take a line; False, and once in a while a warning, if there is no room for it.
 
         Args:
             timeout: Seconds to wait for room; None waits for `self.timeout`, and not again until some lines left.
 
         Raises:
-            Closed: the client was closed, also while waiting.
+            Closed: the client was closed while this call waited.
         """
-        if self._add(line) or self._wait_for_room(line, timeout):
-            self._session.schedule.is_dirty = True
-            return True
-        self._session.counts.dropped_lines += 1
+        with self._waiting.changed:
+            if self._add(line) or self._wait_for_room(line, timeout):
+                self._session.schedule.is_dirty = True
+                return True
+            self._session.counts.dropped_lines += 1
+            dropped, now = self._session.counts.dropped_lines, self._waiting.now()
+            if now < self._warn_at:
+                return False
+            self._warn_at = now + WARN_INTERVAL
+        self._warn(dropped)  # never under the lock: a handler of the log may wait for somebody who waits for that
         return False
 
-    def warns(self) -> bool:
-        """Whether to warn that a line was dropped: once in a while. Under the lock."""
-        now = self._waiting.now()
-        if now < self._warned_at + WARN_INTERVAL:
-            return False
-        self._warned_at = now
-        return True
+    def _warn(self, dropped: int) -> None:
+        session = self._session
+        _log.warning(
+            "client %s: %d lines in all were not taken by log(): %d wait for server %r at %s, last heard %.1f s ago",
+            session.client.hex()[:8],
+            dropped,
+            len(session.outbox),
+            session.told.home_name,
+            session.endpoint,
+            self._silent(),
+        )
 
     def _add(self, line: str) -> bool:
         return self._session.outbox.add(line, self._session.label, self._clock()) > 0

@@ -15,7 +15,8 @@ from memoire.replay.writer import Observer, Writer, Writers, layout
 from memoire.wire import container
 
 from .episodes import OpenEpisodes, Shipment
-from .session import Session, Sums
+from .reports import Sums
+from .session import Session
 
 DEFAULT_MEMORY_BYTES = 256 * MiB
 DEFAULT_MEMORY_ENTRIES = (1_000, 100_000)

@@ -11,7 +11,6 @@ logged twice at a home that is left: HELLO goes out only between an answer and t
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from memoire.errors import MemoireError, Refused, SchemaMismatch
@@ -21,7 +20,6 @@ from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
 from memoire.wire import container, messages
 
-from . import unreported
 from .counts import Boundary, ClientCounts, RunCounts
 from .home_watch import Change, HomeWatch
 from .inserts import Inserts
@@ -29,8 +27,6 @@ from .outbox import Outbox
 from .schedule import UpdateSchedule
 from .window import Window, Windows
 
-LINES_PER_UPDATE = 512
-ENDED_PER_UPDATE = 1024
 MOVE_AGAIN = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
 1.5."""
@@ -59,14 +55,6 @@ class Entered(NamedTuple):
     is_new_run: bool
     has_forgotten: bool
     """Whether this home began again and knows nothing of what it had published."""
-
-
-class Sums(NamedTuple):
-    """What the memory weighs at one moment; zeros if nothing can be drawn."""
-
-    weight: float = 0.0
-    positives: int = 0
-    minimum: float = 0.0
 
 
 class Asked(NamedTuple):
@@ -125,7 +113,8 @@ class Session:
         """UPDATE messages that were answered."""
         self.refused: dict[str, int] = {}
         """What came in and was not taken, by code."""
-        self._table, self._limits, self._rng = table, limits, rng
+        self.limits = limits
+        self._table, self._rng = table, rng
         self._schema: Schema | None = None
         self._is_hello_open = False
         self._hello_at = float("inf")  # when to ask again a home that had no time
@@ -152,7 +141,7 @@ class Session:
     @property
     def most_bytes(self) -> int:
         """Of the payload of one message."""
-        return self.told.limits.get("message_bytes", self._limits.message_bytes)
+        return self.told.limits.get("message_bytes", self.limits.message_bytes)
 
     @property
     def has_remainder(self) -> bool:
@@ -221,7 +210,7 @@ class Session:
         """
         self._is_hello_open = self._is_moving = False
         if isinstance(answer, Refused) and answer.code in messages.PASSING:
-            self._hello_at = now + self._limits.resend_after * self._rng.uniform(1.0, 2.0)
+            self._hello_at = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
             self.put_off = answer
             return None
         self.put_off = None
@@ -272,45 +261,12 @@ class Session:
 
     # UPDATE and its answer
 
-    def update(self, sums: Sums, models: Mapping[str, int], now: float) -> tuple[messages.Update, Asked]:
-        """Everything that the home does not know yet, and what its answer will acknowledge.
-
-        Args:
-            models: Version of each topic in use.
-        """
+    def begin_update(self, now: float) -> Asked:
+        """An UPDATE is sent now, see `reports.report_of`; returns what its answer will acknowledge."""
         boundary = self.counts.boundary
         ticket = self.schedule.asked if boundary is None else boundary.asked
         self.schedule.begin(now)
-        return self._report(sums, models), Asked(ticket, self.counts.reach, now, boundary)
-
-    def _report(self, sums: Sums, models: Mapping[str, int]) -> messages.Update:
-        boundary, counts = self.counts.boundary, self.counts.told
-        is_home = self.home == messages.name_hash(self.told.home_name)
-        last_line = None if boundary is None else boundary.line
-        return messages.Update(
-            epoch=self.told.epoch if is_home else 0,
-            episodes=counts.episodes,
-            steps=counts.steps,
-            passed_steps=counts.passed,
-            caches=self.window.pushed_caches if is_home else 0,
-            cache_bytes=self.window.pushed_bytes if is_home else 0,
-            skipped=counts.skipped,
-            generated_bytes=counts.generated_bytes,
-            total_weight=sums.weight,
-            positives=sums.positives,
-            minimum=sums.minimum,
-            parameters_version=self.parameters_version,
-            models=dict(models),
-            scalars=self.scalars,
-            lines=self.outbox.waiting(LINES_PER_UPDATE, self._limits.tail_bytes // 4, through=last_line),
-            dropped_lines=counts.dropped_lines,
-            ended=self.counts.oldest_episodes(ENDED_PER_UPDATE),
-            applied=counts.applied,
-            stale=counts.stale,
-            feedback_through=self.feedback_through,
-            leaving=self.is_leaving,
-            finished=self.is_finished,
-        )
+        return Asked(ticket, self.counts.reach, now, boundary)
 
     def updated(self, said: messages.Updated, asked: Asked, now: float) -> Step:
         """An UPDATE was acknowledged; returns what comes next."""
@@ -359,7 +315,7 @@ class Session:
 
     def update_refused(self, answer: messages.Answer, now: float) -> Step:
         """The home did not take an UPDATE, or something else than UPDATED came; returns what comes next."""
-        self.schedule.put_off(now + self._limits.resend_after)
+        self.schedule.put_off(now + self.limits.resend_after)
         if not isinstance(answer, Refused):
             return "update"
         if answer.code == "run":
@@ -371,41 +327,3 @@ class Session:
     def end_run(self) -> Boundary:
         """Another run has begun: what comes from now on does not belong to the former one."""
         return self.counts.end_run(self.outbox.newest, self.schedule.asked)
-
-    # What it leaves
-
-    def remainder(self, models: Mapping[str, int]) -> unreported.Untold | None:
-        """All that a home has not acknowledged, for a file; None if there is nothing. Takes lines and episodes away."""
-        missing, lines = self.counts.missing, len(self.outbox)
-        episodes = max(missing.episodes, self.counts.waiting_episodes)
-        if not (missing.steps or episodes or lines):
-            return None
-        return unreported.Untold(
-            client=self.client,
-            label=self.label,
-            table=self.told.table_name,
-            home=self.told.home_name,
-            steps=missing.steps,
-            episodes=episodes,
-            lines=lines,
-            parts=self._all_parts(models),
-        )
-
-    def _all_parts(self, models: Mapping[str, int]) -> list[unreported.Part]:
-        boundary = self.counts.boundary
-        if boundary is None:
-            return self._parts(self.run, models)
-        former = [] if boundary.is_told else self._parts(self.run, models)
-        self.counts.enter_unknown_run()
-        return former + self._parts(0, models)
-
-    def _parts(self, run: int, models: Mapping[str, int]) -> list[unreported.Part]:
-        """The UPDATEs that tell all of one run: the last one has no line and no episode left."""
-        parts = []
-        while True:
-            body = self._report(Sums(), models)
-            parts.append(unreported.Part(run, messages.tail_of(body)))
-            if not (body.lines or body.ended):
-                return parts
-            self.outbox.acknowledge(body.lines[-1].number if body.lines else 0)
-            self.counts.acknowledge_episodes(body.ended[-1].number if body.ended else 0)
