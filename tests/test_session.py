@@ -292,6 +292,18 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     assert session.schedule.answered == later and not session.is_between
 
 
+def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_that_it_ends(session, home):
+    join(session, home)
+    session.record(10)
+    asked = session.begin_update(1.0)
+    session.record(5)
+    session.schedule.is_open = False
+    home.run = "next"
+    assert session.updated(home.updated(), asked, 2.0) == "update", "five steps are not told yet"
+    update, step = tell(session, home, 3.0)
+    assert (update.steps, step) == (15, "hello")
+
+
 def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, home):
     join(session, home)
     session.record(10)
