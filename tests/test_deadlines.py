@@ -168,7 +168,7 @@ LOOPS = {
 """Work until their server is closed, as a thread's whole life: tests/test_threads.py ends each of them so."""
 
 NEVER = {
-    Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters readiness run scalars
+    Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters push_reason readiness run scalars
         schema stats storage subscribe table writer""",
     ModelHandle: "newest version",
     Receiver: "close skipped",
