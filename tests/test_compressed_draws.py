@@ -141,7 +141,7 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
                 client.memory.close(0)
                 for _ in range(4):
                     assert client.push_cache(timeout=100.0)
-            monkeypatch.setattr(reader, "cache", Says(has))
+            monkeypatch.setattr(reader, "container", Says(has))
             with memoire.Reader([server.endpoint], seed=2, timeout=100.0) as learner:
                 batch = learner.get_batch(16, timeout=100.0)
     assert set(ways) == {way}
@@ -150,7 +150,7 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
 
 
 class Says:
-    """The module `cache` of a process that has other compressions."""
+    """The module `container` of a process that has other compressions."""
 
     def __init__(self, codecs: list[str]) -> None:
         self.codecs = lambda: codecs
