@@ -1,0 +1,232 @@
+"""Which servers are there, by which address each one is reached, and what they say of the table. Pure: no lock, no
+socket, no clock.
+
+    tcp://proxy ──┬── server a    there
+                  └── server b    away: batches go on without it until it answers
+    tcp://c ───────── server c    there
+                      server d    on no list for 3 s: it is forgotten after `FORGET_AFTER`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memoire.errors import SchemaMismatch
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import messages
+
+HELLO_INTERVAL = 2.0
+"""Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
+FORGET_AFTER = 12.0
+"""Seconds for which a server stands on no proxy's list before it is forgotten. A proxy that has just started does not
+know all of its servers yet (see `proxy.GRACE`), and orders and totals that leave one out would be wrong without a word.
+"""
+LEFT_OUT_AFTER = 3.0
+"""Seconds that a batch waits for a server before it is left out."""
+
+
+class Address:
+    """One of the addresses that the reader was given, and what was answered there last."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.run = 0  # hash of the run that is counted there; 0 until somebody has answered
+        self.is_asked = False  # a HELLO is on its way
+        self.ask_at = 0.0  # when the next HELLO is due
+        self.servers: tuple[str, ...] = ()  # names of those behind it; none until somebody has answered
+        self.unmet: tuple[str, ...] = ()  # addresses behind it where nobody has answered yet
+
+
+class RemoteServer:
+    """One server, as a reader knows it. A name that was forgotten and comes back is another object."""
+
+    def __init__(self, name: str, address: Address, now: float) -> None:
+        self.name, self.home, self.address = name, messages.name_hash(name), address
+        self.is_away = False  # it did not answer in time, and is left out
+        self.is_finished = False  # it says that the run is over
+        self.epoch = 0  # of its newest WELCOME: another one means that it has restarted
+        self.listed_at = now  # when an address named it last
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the address that it is reached by names it."""
+        return self.name in self.address.servers
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What servers say of the table. Replaced as a whole, so that any thread may read it."""
+
+    schema: Schema
+    parameters: Parameters
+    parameters_version: int
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """An address counts another run than before."""
+
+    is_first: bool
+    """Whether no address has said so before."""
+    servers: tuple[RemoteServer, ...]
+    """Those that are reached by this address."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a WELCOME has changed."""
+
+    terms: Terms
+    """What holds from now on; see `Directory.agree`."""
+    run: RunChange | None
+    dropped: tuple[RemoteServer, ...]
+    """Servers that were forgotten."""
+    models: Mapping[str, int]
+    """Newest version of each topic there."""
+    home: RemoteServer | None
+    """The server that answered."""
+    epoch: int
+    """Of `home`."""
+
+
+class Directory:
+    """The addresses and the servers behind them. Belongs to the reader's thread; other threads may read.
+
+    Args:
+        endpoints: The addresses.
+        reader: What errors call this reader.
+        now: When it began, by the clock of all other times.
+    """
+
+    def __init__(self, endpoints: Sequence[str], reader: str, now: float) -> None:
+        self.addresses = [Address(endpoint) for endpoint in endpoints]
+        self.servers: dict[str, RemoteServer] = {}
+        self.terms: Terms | None = None
+        """None until the first server has answered."""
+        self.run = 0
+        """Hash of the run that was named last."""
+        self.is_finished = False
+        """Whether the run was declared over."""
+        self._reader, self._began = reader, now
+
+    # Who is there
+
+    @property
+    def known(self) -> list[RemoteServer]:
+        """All servers: a list of its own, since any thread may ask while the reader's adds some."""
+        return list(self.servers.values())
+
+    @property
+    def there(self) -> list[RemoteServer]:
+        """The servers that are not left out."""
+        return [server for server in self.known if not server.is_away]
+
+    def unmet(self) -> set[str]:
+        """Addresses, the reader's own and those on proxies' lists, where nobody has answered yet."""
+        own = {address.endpoint for address in self.addresses if not address.servers}
+        return own.union(*(address.unmet for address in self.addresses))
+
+    @property
+    def meets_until(self) -> float:
+        """Until when an address that has not answered has its time: a batch without it would leave it out."""
+        return self._began + LEFT_OUT_AFTER
+
+    def is_meeting(self, now: float) -> bool:
+        """Whether an address has not answered yet, and still has its time."""
+        return now < self.meets_until and not all(address.servers for address in self.addresses)
+
+    def has_met(self, now: float) -> bool:
+        """Whether a server has answered, and every address too or it had its time."""
+        return self.terms is not None and not self.is_meeting(now)
+
+    # When to ask
+
+    def next_time(self) -> float:
+        """When the next HELLO is due; infinity while each address has one to answer."""
+        return min((address.ask_at for address in self.addresses if not address.is_asked), default=float("inf"))
+
+    def due(self, now: float) -> list[Address]:
+        """Addresses that get a HELLO now; its answer, or the error that ends it, goes to `answered`."""
+        found = [address for address in self.addresses if not address.is_asked and now >= address.ask_at]
+        for address in found:
+            address.is_asked, address.ask_at = True, now + HELLO_INTERVAL
+        return found
+
+    def ask_soon(self) -> None:
+        """Have every address get a HELLO at once: something may have changed."""
+        for address in self.addresses:
+            address.ask_at = 0.0
+
+    # What was answered
+
+    def learn(self, address: Address, header: messages.Header, told: messages.Welcome, now: float) -> News | None:
+        """Take what a WELCOME says; None where it is about another table.
+
+        Raises:
+            SchemaMismatch: the server's table has other columns than the first one's.
+        """
+        if self.terms is not None and told.table_name != self.terms.table:
+            address.ask_at = 0.0  # a reader that names no table gets each server's first: it keeps the one it got first
+            return None
+        terms = self._terms_of(told)
+        run = self.enter(address, header.run)
+        address.servers, address.unmet = tuple(told.servers or [told.home_name]), tuple(told.unmet)
+        self._add(address, now)
+        dropped = self._drop_unlisted(now)
+        home = self.servers.get(told.home_name)
+        return News(terms, run, dropped, told.models, home, told.epoch)
+
+    def _terms_of(self, told: messages.Welcome) -> Terms:
+        schema = Schema.from_json(told.schema)
+        terms = Terms(schema, Parameters.from_wire(told.parameters), told.parameters_version, told.table_name)
+        if self.terms is not None and schema != self.terms.schema:
+            raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
+        return terms
+
+    def agree(self, terms: Terms) -> bool:
+        """From now on these terms hold; whether batches that are ready or on their way were drawn by other ones."""
+        former, self.terms = self.terms, terms
+        return former is not None and former.parameters != terms.parameters
+
+    def enter(self, address: Address, run: int) -> RunChange | None:
+        """An address counts this run; None if it did before, or had not said which one."""
+        former, address.run = address.run, run
+        if former in (0, run):
+            self.run = self.run or run
+            return None
+        is_first, self.run = self.run != run, run
+        return RunChange(is_first, tuple(server for server in self.known if server.address is address))
+
+    def _add(self, address: Address, now: float) -> None:
+        for name in address.servers:
+            if name not in self.servers:
+                self.servers[name] = RemoteServer(name, address, now)
+            elif self.servers[name].is_away:
+                self.servers[name].address = address  # perhaps there is another way to it
+
+    def _drop_unlisted(self, now: float) -> tuple[RemoteServer, ...]:
+        """Servers that were taken off every list are no longer asked, waited for or named, after a while."""
+        ways = {name: address for address in self.addresses for name in address.servers}
+        dropped = []
+        for server in self.known:
+            if server.name in ways:
+                server.listed_at = now
+                if not server.is_listed:
+                    server.address = ways[server.name]
+            elif now - server.listed_at > FORGET_AFTER:
+                server.is_away = True
+                dropped.append(self.servers.pop(server.name))
+        return tuple(dropped)
+
+    def met(self, server: RemoteServer, epoch: int) -> bool:
+        """A server has said its epoch; whether it has restarted since, and knows nothing of this reader any more."""
+        former, server.epoch = server.epoch, epoch
+        return former != epoch
+
+    def reported(self, server: RemoteServer, is_finished: bool) -> None:
+        """A server says whether the run is over; it is when all of them have said so."""
+        server.is_finished = is_finished
+        self.is_finished = self.is_finished or all(other.is_finished for other in self.servers.values())

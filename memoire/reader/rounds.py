@@ -1,0 +1,333 @@
+"""Batches from their plan to their last sample: what to ask of which server, and what to make of the answers. Pure: no
+lock, no socket, no clock.
+
+    begin     every server has said what it has ──▶ plan ──▶ DRAW 5 to a, DRAW 3 to b      (two rounds at most)
+    answered  5 of a, then 3 of b                                                          the round is whole
+    finished  weighed together and shuffled ──▶ a batch of 8                               in the order of their plans
+
+A server that is left out takes its part of each open round along: such a round is short, and its samples are lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ParameterError, ProtocolError
+from memoire.limits import Limits
+from memoire.pool import caches
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Annealing
+from memoire.wire import container, messages
+
+from .balance import Balance
+from .directory import Address, Directory, RemoteServer, Terms
+from .prefetch import Prefetch
+from .stock import NOTHING, Stock
+
+RETRY_INTERVAL = 0.05
+"""Seconds before servers that had too few samples are asked again."""
+REFUSED_INTERVAL = 10 * RETRY_INTERVAL
+"""Seconds before a server that refused is asked again: a HELLO finds out what is true there meanwhile."""
+MAX_SUMS_AGE = 1.0
+"""Seconds for which what a server said of its clients is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to send to a server; what ends it goes to `Rounds.answered`."""
+
+    stock: Stock
+    number: int
+    body: messages.Sums | messages.Draw
+
+    @property
+    def server(self) -> RemoteServer:
+        """The server that it is for."""
+        return self.stock.server
+
+
+@dataclass(slots=True)
+class _Round:
+    """A batch on its way: what was planned, and what came of it."""
+
+    plan: caches.Plan
+    wanted: int
+    layout: container.Layout
+    parameters: Parameters
+    open: set[int] = field(default_factory=set)
+    """Numbers of the draws that are awaited."""
+    parts: list[messages.Buffer] = field(default_factory=list)
+    """Containers that came."""
+
+
+class Partition:
+    """Which part of the clients a reader draws from: of `of` learners it is number `part`, from 0.
+
+    Raises:
+        ParameterError: `given` is no pair of whole numbers (i, n) with 0 <= i < n < 2**32.
+    """
+
+    def __init__(self, given: object) -> None:
+        self.part, self.of = (0, 1) if given is None else self._checked(given)
+
+    @staticmethod
+    def _checked(given: object) -> tuple[int, int]:
+        if isinstance(given, (tuple, list)) and len(given) == 2:
+            part, of = given
+            if type(part) is int and type(of) is int and 0 <= part < of < 1 << 32:
+                return part, of
+        raise ParameterError("partition", given, "(i, n): learner i, counted from 0, of n")
+
+    def at(self, place: int) -> int:
+        """Its part at one of several servers, by the server's place among them: of few clients at each of several
+        servers, the first ones belong to different learners.
+        """
+        return (self.part + place) % self.of
+
+
+class Rounds:
+    """The batches on their way. Belongs to the reader's thread.
+
+    Args:
+        directory: Which servers are there.
+        prefetch: The size of batches, and those that are ready.
+        partition: Which part of the clients to draw from.
+        numbers: Of requests: one counter for all messages of the reader.
+        rng: Of counts and order.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        prefetch: Prefetch,
+        partition: Partition,
+        *,
+        limits: Limits,
+        numbers: Iterator[int],
+        rng: random.Random,
+    ) -> None:
+        self.balance = Balance()
+        self.waits_for = ""
+        """Why the next batch waits for entries; "" when it does not."""
+        self.shortage = (0, 0)
+        """Samples and clients that there were for this reader when too few samples were found last."""
+        self.short = 0
+        """Samples that a server was asked for and no longer had."""
+        self.refused: Counter[str] = Counter()
+        """Rounds that were given up because of what a server sent, by code."""
+        self._directory, self._prefetch, self._partition = directory, prefetch, partition
+        self._limits, self._numbers, self._rng = limits, numbers, rng
+        self._annealing = Annealing()
+        self._stocks: dict[RemoteServer, Stock] = {}
+        self._rounds: list[_Round] = []  # oldest first; their batches come in this order
+        self._drawn = 0  # samples that all servers were asked for
+        self._wanted = 0  # samples of a batch that could not be drawn when that was tried last
+
+    # When there is something to do
+
+    def next_time(self, now: float) -> float:
+        """When `late` or `begin` has something to do; infinity while only an answer can bring that about."""
+        stocks = [self.stock(server) for server in self._directory.known]
+        times = [stock.late_at for stock in stocks]
+        if self.is_hungry and self._directory.is_meeting(now):
+            times.append(self._directory.meets_until)
+        elif self.is_hungry:  # a server that has said what it has waits for the others, not for a time
+            times += [stock.again_at for stock in stocks if not stock.is_asked and stock.table is None]
+        return min(times, default=float("inf"))
+
+    @property
+    def is_hungry(self) -> bool:
+        """Whether another batch is to be drawn, and may be on its way."""
+        drawing = len(self._rounds)
+        return drawing < messages.DRAWS_IN_FLIGHT and self._prefetch.has_room(drawing)
+
+    def stock(self, server: RemoteServer) -> Stock:
+        """What a server has."""
+        if server not in self._stocks:
+            self._stocks[server] = Stock(server)
+        return self._stocks[server]
+
+    def clients(self) -> list[tuple[RemoteServer, NDArray[np.uint64]]]:
+        """Each server's clients: [C], as `stock.clients_of` makes them."""
+        return [(server, self.stock(server).clients) for server in self._directory.known]
+
+    # Servers that do not answer
+
+    def late(self, now: float, down: Collection[Address]) -> list[RemoteServer]:
+        """Servers that a batch is not to wait for any longer; `down` are addresses that surely have no connection."""
+        stocks = [self.stock(server) for server in self._directory.known]
+        return [
+            stock.server
+            for stock in stocks
+            if stock.late_at <= now or (stock.late_at < float("inf") and stock.server.address in down)
+        ]
+
+    def leave_out(self, server: RemoteServer) -> None:
+        """It did not answer in time: batches go on without it, while the question stays open."""
+        stock, server.is_away = self.stock(server), True
+        stock.table = None
+        for made in self._rounds:
+            made.open -= stock.open
+
+    def forget(self, server: RemoteServer) -> None:
+        """It is on no list any more: left out, and nothing is kept of it."""
+        self.leave_out(server)
+        del self._stocks[server]
+
+    def give_up(self) -> None:
+        """Other parameters hold: batches on their way were drawn by the former ones."""
+        self._rounds.clear()
+        self.balance.reset()
+
+    # Drawing
+
+    def begin(self, now: float) -> list[Ask]:
+        """Plan the batches that are wanted over the servers that are there; the requests to send for it."""
+        asks: list[Ask] = []
+        while self.is_hungry and not self._directory.is_meeting(now):
+            asks += self._refresh(now)
+            planned = self._plan(now)
+            if planned is None:
+                break
+            asks += planned
+        return asks
+
+    def _refresh(self, now: float) -> list[Ask]:
+        """Ask the servers what they have that have not said so, or not lately."""
+        asks = []
+        for server in self._directory.known:
+            stock = self.stock(server)
+            if not stock.is_asked and stock.is_older(MAX_SUMS_AGE, now):
+                stock.table = None
+                if now >= stock.again_at:
+                    asks.append(self._ask(stock, self._sums_of(stock), now))
+        return asks
+
+    def _plan(self, now: float) -> list[Ask] | None:
+        """The draws of the next batch; None while a server has not said what it has, or there is too little."""
+        terms = self._directory.terms
+        there = [self.stock(server) for server in self._directory.there]
+        tables = [stock.table for stock in there if stock.table is not None]
+        if terms is None or not there or len(tables) < len(there):
+            return None
+        size, names = self._prefetch.batch_size, [stock.server.name for stock in there]
+        on_way = sum(stock.on_way for stock in there)
+        self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
+        plan = None if self.waits_for else caches.plan(tables, size, self._rng.random())
+        self._wanted = size if plan is None else 0
+        if plan is None:
+            self._wait_for_more(there, tables, now)
+            return None
+        return self._draw(plan, there, terms, now)
+
+    def _wait_for_more(self, there: list[Stock], tables: list[NDArray[np.void]], now: float) -> None:
+        samples = sum(int(table["reserved"].sum()) for table in tables)
+        self.shortage = samples, sum(len(table) for table in tables)
+        for stock in there:
+            stock.table, stock.again_at = None, now + RETRY_INTERVAL
+
+    def _draw(self, plan: caches.Plan, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
+        """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
+        layout = container.layout_of(terms.schema, terms.parameters, container.Kind.DRAWN)
+        made = _Round(plan, self._prefetch.batch_size, layout, terms.parameters)
+        self._rounds.append(made)
+        asks = []
+        for stock, counts in zip(there, plan.counts, strict=True):
+            stock.again_at = 0.0
+            stock.take(counts)
+            if len(counts):
+                asks.append(self._draw_from(stock, counts, now))
+                made.open.add(asks[-1].number)
+            elif not stock.is_asked:  # it is to say what it has by the next draw but one
+                asks.append(self._ask(stock, self._sums_of(stock), now))
+        return asks
+
+    def _draw_from(self, stock: Stock, counts: NDArray[np.void], now: float) -> Ask:
+        samples = int(counts["count"].sum())
+        self._drawn += samples
+        stock.drawn += samples
+        sums = self._sums_of(stock)
+        draw = messages.Draw(
+            counts=counts.tobytes(),
+            reserve=sums.reserve,
+            elsewhere=sums.elsewhere,
+            part=sums.part,
+            of=sums.of,
+            band=sums.band,
+        )
+        return self._ask(stock, draw, now, counts)
+
+    def _sums_of(self, stock: Stock) -> messages.Sums:
+        """What this reader says of itself to a server when it asks what the server has."""
+        names = sorted(self._directory.servers)
+        there = [server.name for server in self._directory.there]
+        return messages.Sums(
+            reserve=self._prefetch.reserve,
+            elsewhere=self._drawn - stock.drawn,
+            part=self._partition.at(names.index(stock.server.name)),
+            of=self._partition.of,
+            wanted=min(self._wanted, (1 << 32) - 1),
+            band=self.balance.band(stock.server.name, there),
+        )
+
+    def _ask(
+        self, stock: Stock, body: messages.Sums | messages.Draw, now: float, counts: NDArray[np.void] = NOTHING
+    ) -> Ask:
+        number = next(self._numbers)
+        stock.ask(number, counts, now)
+        return Ask(stock, number, body)
+
+    # What came of it
+
+    def answered(self, ask: Ask, answer: messages.Answer, now: float) -> None:
+        """A request has ended by a reply or an error. Batches may be whole by it, and others may be begun."""
+        ask.stock.answered(ask.number, now)
+        ask.server.is_away = False
+        said = answer.body if isinstance(answer, messages.Message) else None
+        if isinstance(said, (messages.Summed, messages.Drawn)):
+            self._take_sums(ask.stock, said, now)
+        else:
+            # It does not know this reader's run or home (any more): HELLO says what is true now.
+            ask.stock.again_at = now + REFUSED_INTERVAL
+            self._directory.ask_soon()
+        payload = answer.payload if isinstance(answer, messages.Message) else None
+        for made in self._rounds:
+            if ask.number in made.open:
+                made.open.discard(ask.number)
+                if isinstance(said, messages.Drawn) and payload is not None:
+                    made.parts.append(payload)
+
+    def _take_sums(self, stock: Stock, said: messages.Summed | messages.Drawn, now: float) -> None:
+        table = messages.unpack_sums(said.clients)
+        entries = stock.report(table, now)
+        self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
+        self._directory.reported(stock.server, said.finished)
+
+    def finished(self) -> list[caches.Pooled]:
+        """Batches that are whole now, in the order in which they were planned."""
+        found = []
+        while self._rounds and not self._rounds[0].open:
+            drawn = self._finish(self._rounds.pop(0))
+            found += [] if drawn is None else [drawn]
+        return found
+
+    def _finish(self, made: _Round) -> caches.Pooled | None:
+        """Weigh and shuffle what came; None if that is less than a batch."""
+        try:
+            held = [container.check(payload, made.layout, self._limits) for payload in made.parts]
+            missing = made.wanted - sum(part.samples for part in held)
+            self.short += max(0, missing)
+            if missing > 0:
+                return None  # a server had less than it said, or went away: these are lost, the next round is whole
+            beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
+            return caches.finish(made.plan, held, made.layout, made.parameters, seed, beta)
+        except ProtocolError as error:
+            self.refused[error.code] += 1
+            self._directory.ask_soon()  # perhaps parameters changed
+            return None

@@ -1,0 +1,92 @@
+"""What one server has for a reader, as far as the reader knows: what the server said last, less what was asked of it
+since. Pure: no lock, no socket, no clock.
+
+    the server says     client 7: 20 samples     client 9: 4 samples
+    on the way to it    client 7:  5 samples                            (a draw that it had not seen when it said so)
+    the next draw has   client 7: 15 samples     client 9: 4 samples
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.wire import messages
+
+from . import directory
+
+NOTHING: NDArray[np.void] = np.empty(0, messages.CLIENT_COUNTS)
+"""What a request asks for that takes no samples."""
+
+
+class Stock:
+    """What one server has, and which requests to it are open. Belongs to the reader's thread."""
+
+    def __init__(self, server: directory.RemoteServer) -> None:
+        self.server = server
+        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if it has to say so again
+        self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] who was in its newest table
+        self.drawn = 0  # samples that it was asked for, over all time
+        self.again_at = 0.0  # when to ask it again: before, it would say the same
+        self._heard_at = 0.0  # when it said what is in `table`
+        self._open: dict[int, NDArray[np.void]] = {}  # number of each open request -> what it asks for
+        self._asked_at = 0.0  # since when an answer is awaited
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request is open."""
+        return bool(self._open)
+
+    @property
+    def open(self) -> frozenset[int]:
+        """Numbers of the open requests."""
+        return frozenset(self._open)
+
+    @property
+    def on_way(self) -> int:
+        """Samples that were asked for and have not come."""
+        return sum(int(counts["count"].sum()) for counts in self._open.values())
+
+    @property
+    def late_at(self) -> float:
+        """When a batch no longer waits for its answer; infinity while no batch does."""
+        is_awaited = self.is_asked and not self.server.is_away
+        return self._asked_at + directory.LEFT_OUT_AFTER if is_awaited else float("inf")
+
+    def is_older(self, age: float, now: float) -> bool:
+        """Whether it has said nothing for this many seconds, or what it said does not hold."""
+        return self.table is None or now - self._heard_at > age
+
+    def ask(self, number: int, counts: NDArray[np.void], now: float) -> None:
+        """A request goes out under this number; `counts` are [C] rows of CLIENT_COUNTS that it takes."""
+        if not self._open:
+            self._asked_at = now
+        self._open[number] = counts
+
+    def answered(self, number: int, now: float) -> None:
+        """A request has ended; those that are open are awaited from now on."""
+        self._open.pop(number, None)
+        self._asked_at = now
+
+    def report(self, table: NDArray[np.void], now: float) -> int:
+        """The server says what it has; returns its entries. Draws that it had not seen then are taken off."""
+        self.table, self._heard_at, self.clients = table.copy(), now, clients_of(table)
+        for counts in self._open.values():
+            self.take(counts)
+        return int(table["positives"].sum())
+
+    def take(self, counts: NDArray[np.void]) -> None:
+        """Take samples that are asked for off what is there for the next draw; with reuse_cache they stay."""
+        if self.table is None or not len(counts):
+            return
+        names = clients_of(counts)
+        order = np.argsort(names)
+        place = order[np.minimum(np.searchsorted(names, self.clients, sorter=order), len(counts) - 1)]
+        asked = np.where(names[place] == self.clients, counts["count"][place], 0)
+        limited = self.table["flags"] & 1 == 0
+        self.table["reserved"] -= np.where(limited, np.minimum(asked, self.table["reserved"]), 0).astype(np.uint32)
+
+
+def clients_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Client ids of rows as numbers that compare: [B] -> [B]; half of their random bits, enough to tell them apart."""
+    return np.ascontiguousarray(rows["client"][:, 0], np.uint64)

@@ -1,0 +1,132 @@
+"""What the tests of a reader's deciding parts share: addresses, what servers say, and servers made of a pool alone."""
+
+import itertools
+import random
+
+import numpy as np
+
+from memoire.errors import Refused
+from memoire.limits import Limits
+from memoire.pool.caches import Pool
+from memoire.reader.directory import Directory
+from memoire.reader.prefetch import Prefetch
+from memoire.reader.rounds import Partition, Rounds
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import container, messages
+
+SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
+OTHER = Schema({"obs": (np.float32, (4,)), "action": np.int32})
+PARAMETERS = Parameters(cache_size=64, importance_exponent=1.0)
+RUN = messages.name_hash("one")
+READER = b"r" * 16
+
+
+def message(body, run=RUN, payload=None):
+    """A message as it is parsed."""
+    header = messages.Header(body.type, 0, READER, run, 0, 1, 0, 0, 0)
+    return messages.Message(header, body, payload)
+
+
+def welcome(name="a", servers=(), schema=SCHEMA, parameters=PARAMETERS, **facts):
+    """What a server says of the table."""
+    told = {"home_name": name, "servers": list(servers), "schema": schema.to_json(), "parameters": parameters.to_wire()}
+    return messages.Welcome(**told | facts)
+
+
+def learn(directory, told, now=0.0, address=0, run=RUN):
+    """Have a directory take a WELCOME, as the thread does."""
+    news = directory.learn(directory.addresses[address], message(told, run).header, told, now)
+    if news is not None:
+        directory.agree(news.terms)
+    return news
+
+
+def directory_of(*names, now=0.0):
+    """A directory of one address with these servers behind it."""
+    made = Directory(["tcp://a"], "reader", now)
+    learn(made, welcome(names[0], names), now)
+    return made
+
+
+def refused(code):
+    return Refused("tcp://a", code, "no")
+
+
+class PoolServer:
+    """A server that is nothing but its pool: answers SUMS and DRAW."""
+
+    def __init__(self, clients, caches=4, seed=1, parameters=PARAMETERS):
+        self.parameters, self.pool = parameters, Pool(SCHEMA, parameters, seed=seed)
+        for client in clients:
+            self.push(client, caches)
+        self.epoch, self.finished, self.standing = 1, False, None
+        self.asked = []
+
+    def push(self, client, caches=1):
+        """A client's caches of 50 entries, each of which holds the client's number."""
+        memory = Memory(SCHEMA, 50, self.parameters, seed=client)
+        memory.open(0)
+        for step in range(50):
+            memory.add(0, (np.full(3, step, np.float32), client, 1.0))
+        memory.close(0)
+        for number in range(caches):
+            held = container.check(container.build(memory, 64, now=0.0), self.pool.layout)
+            self.pool.add(bytes([client]) * 16, number + 1, held)
+
+    def answer(self, body):
+        """The reply to a request."""
+        self.asked.append(body)
+        payload = None
+        if isinstance(body, messages.Draw):
+            payload = self.pool.draw_counts(READER, messages.unpack_counts(body.counts))
+        table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of))
+        facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
+        made = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed
+        return message(made(**facts), payload=payload)
+
+
+class World:
+    """Rounds over servers that are pools. What is asked is answered when `answer` says so."""
+
+    def __init__(self, servers, *, ahead=1, batch_size=32, partition=None, seed=3, parameters=PARAMETERS):
+        self.servers, self.now = dict(servers), 10.0
+        self.directory = Directory(["tcp://a"], "reader", 0.0)
+        names = list(self.servers)
+        learn(self.directory, welcome(names[0], names, parameters=parameters))
+        self.prefetch = Prefetch(ahead)
+        self.prefetch.resize(batch_size)
+        facts = {"limits": Limits(), "numbers": itertools.count(1), "rng": random.Random(seed)}
+        self.rounds = Rounds(self.directory, self.prefetch, Partition(partition), **facts)
+        self.open = []
+
+    def begin(self):
+        """Begin what is wanted; the requests that go out."""
+        asks = self.rounds.begin(self.now)
+        self.open += asks
+        return asks
+
+    def answer(self, *asks, by=None):
+        """Have some of the open requests answered (all of them by default), by their servers or as `by` says."""
+        for ask in asks or list(self.open):
+            self.open.remove(ask)
+            self.rounds.answered(ask, by or self.servers[ask.server.name].answer(ask.body), self.now)
+        found = self.rounds.finished()
+        for drawn in found:
+            self.prefetch.put(drawn)
+        return found
+
+    def run(self, batches):
+        """Draw so many batches, one after the other."""
+        found = []
+        for _ in range(40 * batches):
+            if len(found) == batches:
+                break
+            self.begin()
+            self.answer()
+            self.now += 0.06
+            while len(self.prefetch):
+                found.append(self.prefetch.first())
+                self.prefetch.take()
+        return found

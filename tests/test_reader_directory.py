@@ -1,0 +1,158 @@
+"""Which servers a reader knows, by which address, and what holds of the table: time and messages are passed in."""
+
+import pytest
+
+from memoire.errors import SchemaMismatch
+from memoire.reader.directory import FORGET_AFTER, HELLO_INTERVAL, LEFT_OUT_AFTER, Directory
+from memoire.wire import messages
+from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
+
+pytestmark = pytest.mark.usefixtures("without_io")
+NEXT = messages.name_hash("next")
+
+
+def test_each_address_gets_a_hello_at_once_and_the_next_one_after_the_answer_and_a_while():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    assert made.next_time() == 0.0
+    first, second = made.due(5.0)
+    assert (first.endpoint, second.endpoint) == ("tcp://a", "tcp://b") and made.due(99.0) == []
+    assert made.next_time() == float("inf")
+    second.is_asked = False
+    assert made.next_time() == 5.0 + HELLO_INTERVAL and made.due(5.0 + HELLO_INTERVAL - 0.1) == []
+    made.ask_soon()
+    assert made.due(5.1) == [second]
+
+
+def test_a_batch_waits_for_every_address_but_not_for_ever():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 100.0)
+    assert made.is_meeting(100.0) and not made.has_met(100.0)
+    learn(made, welcome("a"))
+    assert made.is_meeting(100.0) and not made.has_met(100.0)
+    assert made.meets_until == 100.0 + LEFT_OUT_AFTER
+    assert not made.is_meeting(made.meets_until) and made.has_met(made.meets_until)
+    learn(made, welcome("b"), address=1)
+    assert not made.is_meeting(100.0) and made.has_met(100.0)
+    assert not Directory(["tcp://a"], "reader", 0.0).has_met(99.0)  # nobody has answered
+
+
+def test_servers_are_learned_by_name_and_one_that_two_addresses_lead_to_is_one():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(made, welcome("a", ["a", "b"]))
+    learn(made, welcome("b"), address=1)  # a server that has no list is itself
+    assert [server.name for server in made.known] == ["a", "b"]
+    assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
+    assert made.servers["b"].home == messages.name_hash("b")
+
+
+def test_addresses_where_nobody_has_answered_are_named():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    assert made.unmet() == {"tcp://a", "tcp://b"}
+    learn(made, welcome("a", ["a"], unmet=["tcp://later"]))
+    assert made.unmet() == {"tcp://b", "tcp://later"}
+    learn(made, welcome("a", ["a"]))
+    assert made.unmet() == {"tcp://b"}
+
+
+def test_a_server_keeps_its_address_while_that_leads_there_and_takes_another_one_then():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(made, welcome("a", ["a", "b"]))
+    learn(made, welcome("a", ["a", "b"]), address=1)
+    assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
+    learn(made, welcome("b", ["b"]))
+    assert [server.address.endpoint for server in made.known] == ["tcp://b", "tcp://a"]
+    assert all(server.is_listed for server in made.known)
+
+
+def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(made, welcome("a"))
+    learn(made, welcome("a"), address=1)
+    assert made.servers["a"].address is made.addresses[0]
+    made.servers["a"].is_away = True
+    learn(made, welcome("a"), address=1)
+    assert made.servers["a"].address is made.addresses[1] and made.there == []
+
+
+def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as_another():
+    made = directory_of("a", "b", now=0.0)
+    former = made.servers["b"]
+    news = learn(made, welcome("a", ["a"]), now=FORGET_AFTER)
+    assert news.dropped == () and list(made.servers) == ["a", "b"] and not former.is_listed
+    news = learn(made, welcome("a", ["a"]), now=FORGET_AFTER + 0.1)
+    assert news.dropped == (former,) and list(made.servers) == ["a"] and former.is_away
+    learn(made, welcome("a", ["a", "b"]), now=FORGET_AFTER + 0.2)
+    assert made.servers["b"] is not former and not made.servers["b"].is_away
+
+
+def test_a_server_that_is_listed_again_in_time_is_kept():
+    made = directory_of("a", "b", now=0.0)
+    learn(made, welcome("a", ["a"]), now=10.0)
+    learn(made, welcome("a", ["a", "b"]), now=11.0)
+    assert learn(made, welcome("a", ["a"]), now=11.0 + FORGET_AFTER).dropped == ()
+
+
+def test_news_name_the_server_that_answered_its_epoch_and_its_models():
+    made = Directory(["tcp://a"], "reader", 0.0)
+    news = learn(made, welcome("b", ["a", "b"], epoch=7, models={"policy": 3}))
+    assert (news.home, news.epoch, news.models) == (made.servers["b"], 7, {"policy": 3})
+    assert learn(made, welcome("c", ["a"])).home is None  # a proxy that has just taken it off its list
+    assert made.met(made.servers["b"], 7) and not made.met(made.servers["b"], 7) and made.met(made.servers["b"], 8)
+
+
+def test_other_parameters_are_news_and_the_same_ones_are_none():
+    made = Directory(["tcp://a"], "reader", 0.0)
+    told = welcome("a", parameters_version=1, table_name="t")
+    first = made.learn(made.addresses[0], messages.Header(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
+    assert made.terms is None and not made.agree(first.terms)  # the first ones change nothing
+    assert (made.terms.table, made.terms.parameters_version, made.terms.parameters) == ("t", 1, PARAMETERS)
+    assert not made.agree(first.terms)
+    other = learn(made, welcome("a", table_name="t", parameters=PARAMETERS.replace(frame_stack=2)))
+    assert made.terms is other.terms and made.agree(first.terms)
+
+
+def test_a_server_of_other_columns_is_refused_and_changes_nothing():
+    made = directory_of("a")
+    with pytest.raises(SchemaMismatch, match="reader"):
+        learn(made, welcome("b", ["b"], schema=OTHER))
+    assert list(made.servers) == ["a"] and made.addresses[0].servers == ("a",)
+
+
+def test_a_reader_that_names_no_table_keeps_the_first_one_and_asks_again():
+    made = directory_of("a")
+    made.due(1.0)
+    assert learn(made, welcome("b", ["b"], table_name="another")) is None
+    assert list(made.servers) == ["a"] and made.addresses[0].ask_at == 0.0
+
+
+def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    assert learn(made, welcome("a")).run is None and made.run == RUN
+    learn(made, welcome("b"), address=1)
+    assert learn(made, welcome("a")).run is None
+    change = learn(made, welcome("a"), run=NEXT).run
+    assert change.is_first and change.servers == (made.servers["a"],) and made.run == NEXT
+    change = learn(made, welcome("b"), address=1, run=NEXT).run
+    assert not change.is_first and change.servers == (made.servers["b"],)
+    assert learn(made, welcome("b"), address=1, run=NEXT).run is None
+
+
+def test_a_run_that_this_reader_began_is_no_news_when_servers_say_it():
+    made = directory_of("a")
+    assert made.enter(made.addresses[0], NEXT).is_first
+    assert learn(made, welcome("a"), run=NEXT).run is None
+
+
+def test_an_address_that_answers_for_the_first_time_in_another_run_changes_nothing():
+    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(made, welcome("a"), run=NEXT)
+    assert learn(made, welcome("b"), address=1).run is None and made.run == NEXT
+
+
+def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
+    made = directory_of("a", "b")
+    made.reported(made.servers["a"], True)
+    assert not made.is_finished
+    made.reported(made.servers["b"], True)
+    assert made.is_finished
+    made.reported(made.servers["b"], False)
+    assert made.is_finished

@@ -1,0 +1,354 @@
+"""Batches from their plan to their last sample: servers are pools without sockets, time and chance are passed in."""
+
+import numpy as np
+import pytest
+
+from memoire.errors import MemoireTimeout, ParameterError
+from memoire.reader.directory import LEFT_OUT_AFTER
+from memoire.reader.prefetch import Prefetch
+from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, Partition
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages
+from memoire.wire.messages import Draw, Standing, Sums
+from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, refused, welcome
+
+pytestmark = pytest.mark.usefixtures("without_io")
+REUSED = PARAMETERS.replace(reuse_cache=True)
+LIMITED = Parameters(cache_size=64, samples_per_insert=1.0, samples_per_insert_tolerance=100.0)
+
+
+def two(**options):
+    return World({"a": PoolServer([1, 2]), "b": PoolServer([3, 4], seed=2)}, **options)
+
+
+def kinds(asks):
+    return [(ask.server.name, type(ask.body)) for ask in asks]
+
+
+def actions(drawn):
+    """Which client each sample is of."""
+    return drawn.batch(SCHEMA, None)["action"].tolist()
+
+
+# ------------------------------------------------------------------------------------------------- what a round is
+
+
+def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all_have_answered():
+    world = two()
+    first, second = world.begin()
+    assert kinds([first, second]) == [("a", Sums), ("b", Sums)] and world.begin() == []
+    world.answer(first)
+    assert world.begin() == []  # b has not said what it has
+    world.answer(second)
+    draws = world.begin()
+    assert kinds(draws) == [("a", Draw), ("b", Draw)]
+    assert sum(int(messages.unpack_counts(ask.body.counts)["count"].sum()) for ask in draws) == 32
+    assert world.answer(draws[1]) == []
+    (drawn,) = world.answer(draws[0])
+    assert len(actions(drawn)) == 32 and set(actions(drawn)) == {1, 2, 3, 4}
+    assert world.prefetch.samples == 32 and world.rounds.short == 0
+
+
+def test_batches_weigh_all_clients_as_one_memory_does():
+    """Every client weighs the same, wherever it is: of 4 clients each gives a quarter of all samples."""
+    found = np.concatenate([actions(drawn) for drawn in two().run(20)])
+    assert np.unique(found, return_counts=True)[1].tolist() == pytest.approx([160] * 4, abs=20)
+
+
+def test_the_same_seed_draws_the_same_batches():
+    found = [[actions(drawn) for drawn in two(seed=seed).run(3)] for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_batches_come_in_the_order_of_their_plans_whichever_is_whole_first():
+    world = two(ahead=2)
+    world.begin()
+    world.answer()
+    draws = world.begin()
+    assert kinds(draws) == [("a", Draw), ("b", Draw), ("a", Draw), ("b", Draw)]
+    assert world.answer(*draws[2:]) == []  # the second one is whole, and waits
+    assert len(world.answer(*draws[:2])) == 2
+
+
+def test_no_more_rounds_are_on_their_way_than_a_server_keeps_replies():
+    world = two(ahead=10)
+    world.begin()
+    world.answer()
+    assert len(world.begin()) == 2 * messages.DRAWS_IN_FLIGHT and not world.rounds.is_hungry
+    world.answer()
+    assert world.rounds.is_hungry
+
+
+def test_batches_are_drawn_until_there_are_enough_and_none_before_somebody_asks():
+    world = two(batch_size=0)
+    assert world.begin() == [] and not world.rounds.is_hungry
+    world.prefetch.resize(8)
+    world.begin()
+    world.answer()
+    world.begin()
+    world.answer()
+    assert len(world.prefetch) == 1 and not world.rounds.is_hungry and world.begin() == []
+    world.prefetch.take()
+    assert world.rounds.is_hungry
+
+
+def test_no_batch_is_planned_while_an_address_has_its_time_to_answer():
+    world = two()
+    world.directory.addresses[0].servers = ()
+    world.now = LEFT_OUT_AFTER - 0.1
+    assert world.begin() == [] and world.rounds.next_time(world.now) == LEFT_OUT_AFTER
+    world.now = LEFT_OUT_AFTER
+    assert len(world.begin()) == 2
+
+
+# ------------------------------------------------------------------------------------------------- what is too little
+
+
+def test_too_few_samples_are_asked_for_again_after_a_pause_and_said():
+    world = two(batch_size=10_000)
+    world.begin()
+    world.answer()
+    assert world.begin() == [] and world.rounds.shortage[1] == 4 and world.rounds.shortage[0] > 0
+    assert world.rounds.next_time(world.now) == world.now + RETRY_INTERVAL and world.begin() == []
+    world.now += RETRY_INTERVAL
+    assert [ask.body.wanted for ask in world.begin()] == [10_000, 10_000]
+
+
+def test_servers_that_have_nothing_are_asked_what_they_have_by_the_next_draw():
+    world = World({"a": PoolServer([1]), "b": PoolServer([])})
+    world.begin()
+    world.answer()
+    assert kinds(world.begin()) == [("a", Draw), ("b", Sums)]
+
+
+def test_samples_that_are_asked_for_are_not_there_for_the_next_round():
+    world = World({"a": PoolServer([1], caches=1)}, batch_size=48, ahead=2)
+    world.begin()
+    world.answer()
+    assert kinds(world.begin()) == [("a", Draw)] and world.rounds.shortage == (16, 1)  # of 64
+
+
+def test_what_a_server_said_long_ago_is_not_believed():
+    world = two()
+    world.begin()
+    world.answer()
+    world.now += MAX_SUMS_AGE + 0.1
+    assert kinds(world.begin()) == [("a", Sums), ("b", Sums)]
+
+
+def test_a_round_that_a_server_gives_too_little_to_is_lost_and_the_next_one_is_whole():
+    world = two()
+    world.begin()
+    world.answer()
+    ours, theirs = world.begin()
+    world.answer(ours)
+    nothing = message(messages.Drawn(clients=world.servers["b"].pool.reserve(b"r" * 16, 0).tobytes()))
+    assert world.answer(theirs, by=nothing) == []
+    wanted = int(messages.unpack_counts(theirs.body.counts)["count"].sum())
+    assert world.rounds.short == wanted > 0 and len(world.run(1)) == 1
+
+
+def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
+    servers = {"a": PoolServer([1], parameters=LIMITED)}
+    world = World(servers, batch_size=64, parameters=LIMITED)
+    servers["a"].standing = Standing(-200.0, False, 0, 200, 1.0, 100.0)
+    world.begin()
+    world.answer()
+    assert world.begin() == [] and world.rounds.waits_for
+    servers["a"].standing = Standing(0.0, False, 200, 200, 1.0, 100.0)
+    world.now += RETRY_INTERVAL
+    (ask,) = world.begin()
+    assert ask.body.wanted == 64 and ask.body.band.surplus == -200.0
+    world.answer()
+    (draw,) = world.begin()
+    assert isinstance(draw.body, Draw) and world.rounds.waits_for == "" and draw.body.wanted == 0
+
+
+# ------------------------------------------------------------------------------------------------- what servers are told
+
+
+def test_a_server_is_told_what_was_drawn_elsewhere_and_what_to_keep():
+    world = two(ahead=2)
+    world.begin()
+    world.answer()
+    draws = world.begin()
+    taken = [int(messages.unpack_counts(ask.body.counts)["count"].sum()) for ask in draws]
+    assert [ask.body.elsewhere for ask in draws] == [0, taken[0], taken[1], taken[0] + taken[2]]
+    assert {ask.body.reserve for ask in draws} == {96} and world.prefetch.reserve == 96
+
+
+def test_learners_that_part_the_clients_begin_with_another_part_at_each_server():
+    parts = [[(ask.body.part, ask.body.of) for ask in two(partition=(i, 2)).begin()] for i in (0, 1)]
+    assert parts == [[(0, 2), (1, 2)], [(1, 2), (0, 2)]]
+    assert [(ask.body.part, ask.body.of) for ask in two().begin()] == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("given", [1, (1,), (0, 1, 2), ("0", 1), (0, True), (-1, 2), (2, 2), (0, 1 << 32)])
+def test_what_is_no_partition_is_refused(given):
+    with pytest.raises(ParameterError, match="partition"):
+        Partition(given)
+
+
+def test_a_partition_may_be_a_list():
+    assert (Partition([1, 3]).part, Partition([1, 3]).of, Partition([1, 3]).at(2)) == (1, 3, 0)
+
+
+# ------------------------------------------------------------------------------------------------- servers that are away
+
+
+def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_it_does():
+    world = two()
+    ours, theirs = world.begin()
+    world.answer(ours)
+    assert world.rounds.next_time(world.now) == world.now + LEFT_OUT_AFTER
+    assert world.rounds.late(world.now + LEFT_OUT_AFTER - 0.1, []) == []
+    world.now += LEFT_OUT_AFTER
+    (late,) = world.rounds.late(world.now, [])
+    assert late.name == "b"
+    world.rounds.leave_out(late)
+    assert late.is_away and world.rounds.late(world.now, []) == []
+    world.begin()  # what a said is old by now
+    world.answer(*[ask for ask in world.open if ask is not theirs])
+    assert kinds(world.begin()) == [("a", Draw)]
+    world.answer()
+    assert not late.is_away and len(world.prefetch) == 1
+
+
+def test_a_server_whose_connection_has_ended_is_late_at_once_if_something_is_asked_of_it():
+    world = two()
+    down = list(world.directory.addresses)
+    assert world.rounds.late(world.now, down) == []
+    world.begin()
+    assert [server.name for server in world.rounds.late(world.now, down)] == ["a", "b"]
+
+
+def test_a_round_that_waits_for_a_server_alone_is_over_when_that_is_left_out():
+    world = two()
+    world.begin()
+    world.answer()
+    ours, theirs = world.begin()
+    world.answer(ours)
+    world.rounds.leave_out(theirs.server)
+    assert world.answer() == [] and world.rounds.short > 0  # b's answer comes late, and its samples are lost
+    assert len(world.run(1)) == 1
+
+
+def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
+    world = two()
+    _, theirs = world.begin()
+    world.rounds.forget(world.directory.servers.pop("b"))
+    world.answer()
+    assert kinds(world.begin()) == [("a", Draw)] and [server.name for server, _ in world.rounds.clients()] == ["a"]
+    learn(world.directory, welcome("a", ["a", "b"]))
+    assert kinds(world.begin()) == []  # enough is on its way
+    world.answer()
+    world.prefetch.take()
+    assert ("b", Sums) in kinds(world.begin())
+
+
+def test_no_batch_is_planned_while_no_server_is_there():
+    world = two()
+    for server in world.directory.known:
+        server.is_away = True
+    assert kinds(world.begin()) == [("a", Sums), ("b", Sums)] and world.begin() == []
+
+
+@pytest.mark.parametrize(
+    "answer", [refused("run"), MemoireTimeout("reply", "tcp://a", 1.0, ""), message(messages.Taken())]
+)
+def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
+    world = World({"a": PoolServer([1])})
+    world.directory.due(world.now)
+    world.directory.addresses[0].is_asked = False
+    (ask,) = world.begin()
+    world.answer(ask, by=answer)
+    assert world.directory.next_time() == 0.0
+    assert world.begin() == [] and world.rounds.next_time(world.now) == world.now + REFUSED_INTERVAL
+    world.now += REFUSED_INTERVAL
+    assert kinds(world.begin()) == [("a", Sums)]
+
+
+def test_a_container_that_is_damaged_or_of_other_clients_is_refused_by_its_code():
+    world = World({"a": PoolServer([1])})
+    world.begin()
+    world.answer()
+    (draw,) = world.begin()
+    table = world.servers["a"].pool.reserve(b"r" * 16, 0).tobytes()
+    damaged = message(messages.Drawn(clients=table), payload=np.zeros(8, np.uint8))
+    assert world.answer(draw, by=damaged) == []
+    assert sum(world.rounds.refused.values()) == 1 and len(world.run(1)) == 1
+
+
+# ------------------------------------------------------------------------------------------------- what changes
+
+
+def test_batches_on_their_way_are_given_up_when_parameters_change():
+    world = two()
+    world.begin()
+    world.answer()
+    draws = world.begin()
+    world.rounds.give_up()
+    assert world.answer(*draws) == [] and world.rounds.short == 0
+
+
+def test_a_batch_of_a_former_size_is_dropped():
+    world = two()
+    world.begin()
+    world.answer()
+    world.begin()
+    assert world.prefetch.resize(16) and not world.prefetch.resize(16)
+    world.answer()
+    assert len(world.prefetch) == 0
+    world.begin()
+    world.answer()
+    assert len(world.prefetch) == 1
+
+
+def test_a_run_is_over_when_all_servers_say_so_in_their_answers():
+    world = two()
+    world.servers["a"].finished = True
+    world.begin()
+    world.answer()
+    assert not world.directory.is_finished
+    world.servers["b"].finished = True
+    world.now += MAX_SUMS_AGE + 0.1
+    world.begin()
+    world.answer()
+    assert world.directory.is_finished
+
+
+def test_with_reuse_the_same_samples_serve_any_number_of_batches():
+    world = World({"a": PoolServer([1], caches=1, parameters=REUSED)}, parameters=REUSED)
+    assert len(world.run(10)) == 10
+
+
+def test_nothing_is_drawn_before_the_table_is_known():
+    world = World({"a": PoolServer([1])})
+    world.begin()
+    world.answer()
+    world.directory.terms = None
+    assert world.begin() == []
+
+
+# ------------------------------------------------------------------------------------------------- the queue
+
+
+@pytest.mark.parametrize(("batch_size", "ahead", "kept"), [(0, 2, 0), (32, 1, 64), (10, 3, 40)])
+def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_asked_for(batch_size, ahead, kept):
+    made = Prefetch(ahead)
+    made.resize(batch_size)
+    assert made.reserve == kept
+
+
+def test_a_queue_is_emptied_by_other_parameters_and_wants_nothing_once_it_is_closed():
+    world = two()
+    (drawn,) = world.run(1)
+    queue = Prefetch(2)
+    queue.resize(32)
+    queue.put(drawn)
+    assert len(queue) == 1 and queue.first() is drawn and queue.has_room(0) and not queue.has_room(1)
+    queue.clear()
+    assert len(queue) == 0 and queue.has_room(1)
+    queue.put(drawn)
+    queue.close()
+    assert len(queue) == 0 and not queue.has_room(0)
