@@ -1,0 +1,224 @@
+"""Models to all servers: which server has which, what is sent next, and for whom a call waits. Time is passed in."""
+
+import pytest
+
+from memoire.errors import Closed
+from memoire.models.model import make
+from memoire.reader.directory import LEFT_OUT_AFTER, RunChange
+from memoire.reader.publishing import Publishing
+from memoire.wire import messages
+from readerkit import directory_of, learn, message, refused, welcome
+
+pytestmark = pytest.mark.usefixtures("without_io")
+STRETCH = 4
+
+
+class World:
+    """What is published to servers that answer as a test says; `sends` are those that are not answered yet."""
+
+    def __init__(self, *names):
+        self.directory = directory_of(*names)
+        self.made, self.sends, self.received = Publishing(self.directory, STRETCH), [], {}
+
+    def publish(self, body=b"12345678", topic="policy", now=0.0):
+        order, sends = self.made.publish(make(topic, body, 0), now)
+        self.sends += sends
+        return order
+
+    def met(self, name, has_restarted=False):
+        self.sends += self.made.met(self.directory.servers[name], has_restarted)
+
+    def answer(self, name, answer=None):
+        """Have the oldest stretch on its way to a server answered: taken, if nothing else is said."""
+        send = next(send for send in self.sends if send.server.name == name)
+        self.sends.remove(send)
+        self.sends += self.made.answered(send, answer or self.taken(send))
+
+    def taken(self, send):
+        received = send.offset + len(send.payload or b"")
+        is_whole = received == send.body.size
+        topic = send.body.topic
+        self.received.setdefault((send.server.name, topic), []).append(bytes(send.payload or b""))
+        return message(messages.Published(topic=topic, received=received, version=send.body.version if is_whole else 0))
+
+    def answer_all(self):
+        while self.sends:
+            self.answer(self.sends[0].server.name)
+
+
+def test_a_model_goes_to_every_server_in_stretches_under_the_next_version():
+    world = World("a", "b")
+    world.made.observe({"policy": 6, "other": 1})
+    world.made.observe({"policy": 5})
+    order = world.publish(b"123456789")
+    assert order.model.version == 7 == world.made.versions["policy"] and world.made.is_used
+    assert not world.made.is_taken(order, 0.0) and world.made.missing(order) == list(order.there)
+    world.answer_all()
+    assert world.received == {(name, "policy"): [b"1234", b"5678", b"9"] for name in "ab"}
+    assert world.made.is_taken(order, 0.0) and world.made.missing(order) == [] and world.made.refusal(order) is None
+
+
+def test_what_is_said_of_a_model_is_in_every_stretch():
+    world = World("a")
+    order = world.publish("text")
+    (send,) = world.sends
+    assert (send.body.text, send.body.size, send.body.sha256) == (True, 4, order.model.digest)
+    assert (send.body.topic, send.body.version, send.body.offset) == ("policy", 1, 0) and bytes(send.payload) == b"text"
+
+
+def test_an_empty_model_is_sent_without_a_payload():
+    world = World("a")
+    order = world.publish(b"")
+    assert world.sends[0].payload is None
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0)
+
+
+def test_a_newer_model_is_sent_when_the_former_one_has_arrived():
+    world = World("a")
+    first = world.publish(b"old")
+    second = world.publish(b"new")
+    assert len(world.sends) == 1
+    world.answer("a")
+    assert world.made.is_taken(first, 0.0) and not world.made.is_taken(second, 0.0)
+    world.answer("a")
+    assert world.made.is_taken(second, 0.0) and world.received["a", "policy"] == [b"old", b"new"]
+
+
+def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_has_it():
+    world = World("a", "b")
+    order = world.publish(now=10.0)
+    late = 10.0 + LEFT_OUT_AFTER
+    assert not world.made.is_taken(order, late)  # nobody has it
+    world.answer("a")
+    world.answer("a")
+    assert not world.made.is_taken(order, late - 0.1) and world.made.is_taken(order, late)
+    assert [server.name for server in world.made.silent(world.made.missing(order), "policy")] == ["b"]
+    world.answer("b")  # it has begun to answer: it is waited for
+    assert not world.made.is_taken(order, late) and world.made.silent(order.there, "policy") == []
+
+
+def test_a_call_does_not_wait_for_a_server_that_was_taken_off_its_list():
+    world = World("a", "b")
+    order = world.publish()
+    world.answer("a")
+    world.answer("a")
+    learn(world.directory, welcome("a", ["a"]))
+    assert world.made.is_taken(order, 0.0)
+
+
+def test_a_call_that_finds_nobody_waits_for_the_first_server_that_comes():
+    world = World("a")
+    world.directory.servers["a"].is_away = True
+    order = world.publish()
+    assert order.there == () and not world.made.is_taken(order, 99.0)
+    world.answer("a", refused("denied"))
+    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "denied"
+
+
+def test_a_server_that_comes_later_gets_the_newest_and_one_that_restarted_gets_it_again():
+    world = World("a")
+    world.publish()
+    world.answer_all()
+    learn(world.directory, welcome("a", ["a", "b"]))
+    world.met("b")
+    world.met("a")
+    assert [send.server.name for send in world.sends] == ["b"]
+    world.answer_all()
+    world.met("a", has_restarted=True)
+    world.answer_all()
+    assert world.received["a", "policy"] == [b"1234", b"5678"] * 2 and world.received["b", "policy"] == [
+        b"1234",
+        b"5678",
+    ]
+
+
+def test_a_server_that_forgot_the_beginning_is_sent_all_of_it_again():
+    world = World("a")
+    order = world.publish()
+    world.answer("a")
+    world.answer("a", refused("missing"))
+    assert [send.offset for send in world.sends] == [0]
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0)
+
+
+@pytest.mark.parametrize("code", ["run", "client", "closed", "busy"])
+def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then(code):
+    world = World("a")
+    order = world.publish()
+    world.directory.addresses[0].ask_at = 5.0
+    world.answer("a", refused(code))
+    assert world.sends == [] and world.directory.next_time() == 0.0
+    assert world.made.missing(order) == list(order.there) and world.made.refusal(order) is None
+    world.met("a")
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0)
+
+
+def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
+    world = World("a", "b")
+    order = world.publish()
+    world.directory.addresses[0].ask_at = 5.0
+    world.answer("a", refused("stale"))
+    assert world.directory.next_time() == 0.0  # at its version
+    world.answer_all()
+    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "stale"
+    order = world.publish()
+    world.answer_all()
+    assert world.made.refusal(order) is None and world.made.is_taken(order, 0.0)
+
+
+def test_a_missing_beginning_of_the_first_stretch_is_a_refusal_like_another():
+    world = World("a")
+    order = world.publish()
+    world.answer("a", refused("missing"))
+    assert world.sends == [] and world.made.refusal(order).code == "missing"
+
+
+def test_an_answer_by_a_server_that_was_left_out_brings_it_back():
+    world = World("a")
+    world.publish()
+    world.directory.servers["a"].is_away = True
+    world.answer("a")
+    assert not world.directory.servers["a"].is_away
+
+
+def test_nothing_of_a_former_run_is_sent_in_the_next_one():
+    world = World("a", "b")
+    order = world.publish()
+    servers = tuple(world.directory.known)
+    world.made.enter(RunChange(True, servers[:1]))
+    world.answer("a")
+    assert [send.server.name for send in world.sends] == ["b"] and not world.made.is_used
+    world.made.enter(RunChange(False, servers[1:]))
+    world.answer("b")
+    assert world.sends == [] and world.made.missing(order) == list(servers)
+    world.met("a")
+    assert world.sends == []
+
+
+def test_an_answer_about_a_model_of_a_former_run_says_nothing_about_the_next_one():
+    world = World("a")
+    world.publish(b"old")
+    world.made.enter(RunChange(True, tuple(world.directory.known)))
+    order = world.publish(b"new")
+    world.answer("a")
+    assert not world.made.is_taken(order, 0.0) and len(world.sends) == 1
+    world.answer("a")
+    assert world.made.is_taken(order, 0.0)
+
+
+def test_a_reader_that_is_closed_sends_nothing_more():
+    world = World("a")
+    world.publish()
+    world.answer("a", Closed("this reader"))
+    assert world.sends == []
+
+
+def test_a_server_that_was_forgotten_gets_the_rest_of_what_is_on_its_way():
+    world = World("a", "b")
+    world.publish()
+    del world.directory.servers["b"]
+    world.answer("b")
+    assert [send.offset for send in world.sends if send.server.name == "b"] == [STRETCH]
