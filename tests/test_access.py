@@ -282,7 +282,7 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
     with pytest.raises(AuthError):
         connect(server.endpoint, keys=folder, context=context, timeout=100.0)
     with Reader([server.endpoint], keys=another_key(keys, "reader"), context=context, timeout=None) as reader:
-        until(lambda: reader._links[0].channel.denied)
+        until(lambda: reader._thread.channels.denied)
         keyfolder.authorize(keys / "server", Keys(folder).own)
         keyfolder.authorize(keys / "server", reader._keys.own)
         with connect(server.endpoint, keys=folder, context=context, timeout=100.0) as actor:

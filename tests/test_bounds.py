@@ -13,7 +13,6 @@ from memoire.models import topics
 from memoire.net import descriptors, sockets
 from memoire.pool.caches import Pool
 from memoire.proxy import proxy
-from memoire.reader import reader
 from memoire.replay.batch import ID, td_errors_for
 from memoire.server.dispatch import MOST_UPLOADS
 from memoire.storage import database, snapshot, snapshot_file
@@ -197,54 +196,6 @@ def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(d
         arrive(desk, broken, client=b"n" * 16)
     account = desk.runs.current.ledger.find(b"n" * 16)
     assert account is None or account.table == 0
-
-
-# ------------------------------------------------------------------------------------------------ a reader's servers
-
-
-class Way:
-    """One of a reader's addresses."""
-
-    def __init__(self, *names):
-        self.names = names
-
-
-def reader_of(*links):
-    """A reader without a thread."""
-    made = reader.Reader.__new__(reader.Reader)
-    made._links, made._remotes, made.left_out = list(links), {}, []
-    made._leave_out = made.left_out.append
-    return made
-
-
-def test_a_server_keeps_its_way_while_that_leads_there_and_takes_another_one_then():
-    first, second = Way("a", "b"), Way("a", "b")
-    made = reader_of(first, second)
-    made._remotes = {name: reader._Remote(name, first) for name in "ab"}
-    made._drop_unlisted()
-    assert [remote.link for remote in made._remotes.values()] == [first, first]
-    first.names = ("b",)
-    made._drop_unlisted()
-    assert [remote.link for remote in made._remotes.values()] == [second, first]
-
-
-def test_a_server_that_nobody_lists_is_forgotten_after_a_while():
-    made = reader_of(Way("a"))
-    made._remotes = {name: reader._Remote(name, made._links[0]) for name in "ab"}
-    made._drop_unlisted()
-    assert list(made._remotes) == ["a", "b"]
-    for remote in made._remotes.values():
-        remote.listed_at -= reader.FORGET_AFTER + 1.0
-    gone = made._remotes["b"]
-    made._drop_unlisted()
-    assert list(made._remotes) == ["a"] and made.left_out == [gone]
-
-
-@pytest.mark.parametrize(("batch_size", "ahead", "kept"), [(0, 2, 0), (32, 0, 32), (32, 1, 64), (10, 3, 40)])
-def test_each_server_keeps_enough_for_the_batches_ahead_and_the_one_that_is_asked_for(batch_size, ahead, kept):
-    made = reader_of()
-    made._batch_size, made._ahead = batch_size, ahead
-    assert made._reserve == kept
 
 
 def test_what_is_no_td_error_is_shown_short():

@@ -446,7 +446,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
 
 
 def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.reader.LEFT_OUT_AFTER", 300.0)
+    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_AFTER", 300.0)
     servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
     for server in servers:
         client = cluster.client(server)

@@ -16,7 +16,6 @@ from memoire.errors import Closed, EndpointError, MemoireTimeout, ParameterError
 from memoire.net import resolver as names
 from memoire.net.resolver import Names
 from memoire.nodes.roles import ServersFile
-from memoire.reader import reader
 from memoire.wire import messages
 from netkit import QUICK, Cluster, in_thread, record, until
 
@@ -367,7 +366,7 @@ def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, i
     servers = [cluster.server(name=name) for name in "ab"]
     reader = cluster.reader([cluster.proxy(servers)] if is_behind_a_proxy else servers)
     until(lambda: len(reader.servers) == 2)
-    channel = reader._links[0].channel
+    (channel,) = list(reader._thread.channels.of.values())[:1]
     other, ahead = sorted(servers, key=lambda server: messages.name_hash(server.name) == channel.home)
     ahead.begin_run("next")  # as a call does that one server did not answer in time
     until(lambda: channel.run == messages.name_hash("next"))  # what it says of itself holds for all behind this address
@@ -471,7 +470,7 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
 
 
 def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, monkeypatch):
-    monkeypatch.setattr(reader, "FORGET_AFTER", 0.5)
+    monkeypatch.setattr("memoire.reader.directory.FORGET_AFTER", 0.5)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
     learner = cluster.reader([proxy])

@@ -122,7 +122,7 @@ def test_a_reader_forgets_its_balance_with_the_run_and_the_band_that_it_is_of(cl
     begun = limiter.stats()
     assert begun.surplus == 0.0
     if change == "run":
-        until(lambda: client.run == "next" and reader._run == server._desk.run)
+        until(lambda: client.run == "next" and reader._directory.run == server._desk.run)
     else:
         until(lambda: client.parameters == reader.parameters == server.parameters)
     after = go_on(10)

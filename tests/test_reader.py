@@ -16,7 +16,6 @@ from memoire.errors import (
     SchemaMismatch,
 )
 from memoire.limits import Limits
-from memoire.reader.reader import _Remote
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages
@@ -141,20 +140,6 @@ def test_the_weighted_mean_is_that_of_all_entries_over_three_servers(cluster):
     one, value = np.transpose(means)
     for found, expected in ((one, 1.0), (value, total / entries)):
         assert abs(found.mean() - expected) < 5.0 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-3 * abs(expected)
-
-
-def test_samples_of_a_draw_that_is_on_its_way_are_not_there_for_the_next_one():
-    """A server says what it has before it has seen the newest draws; with reuse_cache these take nothing away."""
-    table, counts = np.zeros(3, messages.CLIENT_SUMS), np.zeros(2, messages.CLIENT_COUNTS)
-    table["client"][:, 0], table["reserved"], table["flags"] = [7, 8, 9], [20, 20, 4], [0, 1, 0]
-    counts["client"][:, 0], counts["count"] = [9, 7], [6, 5]
-    remote = _Remote("a", None)
-    remote.open = {1: counts, 2: counts[1:]}
-    remote.said(table, 0.0)
-    assert remote.table["reserved"].tolist() == [10, 20, 0] and table["reserved"].tolist() == [20, 20, 4]
-    remote.open = {3: np.array([(np.array([8, 0], "<u8"), 3, 0)], messages.CLIENT_COUNTS)}
-    remote.said(table, 0.0)
-    assert remote.table["reserved"].tolist() == [20, 20, 4]
 
 
 def drawn(server):
@@ -295,7 +280,7 @@ def test_a_model_is_published_at_all_servers_under_one_version(cluster, size):
     models = [cluster.client(server).model("policy") for server in servers]
     body = np.random.default_rng(0).bytes(size)
     until(lambda: proxy.stats().models == {"policy": 1})
-    until(lambda: reader._versions.get("policy") == 1)
+    until(lambda: reader._thread.publishing.versions.get("policy") == 1)
     assert reader.publish("policy", body, 20.0) == 2
     assert [model.wait(10.0, after=1).body for model in models] == [body] * 3
     assert reader.publish("policy", "text", 20.0) == 3

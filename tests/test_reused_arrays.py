@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from memoire.client.client import Client
+from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, in_thread, record, until
 
@@ -14,7 +15,10 @@ OTHER = 777
 
 
 def worker_of(node):
-    return node._io.worker if isinstance(node, Client) else node._worker
+    """A node's thread."""
+    if isinstance(node, Client):
+        return node._io.worker
+    return node._thread.worker if isinstance(node, Reader) else node._worker
 
 
 class Nodes:

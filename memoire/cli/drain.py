@@ -23,7 +23,8 @@ from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merg
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.net.resolver import Found, Names, shared_names
-from memoire.reader.reader import LEFT_OUT_AFTER, Reader
+from memoire.reader.directory import LEFT_OUT_AFTER
+from memoire.reader.reader import Reader
 from memoire.wire import messages
 
 SILENT = 12.0

@@ -1,0 +1,312 @@
+"""Orders to all servers of a cluster, and questions: configure, finish, begin_run, totals, snapshots.
+
+Each call is one request to each of some servers, all at once, and then waits for the answers. It does no I/O of its
+own: the reader's thread sends, and its monitor waits.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memoire.accounting.merge import ClusterTotals, Rows, ServerAccounts, key_of, merge, totals_of
+from memoire.arguments import mapping, seconds, text
+from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.wire import messages
+
+from .directory import RemoteServer
+
+if TYPE_CHECKING:
+    from .io import ReaderThread
+
+SNAPSHOT_INTERVAL = 0.1
+"""Seconds between two questions how a snapshot stands."""
+ANSWER_GRACE = 1.0
+"""Seconds beyond a request's deadline in which the thread has to say that nobody answered."""
+
+
+class ClusterAdmin:
+    """What a reader can order and ask all of its servers. Any thread may call.
+
+    Args:
+        request_timeout: Seconds that a call takes at most if its `timeout` is None.
+    """
+
+    def __init__(self, thread: ReaderThread, request_timeout: float) -> None:
+        self._thread, self._request_timeout = thread, request_timeout
+        self._monitor, self._directory = thread.monitor, thread.directory
+
+    # Orders
+
+    def configure(self, timeout: float | None, changes: Mapping[str, Any]) -> None:
+        """See `Reader.configure`."""
+        self._order(messages.Control(parameters=_plain(changes)), timeout)
+
+    def begin_run(self, name: str, timeout: float | None) -> None:
+        """See `Reader.begin_run`."""
+        name = text("name", name)
+        self._order(messages.Control(run=name), timeout)
+        self._thread.post(lambda: self._thread.enter(messages.name_hash(name)))
+
+    def finish(self, timeout: float | None) -> None:
+        """See `Reader.finish`."""
+        self._monitor.check_open()
+        deadline = self._monitor.now() + self._seconds(timeout)
+        # Without a run's name: the end is of the run that each address counts.
+        answers = self._control(messages.Control(finish=True), lambda: self._directory.there, deadline, None)
+        is_silent = [isinstance(answer, MemoireTimeout) for answer in answers.values()]
+        for name, answer in answers.items():
+            if all(is_silent) or not isinstance(answer, MemoireTimeout):
+                _raise_error(name, answer)
+
+    def _order(self, body: messages.Control, timeout: float | None) -> None:
+        """What every server has to take, whichever run it counts: behind one proxy they may count several.
+
+        Raises:
+            MemoireTimeout: an address leads to nobody, so that nothing was ordered; or a server did not answer.
+            Refused: a server does not do it.
+        """
+        self._monitor.check_open()
+        patience = self._seconds(timeout)
+        deadline = self._monitor.now() + patience
+        self._await_all(patience)
+        for name, answer in self._control(body, lambda: self._directory.known, deadline, 0).items():
+            _raise_error(name, answer)
+
+    def _await_all(self, patience: float) -> None:
+        """Wait until somebody has answered at every address, those on proxies' lists too."""
+        if not self._monitor.wait(lambda: not self._directory.unmet(), patience):
+            where = ", ".join(sorted(self._directory.unmet()))
+            advice = "A server there would not hear of it, so nothing was changed. Start it, or take it off the list."
+            raise MemoireTimeout("server", where, patience, advice)
+
+    def _control(
+        self,
+        body: messages.Control,
+        awaited: Callable[[], Iterable[RemoteServer]],
+        deadline: float,
+        run: int | None,
+    ) -> dict[str, messages.Answer]:
+        """Tell all servers; the answers of those that are awaited, chosen inside of the thread."""
+
+        def bodies() -> dict[str, messages.Body]:
+            return dict.fromkeys(self._directory.servers, body)
+
+        def names() -> list[str]:
+            return [server.name for server in awaited()]
+
+        def heard(answer: messages.Answer) -> None:
+            self._directory.ask_soon()  # see what came of it
+            if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Taken):
+                self._directory.is_finished = self._directory.is_finished or answer.body.finished
+
+        return self._gather(bodies, names, heard, deadline, run)
+
+    # Questions
+
+    def ask(
+        self, bodies: Mapping[str, messages.Body], timeout: float | None
+    ) -> dict[str, messages.Body | MemoireError]:
+        """See `Reader.ask`."""
+        deadline = self._monitor.now() + self._seconds(timeout)
+        for name, body in mapping("bodies", bodies).items():
+            if text("server", name) not in self._directory.servers:
+                raise ParameterError("server", name, f"one of {', '.join(sorted(self._directory.servers))}")
+            if not isinstance(body, messages.Body):
+                raise WrongType("body", "one of wire's requests", type(body).__name__)
+        answers = self._gather(lambda: bodies, lambda: bodies, lambda _: None, deadline, 0)  # whatever run it counts
+        return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
+
+    def tell(self, name: str, body: messages.Body, timeout: float | None) -> messages.Taken:
+        """See `Reader.tell`."""
+        answer = self.ask({name: body}, timeout)[name]
+        if isinstance(answer, MemoireError):
+            raise answer
+        if not isinstance(answer, messages.Taken):
+            raise self._unexpected(name, answer)
+        return answer
+
+    def snapshot(self, name: str, timeout: float | None) -> dict[str, messages.Snapshot | MemoireError]:
+        """See `Reader.snapshot`."""
+        self._monitor.check_open()
+        deadline = self._monitor.now() + self._seconds(timeout)
+        self._await_all(min(self._request_timeout, self._seconds(timeout)))
+        body = messages.TakeSnapshot(name=text("name", name), order=secrets.token_bytes(16))
+        told: dict[str, messages.Snapshot | MemoireError] = {}
+        asked = dict.fromkeys(self._directory.servers, body)
+        while asked:
+            left = deadline - self._monitor.now()
+            for server, answer in self.ask(asked, min(self._request_timeout, max(0.0, left))).items():
+                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and left > 0:
+                    continue
+                told[server] = _snapshot_of(server, answer, self._seconds(timeout))
+                del asked[server]
+            self._monitor.pause(SNAPSHOT_INTERVAL if asked else 0.0)
+        return told
+
+    def accounts(
+        self, run: str | None, timeout: float | None, servers: Sequence[str] | None = None
+    ) -> dict[str, ServerAccounts | MemoireError]:
+        """See `Reader.accounts`."""
+        run = None if run is None else text("run", run)
+        deadline = self._monitor.now() + self._seconds(timeout)
+        told: dict[str, ServerAccounts | MemoireError] = {}
+        pages: dict[str, list[Rows]] = {
+            name: [] for name in ([*self._directory.servers] if servers is None else servers)
+        }
+        asked: dict[str, messages.Body] = {name: messages.Ledger(run=run or "") for name in pages}
+        while asked:  # a page of each server at a time
+            answers, asked = self.ask(asked, deadline - self._monitor.now()), {}
+            for name, answer in answers.items():
+                if not isinstance(answer, messages.Accounts):
+                    unexpected = self._unexpected(name, answer)
+                    told[name] = answer if isinstance(answer, MemoireError) else unexpected
+                    continue
+                pages[name].append(messages.unpack_accounts(answer.accounts))
+                if answer.more and len(pages[name][-1]):
+                    asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
+                else:
+                    told[name] = _server_accounts(answer, merge(*pages[name]))
+        return told
+
+    def totals(self, run: str | None, timeout: float | None) -> ClusterTotals:
+        """See `Reader.totals`."""
+        deadline = self._monitor.now() + self._seconds(timeout)
+        told = self.accounts(run, deadline - self._monitor.now())
+        found = _found(told)
+        if not found:
+            where = ", ".join(address.endpoint for address in self._directory.addresses)
+            nobody = MemoireTimeout("server", where, self._seconds(timeout), "None has answered yet.")
+            raise next((error for error in told.values() if isinstance(error, MemoireError)), nobody)
+        # Servers hear of a new run one after the other: the one that most of them count.
+        names = Counter(answer.run for answer in found.values())
+        chosen = max(names, key=lambda name: names[name])
+        mine = [answer for answer in found.values() if answer.run == chosen]
+        if len(names) > 1:  # the others may have counted it before
+            others = [name for name, answer in found.items() if answer.run != chosen]
+            mine += _found(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
+        missing = {name for name, answer in told.items() if isinstance(answer, MemoireTimeout)}
+        return _cluster_totals(chosen, mine, found, missing | self._directory.unmet())
+
+    # How a call asks and waits
+
+    def _gather(
+        self,
+        bodies: Callable[[], Mapping[str, messages.Body]],
+        awaited: Callable[[], Iterable[str]],
+        heard: Callable[[messages.Answer], None],
+        deadline: float,
+        run: int | None,
+    ) -> dict[str, messages.Answer]:
+        """One request to each of some servers, by their names, all at once; the answers that are awaited.
+
+        Args:
+            bodies, awaited: Called inside of the thread: which servers are known may change until then.
+            heard: Called inside of the thread with each answer, also with those that are not awaited; under the lock.
+            run: See `Channels.ask`.
+        """
+        box: dict[str, messages.Answer | None] = {}
+        is_started: list[bool] = []
+
+        def start() -> None:
+            with self._monitor.changed:
+                box.update(dict.fromkeys(awaited()))
+                is_started.append(True)
+                self._monitor.changed.notify_all()
+            for name, body in bodies().items():
+                settled = functools.partial(settle, name)
+                server = self._directory.servers.get(name)
+                if server is None:
+                    settled(ParameterError("server", name, "a server that is still listed"))
+                else:
+                    self._thread.send(server, body, settled, deadline, run)
+
+        def settle(name: str, answer: messages.Answer) -> None:
+            with self._monitor.changed:
+                if name in box:
+                    box[name] = answer
+                heard(answer)
+                self._monitor.changed.notify_all()
+
+        self._thread.post(start)
+        patience = deadline - self._monitor.now() + ANSWER_GRACE
+        self._thread.expect(lambda: bool(is_started) and None not in box.values(), patience, "answer")
+        return {name: answer for name, answer in box.items() if answer is not None}
+
+    def _unexpected(self, name: str, answer: messages.Body | MemoireError) -> Refused:
+        return Refused(self._directory.servers[name].address.endpoint, "unexpected", f"answered {answer}")
+
+    def _seconds(self, timeout: float | None) -> float:
+        return seconds(timeout, self._request_timeout)
+
+
+def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they travel: tuples and arrays become lists, and lists are copies."""
+    return {
+        name: np.asarray(value).tolist() if isinstance(value, (tuple, np.ndarray)) else copy.deepcopy(value)
+        for name, value in changes.items()
+    }
+
+
+def _raise_error(server: str, answer: messages.Answer) -> None:
+    """Raise what ended an order to a server, if that is an error."""
+    if isinstance(answer, MemoireTimeout):
+        advice = f"{answer.advice} The other servers have the change; call again when {server!r} is back."
+        raise MemoireTimeout(f"answer of server {server!r}", answer.endpoint, answer.seconds, advice)
+    if isinstance(answer, MemoireError):
+        raise answer
+
+
+def _found(told: Mapping[str, ServerAccounts | MemoireError]) -> dict[str, ServerAccounts]:
+    return {name: answer for name, answer in told.items() if isinstance(answer, ServerAccounts)}
+
+
+def _server_accounts(said: messages.Accounts, rows: Rows) -> ServerAccounts:
+    return ServerAccounts(
+        said.run_name,
+        rows,
+        said.finished,
+        said.durable,
+        tuple(said.runs),
+        said.epoch,
+        said.time,
+        applied=said.applied,
+        stale=said.stale,
+    )
+
+
+def _cluster_totals(
+    run: str, mine: Sequence[ServerAccounts], found: Mapping[str, ServerAccounts], missing: Iterable[str]
+) -> ClusterTotals:
+    """The totals of `run` out of the accounts that count it; `found` are all that came, each by its server."""
+    totals = totals_of(merge(*(answer.rows for answer in mine)))
+    applied = totals.applied + sum(answer.applied for answer in mine)
+    stale = totals.stale + sum(answer.stale for answer in mine)
+    return ClusterTotals(
+        run=run,
+        totals=replace(totals, applied=applied, stale=stale),
+        finished=all(answer.finished for answer in mine),
+        durable=all(answer.durable for answer in mine),
+        runs=tuple(dict.fromkeys(name for answer in found.values() for name in answer.runs)),
+        servers=tuple(sorted(found)),
+        missing=tuple(sorted(missing)),
+    )
+
+
+def _snapshot_of(server: str, answer: messages.Body | MemoireError, timeout: float) -> messages.Snapshot | MemoireError:
+    """What came of the order of a snapshot at a server."""
+    if isinstance(answer, MemoireError):
+        return answer
+    if not isinstance(answer, messages.Snapshot):
+        return Refused(server, "unexpected", f"answered {answer}")
+    if answer.state == "writing":
+        advice = "It goes on writing; `memoire snapshot --show FILE` reads the file when it is there."
+        return MemoireTimeout(f"snapshot {answer.name!r}", server, timeout, advice)
+    return answer if answer.state == "done" else Refused(server, answer.state, answer.text)

@@ -1,0 +1,135 @@
+"""The reader's sockets: one channel for each of its addresses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from memoire.errors import AuthError, Closed
+from memoire.limits import Limits
+from memoire.net import sockets
+from memoire.net.channel import Channel
+from memoire.net.sockets import Context, Doors
+from memoire.security.keyfolder import Keys
+from memoire.wire import messages
+
+from .directory import Address, RemoteServer
+
+Finish = Callable[[messages.Answer], None]
+
+
+class Channels:
+    """The channels by address. Those that ask, turn or close belong to the reader's thread.
+
+    Args:
+        reader_id: 16 bytes, the reader's own.
+        numbers: Of requests: one counter for all messages of the reader.
+        rng: Of pauses.
+    """
+
+    def __init__(
+        self, doors: Doors, *, reader_id: bytes, numbers: Iterator[int], rng: random.Random, limits: Limits
+    ) -> None:
+        self.of: dict[Address, Channel] = {}
+        """The channel of each address."""
+        self._doors, self._reader_id, self._numbers, self._rng, self._limits = doors, reader_id, numbers, rng, limits
+
+    def open(self, addresses: Sequence[Address], keys: Keys | None, context: Context | None) -> None:
+        """Connect to these addresses; before the thread begins.
+
+        Raises:
+            EndpointError: one of them is malformed.
+            KeyFileError: the keys cannot be used.
+        """
+        shared = context or sockets.shared_context()
+        self.of |= {address: self._channel(address.endpoint, keys, shared) for address in addresses}
+
+    def _channel(self, endpoint: str, keys: Keys | None, context: Context) -> Channel:
+        return Channel(
+            self._doors,
+            context,
+            endpoint,
+            client=self._reader_id,
+            limits=self._limits,
+            rng=self._rng,
+            numbers=self._numbers,
+            keys=keys,
+        )
+
+    # From any thread
+
+    @property
+    def where(self) -> str:
+        """The addresses, as errors name them."""
+        return ", ".join(address.endpoint for address in self.of)
+
+    def trouble(self, *, probe: bool = True) -> str:
+        """Why the first address may not answer and what to do. Tries to connect, which takes 0.2 s at most."""
+        return next(iter(self.of.values())).trouble(probe=probe)
+
+    @property
+    def denied(self) -> AuthError | None:
+        """Why nobody can answer: every address that is not away does not let this process in."""
+        found = [channel.denied for channel in self.of.values()]
+        return found[0] if all(found) else None
+
+    @property
+    def denied_for_good(self) -> AuthError | None:
+        """The same, once it has been so for a while."""
+        found = [channel.denied_for_good for channel in self.of.values()]
+        return found[0] if all(found) else None
+
+    @property
+    def resends(self) -> int:
+        """Requests that were sent again."""
+        return sum(channel.resends for channel in self.of.values())
+
+    # Inside of the thread
+
+    def ask(
+        self,
+        server: RemoteServer,
+        body: messages.Body,
+        finish: Finish,
+        deadline: float = float("inf"),
+        *,
+        payload: messages.Buffer | None = None,
+        sequence: int | None = None,
+        run: int | None = None,
+    ) -> None:
+        """Send a request to one server; `finish` gets its reply, or the error that ends it. See `Channel.ask`.
+
+        Args:
+            run: Hash of the run that it is about; 0 is whichever the server counts, None the one that its address does.
+        """
+        channel = self.of[server.address]
+        channel.ask(body, finish, deadline, payload=payload, home=server.home, sequence=sequence, run=run)
+
+    def greet(self, address: Address, hello: messages.Hello, finish: Finish, deadline: float) -> None:
+        """Send HELLO to any server there: behind a proxy another one answers where the former one is away."""
+        self.of[address].ask(hello, finish, deadline, home=0)
+
+    def learn(self, address: Address, header: messages.Header, told: messages.Welcome) -> None:
+        """Take the facts that stand in the headers of all requests there."""
+        channel = self.of[address]
+        channel.run, channel.fingerprint = header.run, header.fingerprint
+        channel.home, channel.table = header.home, told.table
+        channel.learned(told)
+
+    def next_time(self) -> float:
+        """When a turn has something to do."""
+        return min(channel.next_time() for channel in self.of.values())
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Take what came, send what is due."""
+        for channel in self.of.values():
+            channel.turn(ready)
+
+    def down(self) -> list[Address]:
+        """Addresses that surely have no connection now."""
+        return [address for address, channel in self.of.items() if channel.is_down]
+
+    def close(self) -> None:
+        """End every open request. The sockets are closed by the doors."""
+        for channel in self.of.values():
+            channel.close(Closed("this reader"))

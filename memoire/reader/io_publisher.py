@@ -1,0 +1,98 @@
+"""Sends models to the servers, and waits until these have them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from memoire.errors import MemoireTimeout
+from memoire.models.model import Model
+from memoire.net.thread import Worker
+from memoire.wire import messages
+
+from .directory import RemoteServer
+from .io_channels import Channels
+from .io_monitor import Monitor
+from .publishing import Order, Publishing, Send
+
+
+class Publisher:
+    """Carries what `Publishing` decides.
+
+    Args:
+        leave_out: Called inside of the thread with a server that says nothing.
+    """
+
+    def __init__(
+        self,
+        publishing: Publishing,
+        worker: Worker,
+        channels: Channels,
+        monitor: Monitor,
+        leave_out: Callable[[RemoteServer], None],
+    ) -> None:
+        self._publishing, self._worker, self._channels = publishing, worker, channels
+        self._monitor, self._leave_out = monitor, leave_out
+
+    def publish(self, made: Model, patience: float) -> int:
+        """Publish a model at every server; its version when all that answer have it. See `Reader.publish`."""
+        began, orders = self._monitor.now(), list[Order]()
+        self._worker.post(lambda: self._start(made, began, orders))
+        is_taken = self._monitor.wait(
+            lambda: bool(orders) and self._publishing.is_taken(orders[0], self._monitor.now()), patience
+        )
+        missing = self._give_up(orders, made.topic)
+        if not is_taken:
+            raise self._not_published(made.topic, missing, patience)
+        with self._monitor.changed:
+            refusal = self._publishing.refusal(orders[0])
+        if refusal is not None:
+            raise refusal
+        return orders[0].model.version
+
+    def _give_up(self, orders: list[Order], topic: str) -> list[RemoteServer]:
+        """Servers that do not have it. The next model does not wait for those that said nothing at all about this
+        one.
+        """
+        with self._monitor.changed:
+            missing = self._publishing.missing(orders[0]) if orders else []
+        if missing:
+            self._worker.post(lambda: self._leave_silent(missing, topic))
+        return missing
+
+    def _not_published(self, topic: str, missing: list[RemoteServer], patience: float) -> MemoireTimeout:
+        names = ", ".join(repr(server.name) for server in missing)
+        what = f"model of topic {topic!r} at server {names}" if missing else f"answer to a model of topic {topic!r}"
+        advice = "It goes on being sent while this reader is open; a server that is back gets the newest."
+        trouble = "" if missing else f"{self._channels.trouble(probe=False)} "
+        return MemoireTimeout(what, self._channels.where, patience, trouble + advice)
+
+    # Inside of the thread
+
+    def met(self, server: RemoteServer, *, has_restarted: bool) -> None:
+        """A server is there: send it what it does not have."""
+        with self._monitor.changed:
+            sends = self._publishing.met(server, has_restarted)
+        self._send(sends)
+
+    def _start(self, made: Model, began: float, orders: list[Order]) -> None:
+        with self._monitor.changed:
+            order, sends = self._publishing.publish(made, began)
+            orders.append(order)
+            self._monitor.changed.notify_all()
+        self._send(sends)
+
+    def _send(self, sends: list[Send]) -> None:
+        for send in sends:
+            # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
+            self._channels.ask(send.server, send.body, functools.partial(self._sent, send), payload=send.payload)
+
+    def _sent(self, send: Send, answer: messages.Answer) -> None:
+        with self._monitor.changed:
+            sends = self._publishing.answered(send, answer)
+            self._monitor.changed.notify_all()
+        self._send(sends)
+
+    def _leave_silent(self, servers: list[RemoteServer], topic: str) -> None:
+        for server in self._publishing.silent(servers, topic):
+            self._leave_out(server)

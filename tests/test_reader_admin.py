@@ -1,0 +1,301 @@
+"""Orders to all servers and questions: no thread, no socket; servers are functions, and time passes when a call waits."""
+
+import numpy as np
+import pytest
+
+from memoire.accounting.merge import ServerAccounts
+from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
+from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterAdmin
+from memoire.wire import messages
+from readerkit import directory_of, message, refused
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+
+class Monitor:
+    """The lock that nobody else holds, and a clock that a wait sets forward."""
+
+    def __init__(self):
+        self.time, self.is_open, self.paused = 100.0, True, []
+        self.changed = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def notify_all(self):
+        pass
+
+    def now(self):
+        return self.time
+
+    def check_open(self):
+        if not self.is_open:
+            raise Closed("this reader")
+
+    def wait(self, is_done, patience):
+        if not is_done():
+            self.time += patience
+        return is_done()
+
+    def pause(self, seconds):
+        self.paused.append(seconds)
+        assert len(self.paused) < 100, "it waits without an end"
+        self.time += seconds
+
+
+class Thread:
+    """A thread that does everything at once. `servers` says for each name how it answers: a body or an error, or a
+    function of the request that makes one.
+    """
+
+    def __init__(self, **servers):
+        self.monitor, self.directory, self.servers = Monitor(), directory_of(*servers), servers
+        self.sent, self.entered = [], []
+
+    def post(self, function):
+        function()
+
+    def send(self, server, body, finish, deadline, run):
+        self.sent.append((server.name, body, deadline, run))
+        answer = self.servers[server.name]
+        answer = answer(body) if callable(answer) else answer
+        if answer is not None:
+            finish(answer if isinstance(answer, MemoireError) else message(answer))
+
+    def expect(self, is_done, patience, what):
+        if not self.monitor.wait(is_done, patience):
+            raise MemoireTimeout(what, "tcp://a", patience, "")
+
+    def enter(self, run):
+        self.entered.append(run)
+
+
+def cluster(**servers):
+    thread = Thread(**servers)
+    return thread, ClusterAdmin(thread, 10.0)
+
+
+def silent(name="tcp://a"):
+    return MemoireTimeout("reply", name, 10.0, "It was sent 3 times.")
+
+
+TAKEN = messages.Taken()
+
+# ------------------------------------------------------------------------------------------------------------- orders
+
+
+def test_parameters_go_to_every_server_as_they_travel_whichever_run_it_counts():
+    thread, admin = cluster(a=TAKEN, b=TAKEN)
+    thread.directory.servers["b"].is_away, thread.directory.addresses[0].ask_at = True, 200.0
+    admin.configure(4.0, {"discount_factor": (0.5, 0.9), "prev": np.array([1, 2]), "multi_step": 2})
+    plain = messages.Control(parameters={"discount_factor": [0.5, 0.9], "prev": [1, 2], "multi_step": 2})
+    assert thread.sent == [("a", plain, 104.0, 0), ("b", plain, 104.0, 0)]
+    assert thread.directory.next_time() == 0.0  # HELLO sees what came of it
+
+
+def test_an_order_to_all_waits_until_somebody_answers_at_every_address():
+    thread, admin = cluster(a=TAKEN)
+    thread.directory.addresses[0].unmet = ("tcp://later", "tcp://other")
+    with pytest.raises(MemoireTimeout, match="tcp://later, tcp://other.*nothing was changed"):
+        admin.configure(None, {})
+    assert thread.sent == [] and thread.monitor.now() == 110.0
+
+
+def test_an_order_that_a_server_did_not_answer_says_that_the_others_have_it():
+    _, admin = cluster(a=TAKEN, b=silent())
+    with pytest.raises(MemoireTimeout, match="server 'b'.*It was sent 3 times.*call again when 'b' is back"):
+        admin.configure(None, {})
+
+
+def test_an_order_that_a_server_refuses_raises_that():
+    _, admin = cluster(a=TAKEN, b=refused("parameters"))
+    with pytest.raises(Refused, match="no"):
+        admin.configure(None, {})
+
+
+def test_an_order_that_the_thread_does_not_come_to_ends_as_well():
+    _, admin = cluster(a=None)
+    with pytest.raises(MemoireTimeout, match="answer"):
+        admin.configure(3.0, {})
+
+
+def test_a_run_that_is_begun_is_entered_when_all_servers_count_it():
+    thread, admin = cluster(a=TAKEN)
+    admin.begin_run("next", None)
+    assert thread.sent[0][1] == messages.Control(run="next") and thread.entered == [messages.name_hash("next")]
+    thread.servers["a"] = refused("run")
+    with pytest.raises(Refused):
+        admin.begin_run("other", None)
+    assert len(thread.entered) == 1
+    with pytest.raises(TypeError):
+        admin.begin_run(3, None)
+
+
+def test_the_end_is_told_to_all_and_only_awaited_of_those_that_are_there():
+    thread, admin = cluster(a=messages.Taken(finished=True), b=None)
+    thread.directory.servers["b"].is_away = True
+    admin.finish(None)
+    assert [(name, run) for name, _, _, run in thread.sent] == [("a", None), ("b", None)]
+    assert thread.directory.is_finished
+
+
+def test_an_end_that_is_taken_anywhere_is_an_end_and_one_that_nobody_answers_is_none():
+    thread, admin = cluster(a=TAKEN, b=silent())
+    admin.finish(None)
+    thread.servers["a"] = silent()
+    with pytest.raises(MemoireTimeout, match="server 'a'"):
+        admin.finish(None)
+    thread.servers["a"] = refused("run")
+    with pytest.raises(Refused):
+        admin.finish(None)
+
+
+@pytest.mark.parametrize("call", ["finish", "begin_run", "configure", "snapshot"])
+def test_a_reader_that_is_closed_orders_nothing(call):
+    thread, admin = cluster(a=TAKEN)
+    thread.monitor.is_open = False
+    given = {"finish": (None,), "begin_run": ("one", None), "configure": (None, {}), "snapshot": ("one", None)}[call]
+    with pytest.raises(Closed):
+        getattr(admin, call)(*given)
+    assert thread.sent == []
+
+
+# ---------------------------------------------------------------------------------------------------------- questions
+
+
+def test_questions_are_answered_by_name_or_say_why_not():
+    thread, admin = cluster(a=messages.Accounts(run_name="one"), b=silent())
+    told = admin.ask(dict.fromkeys("ab", messages.Ledger()), 2.0)
+    assert told["a"] == messages.Accounts(run_name="one") and isinstance(told["b"], MemoireTimeout)
+    assert {run for _, _, _, run in thread.sent} == {0} and admin.ask({}, None) == {}
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent():
+    thread, admin = cluster(a=TAKEN, b=TAKEN)
+    with pytest.raises(ParameterError, match="one of a, b"):
+        admin.ask({"a": messages.Ledger(), "c": messages.Ledger()}, None)
+    with pytest.raises(WrongType, match="wire's requests"):
+        admin.ask({"a": "ledger"}, None)
+    assert thread.sent == []
+
+
+def test_a_server_that_is_forgotten_while_it_is_asked_is_said_to_be():
+    thread, admin = cluster(a=TAKEN)
+    thread.post = lambda function: (thread.directory.servers.clear(), function())
+    assert isinstance(admin.ask({"a": messages.Ledger()}, None)["a"], ParameterError)
+
+
+def test_one_server_is_told_something_and_has_to_say_that_it_took_it():
+    thread, admin = cluster(a=TAKEN)
+    assert admin.tell("a", messages.Control(), None) == TAKEN
+    thread.servers["a"] = refused("role")
+    with pytest.raises(Refused):
+        admin.tell("a", messages.Control(), None)
+    thread.servers["a"] = messages.Accounts(run_name="one")
+    with pytest.raises(Refused, match="answered Accounts"):
+        admin.tell("a", messages.Control(), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- snapshots
+
+
+def test_a_snapshot_is_asked_for_until_every_server_has_written_it():
+    states = iter([messages.Snapshot(name="x", state="writing"), messages.Snapshot(name="x", state="done", bytes=7)])
+    failed = messages.Snapshot(name="x", state="failed", text="disk full")
+    thread, admin = cluster(a=lambda _: next(states), b=failed, c=TAKEN, d=silent())
+    told = admin.snapshot("x", None)
+    assert told["a"].bytes == 7 and thread.monitor.paused == [SNAPSHOT_INTERVAL, 0.0]
+    assert told["b"].code == "failed" and told["c"].code == "unexpected" and isinstance(told["d"], MemoireTimeout)
+    orders = {body.order for _, body, _, _ in thread.sent}
+    assert len(orders) == 1 and len(thread.sent) == 5  # the same order: servers write one file each
+
+
+def test_a_snapshot_that_takes_longer_than_the_call_goes_on():
+    thread, admin = cluster(a=messages.Snapshot(name="x", state="writing"))
+    told = admin.snapshot("x", 1.0)
+    assert isinstance(told["a"], MemoireTimeout) and "It goes on writing" in str(told["a"])
+    assert thread.monitor.now() == pytest.approx(101.0, abs=2 * SNAPSHOT_INTERVAL)
+
+
+def test_no_snapshot_is_ordered_while_a_server_would_not_hear_of_it():
+    thread, admin = cluster(a=TAKEN)
+    thread.directory.addresses[0].unmet = ("tcp://later",)
+    with pytest.raises(MemoireTimeout, match="tcp://later"):
+        admin.snapshot("x", None)
+    assert thread.sent == []
+
+
+# ------------------------------------------------------------------------------------------------- what was counted
+
+
+def rows_of(*steps):
+    """Accounts of clients 1, 2 ... that have counted so many steps."""
+    rows = np.zeros(len(steps), messages.ACCOUNT)
+    rows["client"][:, 0], rows["steps"] = np.arange(1, len(steps) + 1), steps
+    return rows
+
+
+def accounts(run="one", rows=(), **facts):
+    return messages.Accounts(run_name=run, accounts=rows_of(*rows).tobytes(), runs=facts.pop("runs", [run]), **facts)
+
+
+def test_totals_count_each_client_once_over_all_servers():
+    finished = {"finished": True, "durable": True}
+    thread, admin = cluster(
+        a=accounts(rows=(50, 7), applied=3, stale=1, **finished), b=accounts(rows=(80,), applied=4, **finished)
+    )
+    found = admin.totals(None, None)
+    assert (found.run, found.totals.steps, found.totals.applied, found.totals.stale) == ("one", 87, 7, 1)
+    assert found.finished and found.durable and found.servers == ("a", "b") and found.missing == ()
+    thread.servers["b"] = accounts(rows=(80,))
+    assert not admin.totals(None, None).finished and not admin.totals(None, None).durable
+
+
+def test_totals_name_the_servers_that_did_not_answer_and_addresses_that_lead_to_nobody():
+    thread, admin = cluster(a=accounts(rows=(5,)), b=silent(), c=refused("role"))
+    thread.directory.addresses[0].unmet = ("tcp://later",)
+    found = admin.totals(None, None)
+    assert found.servers == ("a",) and found.missing == ("b", "tcp://later")
+
+
+def test_totals_that_nobody_answers_say_why():
+    thread, admin = cluster(a=silent(), b=refused("missing"))
+    with pytest.raises(MemoireTimeout, match="It was sent 3 times"):
+        admin.totals(None, None)
+    thread.directory.servers.clear()
+    with pytest.raises(MemoireTimeout, match="None has answered yet"):
+        admin.totals("one", 2.0)
+
+
+def test_servers_that_count_another_run_are_asked_for_the_one_that_most_of_them_count():
+    def answer(own, rows):
+        return lambda body: accounts(body.run or own, rows if (body.run or own) == "new" else (), runs=["old", "new"])
+
+    thread, admin = cluster(a=answer("new", (5,)), b=answer("old", (6,)), c=answer("new", (7,)))
+    found = admin.totals(None, None)
+    assert (found.run, found.totals.steps, found.runs) == ("new", 7, ("old", "new"))
+    assert [name for name, body, _, _ in thread.sent if body.run == "new"] == ["b"]
+
+
+def test_accounts_come_in_pages_and_each_page_begins_after_the_last_one():
+    pages = [rows_of(1, 2, 3, 4, 5)[i : i + 2] for i in (0, 2, 4)]
+
+    def answer(body):
+        page = pages[len([each for each in thread.sent if each[0] == "a"]) - 1]
+        return messages.Accounts(run_name="one", accounts=page.tobytes(), more=len(page) == 2)
+
+    thread, admin = cluster(a=answer, b=accounts(rows=(9,)))
+    told = admin.accounts("one", None)
+    assert isinstance(told["a"], ServerAccounts) and told["a"].rows["steps"].tolist() == [1, 2, 3, 4, 5]
+    asked = [body for name, body, _, _ in thread.sent if name == "a"]
+    assert [bool(body.after) for body in asked] == [False, True, True] and {body.run for body in asked} == {"one"}
+    assert len([name for name, *_ in thread.sent if name == "b"]) == 1
+    assert list(admin.accounts(None, None, ["b"])) == ["b"] and admin.accounts(None, None, []) == {}
+
+
+def test_an_answer_that_is_none_to_the_question_is_refused_in_the_servers_name():
+    _, admin = cluster(a=TAKEN)
+    assert admin.accounts(None, None)["a"].code == "unexpected"
