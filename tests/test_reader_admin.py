@@ -270,6 +270,11 @@ def test_totals_that_nobody_answers_say_why():
         admin.totals("one", 2.0)
 
 
+def test_totals_name_a_server_that_was_taken_off_its_list_while_it_did_not_answer():
+    thread, admin = cluster(a=accounts(rows=(5,)), b=lambda _: (thread.directory.servers.pop("b"), silent())[1])
+    assert admin.totals(None, None).missing == ("b",)
+
+
 def test_servers_that_count_another_run_are_asked_for_the_one_that_most_of_them_count():
     def answer(own, rows):
         return lambda body: accounts(body.run or own, rows if (body.run or own) == "new" else (), runs=["old", "new"])

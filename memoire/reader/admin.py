@@ -166,8 +166,7 @@ class ClusterAdmin:
             answers, asked = self.ask(asked, deadline - self._monitor.now()), {}
             for name, answer in answers.items():
                 if not isinstance(answer, messages.Accounts):
-                    unexpected = self._unexpected(name, answer)
-                    told[name] = answer if isinstance(answer, MemoireError) else unexpected
+                    told[name] = answer if isinstance(answer, MemoireError) else self._unexpected(name, answer)
                     continue
                 pages[name].append(messages.unpack_accounts(answer.accounts))
                 if answer.more and len(pages[name][-1]):
