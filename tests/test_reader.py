@@ -1,7 +1,9 @@
 """Readers over any number of servers: the draw is exact, nothing is eaten by losses, and servers may come and go."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from memoire.errors import (
     SchemaMismatch,
 )
 from memoire.limits import Limits
+from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages
@@ -386,6 +389,14 @@ def test_new_caches_are_drawn_as_they_come(cluster):
     finally:
         stopped.set()
         thread.join(100.0)
+
+
+def test_a_reader_that_nobody_holds_goes_on_until_it_is_closed(cluster):
+    """Its thread uses sockets: the interpreter has to find it at its end."""
+    found = weakref.ref(Reader([cluster.server().endpoint], context=cluster.context))
+    gc.collect()
+    assert found() is not None and found().servers
+    found().close()
 
 
 def test_waiting_ends_with_closed_and_closing_is_bounded(cluster):
