@@ -136,7 +136,7 @@ def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
     servers[0].publish("policy", body)
     assert model.wait(100.0).body == body
     servers[1].publish("policy", body)
-    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._backs))
+    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._routes.backs))
     # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
     assert len(body) <= served[0][1] <= len(body) + 256 * KiB and served[1][1] <= 256 * KiB
 

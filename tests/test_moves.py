@@ -593,7 +593,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
 
 
 def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.proxy.RETIRE", 60.0)
+    monkeypatch.setattr("memoire.proxy.router.RETIRE", 60.0)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers[:1])
     relay = cluster.proxy([proxy])

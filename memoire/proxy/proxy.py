@@ -13,7 +13,6 @@ here and handed out from here. Behind a proxy may be another one: its WELCOME na
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
 import random
@@ -21,7 +20,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,18 +45,14 @@ from memoire.security.throttle import ConnectionClients
 from memoire.suggestions import checked_names
 from memoire.wire import messages
 
+from .router import Router
+
 _log = logging.getLogger(__name__)
 
 LOOK = 2.0
 """Seconds between two HELLO messages to each server: is it there, is it the same one, what does it publish."""
 AWAY_AFTER = 7.0
 """Seconds without a reply after which new clients are given to other servers."""
-SETTLE = 1.0
-"""Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
-GRACE = 10.0
-"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
-RETIRE = 5.0
-"""Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
 MESSAGES_PER_TURN = 200
@@ -274,7 +269,7 @@ class _Back:
         self.names = tuple(told.servers or [told.home_name])
         self.leaving = tuple(told.leaving)
         self.unmet = tuple(told.unmet)
-        self._proxy._learned(self)
+        self._proxy._routes.learn(self)
         for topic in told.models:
             self._want(topic)
         self.topics.announced(told.models)
@@ -391,10 +386,7 @@ class Proxy(Node):
         self._refused: Counter[str] = Counter()
         self._requests = self._replies = self._caches = self._cache_bytes = self._homeless = 0
         self._lanes = Lanes()
-        self._homes: dict[int, _Back] = {}
-        self._removed: set[int] = set()  # homes behind addresses that were taken off the list
-        self._retiring: dict[_Back, float] = {}  # addresses taken off the list, and when they are closed
-        self._listed_at = self._started  # when the list of servers was given
+        self._routes: Router[_Back] = Router(self._started)
         self._pending: deque[_Request] = deque(maxlen=PENDING)
         self._connections = ConnectionClients(self._limits.connection_clients, self._limits.connection_clients_rate)
         self._models = ModelStore(self._limits.model_bytes)
@@ -404,7 +396,6 @@ class Proxy(Node):
         self._held: dict[tuple[bytes, int], _Held] = {}
         beside = sockets.beside(front)
         self._worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
-        self._backs: list[_Back] = []
         try:
             doors = self._worker.doors
             self._pull = doors.add(sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16)))
@@ -419,7 +410,7 @@ class Proxy(Node):
                 bound = self._endpoints
                 addresses = [bound.request, bound.push, bound.publish]
                 exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)")
-            self._backs += [_Back(self, endpoint) for endpoint in servers]
+            self._routes.backs += [_Back(self, endpoint) for endpoint in servers]
         except BaseException:
             self._worker.stop(0.0)
             self._gate.close()
@@ -474,7 +465,7 @@ class Proxy(Node):
     @property
     def servers(self) -> tuple[str, ...]:
         """Names of the servers that answered so far."""
-        return tuple(dict.fromkeys(name for back in self._backs for name in back.names))
+        return self._routes.servers
 
     def stats(self) -> ProxyStats:
         """All figures at this moment."""
@@ -482,7 +473,7 @@ class Proxy(Node):
             name=self.name,
             endpoint=self.endpoint,
             uptime=time.monotonic() - self._started,
-            backs=tuple(_back_stats(back) for back in self._backs),
+            backs=tuple(_back_stats(back) for back in self._routes.backs),
             requests=self._requests,
             replies=self._replies,
             caches=self._caches,
@@ -509,7 +500,7 @@ class Proxy(Node):
         """
         if self._closing.is_set():
             return ["closing: this proxy is about to end"]
-        backs = list(self._backs)
+        backs = list(self._routes.backs)
         whys = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
         if not any(back.names for back in backs):
             return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *whys]
@@ -545,35 +536,20 @@ class Proxy(Node):
     # --------------------------------------------------------------------------------- inside of the thread alone
 
     def _take_servers(self, wanted: list[str]) -> None:
-        former = {back.endpoint: back for back in (*self._backs, *self._retiring)}
-        listed = {back.endpoint for back in self._backs}
-        if set(wanted) == listed:
+        if not self._routes.relist(wanted, functools.partial(_Back, self), time.monotonic()):
             return
         _log.info("proxy %s: forwards to %s", self.name, ", ".join(wanted))
-        self._listed_at = time.monotonic()
-        self._backs = [former.get(endpoint) or _Back(self, endpoint) for endpoint in wanted]
-        for back in former.values():
-            if back.endpoint in wanted:
-                self._retiring.pop(back, None)
-            else:
-                self._retiring.setdefault(back, self._listed_at + RETIRE)
-        self._leave(self._listed_at)
+        self._leave(self._routes.listed_at)
         self._send_news()  # clients of servers that were taken off ask at once, and are told to go elsewhere
 
     def _leave(self, now: float) -> None:
         """Close addresses that were taken off the list, once their clients had time to hear of it."""
-        gone = {back for back, until in self._retiring.items() if now >= until or back.is_away}
-        if not gone:
-            return
-        self._removed.update(home for home, back in self._homes.items() if back in gone)
-        self._homes = {home: back for home, back in self._homes.items() if back not in gone}
+        gone = self._routes.retire(now)
         for back in gone:
-            del self._retiring[back]
             back.leave()
             self._homeless += len(back.requests) + len(back.caches)
-        for back in self._backs:
-            self._learned(back)
-        self._send_news()
+        if gone:
+            self._send_news()
 
     def _send_news(self) -> None:
         self._pass_news([messages.NEWS_FRAME, *messages.encode(messages.News())])
@@ -582,16 +558,15 @@ class Proxy(Node):
         sockets.send(self._pub, frames)
 
     def _next_time(self) -> float:
-        waiting = bool(self._pending and self._homes)
-        pending = self._listed_at + SETTLE if waiting else float("inf")
+        pending = self._routes.ready_at() if self._pending else float("inf")
         held = min((each.until for each in self._held.values()), default=float("inf"))
         return min(
             pending,
             held,
             self._lanes.next_time(),
             self._notices.next_time(),
-            *self._retiring.values(),
-            *(back.next_time() for back in (*self._backs, *self._retiring)),
+            *self._routes.retiring.values(),
+            *(back.next_time() for back in self._routes.all),
         )
 
     def _turn(self, ready: dict[object, int]) -> None:
@@ -604,13 +579,13 @@ class Proxy(Node):
             self._notices.subscribed(sockets.subscribed(self._pub, self._gate.admits), self._models, now)
         for model in self._notices.due(self._models, now):
             self._notice(model, again=True)
-        for back in (*self._backs, *self._retiring):
+        for back in self._routes.all:
             back.turn(ready)
-        if self._retiring:
+        if self._routes.retiring:
             self._leave(now)
         if self._held:
             self._release([key for key, held in self._held.items() if now >= held.until])
-        while self._pending and self._is_ready:
+        while self._pending and self._routes.is_ready(time.monotonic()):
             self._request(self._pending.popleft())
         self._lanes.turn(time.monotonic())
 
@@ -653,60 +628,23 @@ class Proxy(Node):
             self._refuse(asked, error)
 
     def _route(self, header: messages.Header, asked: _Request) -> None:
-        back = self._homes.get(header.home)
+        back = self._routes.homes.get(header.home)
         if back is None and header.type is messages.Type.HELLO:
-            if not self._is_ready:
-                if why := self._denied:
+            if not self._routes.is_ready(time.monotonic()):
+                if why := self._routes.denied:
                     raise ProtocolError("denied", why)
                 self._homeless += len(self._pending) == PENDING  # the oldest goes; its client asks again
                 self._pending.append(asked)
                 return
-            back = self._assign(header.client)
+            back = self._routes.assign(header.client)
         if back is None:
             self._homeless += 1
-            if self._is_settled or header.home in self._removed:
+            if self._routes.is_unknown(header.home, time.monotonic()):
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
             return  # its server may answer soon, and the request comes again
         self._requests += 1
         frames: list[Any] = [*self._gate.passport(asked.peer), *asked.frames]
         back.requests.put(frames, sum(len(frame) for frame in frames))
-
-    @property
-    def _denied(self) -> str:
-        """Why no server lets this proxy in, a sentence each; "" while one may."""
-        whys = [back.denied for back in self._backs]
-        return " ".join(dict.fromkeys(whys)) if all(whys) else ""
-
-    @property
-    def _is_ready(self) -> bool:
-        """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
-        if all(back.names for back in self._backs):
-            return True
-        return any(back.names for back in self._backs) and time.monotonic() - self._listed_at > SETTLE
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether every server was met, or had the time to be."""
-        return all(back.names for back in self._backs) or time.monotonic() - self._listed_at > GRACE
-
-    def _assign(self, client: bytes) -> _Back:
-        """The way to the home of a new client: its own by rendezvous hash, among the servers that are there."""
-        known = {name: back for back in self._backs for name in back.names}
-        there = {name: back for name, back in known.items() if not back.is_away}
-        staying = {name: back for name, back in there.items() if name not in back.leaving}
-        choice = staying or there or known
-        return choice[rendezvous(client, choice)]
-
-    def _learned(self, back: _Back) -> None:
-        """A server, or a proxy with servers, has said who it is."""
-        for home in [home for home, former in self._homes.items() if former is back]:
-            del self._homes[home]
-        # Those that leave, too, while the way there is open: a request that is sent again, and refused, may be one that
-        # was counted there and whose answer is late.
-        for name in (*back.names, *back.leaving):
-            home = messages.name_hash(name)
-            self._homes.setdefault(home, back)
-            self._removed.discard(home)
 
     def _refuse(self, asked: _Request, error: ProtocolError) -> None:
         self._count(error)
@@ -736,7 +674,7 @@ class Proxy(Node):
         """Keep the request while the model is on its way here: it crosses the way behind this proxy once, not once for
         each client. A client may have heard of it before this proxy has.
         """
-        home = self._homes.get(header.home)
+        home = self._routes.homes.get(header.home)
         if home is not None and asked.version > self._models.version(asked.topic):
             home.topics.announced({asked.topic: asked.version})
         key = (header.client, header.sequence)
@@ -748,7 +686,7 @@ class Proxy(Node):
         return True
 
     def _is_coming(self, topic: str, version: int) -> bool:
-        return any(back.topics.is_coming(topic, version) for back in self._backs)
+        return any(back.topics.is_coming(topic, version) for back in self._routes.backs)
 
     def _release(self, keys: list[tuple[bytes, int]]) -> None:
         """Answer what was held, from here or by the server."""
@@ -775,7 +713,7 @@ class Proxy(Node):
             return
         header = messages.peek(frames[empty + 1 :])
         kind = 0 if header is None else int.from_bytes(frames[empty + 1].buffer[6:8], "little")
-        if kind != messages.Type.WELCOME and not (kind == messages.Type.UPDATED and back in self._retiring):
+        if kind != messages.Type.WELCOME and not (kind == messages.Type.UPDATED and back in self._routes.retiring):
             self._send_reply(frames)
             return
         try:
@@ -789,29 +727,10 @@ class Proxy(Node):
             )
             self._send_reply([*frames[: empty + 1], *said])
             return
-        # A proxy behind this one may have met a server since it was asked last: the way that the reply came is the way.
-        self._homes.setdefault(message.header.home, back)
+        self._routes.answered(message.header.home, back)
         assert isinstance(message.body, messages.Welcome)
-        told = message.body
-        models = {topic: max(version, told.models.get(topic, 0)) for topic, version in self._models.versions().items()}
-        retiring = (name for other in self._retiring for name in other.names)
-        leaving = dict.fromkeys([*told.leaving, *(name for other in self._backs for name in other.leaving), *retiring])
-        limits = {name: min(bytes_, getattr(self._limits, name, bytes_)) for name, bytes_ in told.limits.items()}
-        told = msgspec.structs.replace(
-            told,
-            endpoints=self._endpoints,
-            servers=list(self.servers),
-            leaving=list(leaving),
-            unmet=self._unmet(),
-            models={**told.models, **models},
-            limits=limits,
-        )
+        told = self._routes.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
         self._send_reply([*frames[: empty + 1], *messages.reply(message.header, told)])
-
-    def _unmet(self) -> list[str]:
-        """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""
-        own = [back.endpoint[:256] for back in self._backs if not back.names]
-        return [*own, *(address for back in self._backs for address in back.unmet)]
 
     def _take_caches(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -827,7 +746,7 @@ class Proxy(Node):
             except ProtocolError as error:
                 self._count(error)
                 continue
-            back = self._homes.get(header.home)
+            back = self._routes.homes.get(header.home)
             if back is None:
                 self._homeless += 1
                 continue
@@ -868,7 +787,7 @@ class Proxy(Node):
             del self._sources[topic]
 
     def _at_end(self) -> None:
-        for back in (*self._backs, *self._retiring):
+        for back in self._routes.all:
             back.channel.close(Closed("this proxy"))
 
 
@@ -880,14 +799,6 @@ def _checked(servers: Sequence[str]) -> list[str]:
     for endpoint in servers:
         addresses.check(endpoint, "connect to")
     return list(dict.fromkeys(servers))
-
-
-def rendezvous(client: bytes, names: Iterable[str]) -> str:
-    """The name that this client belongs to: the same everywhere, and moved by a change of names only where it must be.
-
-    Highest random weight: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
-    """
-    return max(names, key=lambda name: hashlib.blake2b(client + name.encode(), digest_size=8).digest())
 
 
 def _back_stats(back: _Back) -> BackStats:

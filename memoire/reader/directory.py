@@ -21,7 +21,8 @@ HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
 FORGET_AFTER = 12.0
 """Seconds for which a server stands on no proxy's list before it is forgotten. A proxy that has just started does not
-know all of its servers yet (see `proxy.GRACE`), and orders and totals that leave one out would be wrong without a word.
+know all of its servers yet (see `GRACE` in `proxy.router`), and orders and totals that leave one out would be wrong
+without a word.
 """
 LEFT_OUT_AFTER = 3.0
 """Seconds that a batch waits for a server before it is left out."""

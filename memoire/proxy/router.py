@@ -1,0 +1,193 @@
+"""Which server a message goes to: the homes behind each address, new clients by rendezvous hash, addresses that were
+taken off the list, and what becomes of a WELCOME on its way to a client. Pure: no lock, no socket, no clock.
+
+    listed     tcp://a ── homes a, b          new clients: each name has the same chance, unless away or leaving
+               tcp://c ── home c
+    retiring   tcp://d ── home d, for 5 s     its clients are told to go elsewhere; then "d" is known to be removed
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from memoire.limits import Limits
+from memoire.wire import messages
+
+SETTLE = 1.0
+"""Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
+GRACE = 10.0
+"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
+RETIRE = 5.0
+"""Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
+
+
+class Behind(Protocol):
+    """What is known of an address behind a proxy."""
+
+    endpoint: str
+    names: tuple[str, ...]
+    """Servers that are reached there; none until it has answered."""
+    leaving: tuple[str, ...]
+    """Those that take no new clients; a proxy's list may be without them already."""
+    unmet: tuple[str, ...]
+    """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has not answered for a while."""
+
+    @property
+    def denied(self) -> str:
+        """Why this proxy is not let in there; "" while nobody says so."""
+
+
+B = TypeVar("B", bound=Behind)
+
+
+class Router(Generic[B]):
+    """The addresses and the homes behind them. Belongs to the proxy's thread; other threads may read.
+
+    Args:
+        now: When the proxy began, by the clock of all other times.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.backs: list[B] = []
+        """Those on the list."""
+        self.retiring: dict[B, float] = {}
+        """Those that were taken off it, and when they are closed."""
+        self.listed_at = now
+        """When the list was given."""
+        self.homes: dict[int, B] = {}
+        """By the hash of a server's name, the way to it."""
+        self._removed: set[int] = set()  # homes behind addresses that were taken off the list
+
+    # Who is there
+
+    @property
+    def all(self) -> list[B]:
+        """Every address that is open."""
+        return [*self.backs, *self.retiring]
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the servers that answered so far."""
+        return tuple(dict.fromkeys(name for back in self.backs for name in back.names))
+
+    @property
+    def denied(self) -> str:
+        """Why no server lets this proxy in, a sentence each; "" while one may."""
+        whys = [back.denied for back in self.backs]
+        return " ".join(dict.fromkeys(whys)) if all(whys) else ""
+
+    def unmet(self) -> list[str]:
+        """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""
+        own = [back.endpoint[:256] for back in self.backs if not back.names]
+        return [*own, *(address for back in self.backs for address in back.unmet)]
+
+    def is_ready(self, now: float) -> bool:
+        """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
+        if all(back.names for back in self.backs):
+            return True
+        return any(back.names for back in self.backs) and now - self.listed_at > SETTLE
+
+    def ready_at(self) -> float:
+        """When `is_ready` may become true without an answer; infinity while no server is known at all."""
+        return self.listed_at + SETTLE if self.homes else float("inf")
+
+    def is_unknown(self, home: int, now: float) -> bool:
+        """Whether a home that nobody leads to is surely not here: every server was met or had its time, or this home
+        was removed.
+        """
+        is_settled = all(back.names for back in self.backs) or now - self.listed_at > GRACE
+        return is_settled or home in self._removed
+
+    # Which way
+
+    def assign(self, client: bytes) -> B:
+        """The way to the home of a new client: its own by rendezvous hash, among the servers that are there."""
+        known = {name: back for back in self.backs for name in back.names}
+        there = {name: back for name, back in known.items() if not back.is_away}
+        staying = {name: back for name, back in there.items() if name not in back.leaving}
+        choice = staying or there or known
+        return choice[rendezvous(client, choice)]
+
+    def answered(self, home: int, back: B) -> None:
+        """A home has answered by this way. A proxy there may have met it since it was asked last."""
+        self.homes.setdefault(home, back)
+
+    def learn(self, back: B) -> None:
+        """A server, or a proxy with servers, has said who it is."""
+        for home in [home for home, former in self.homes.items() if former is back]:
+            del self.homes[home]
+        # Those that leave, too, while the way there is open: a request that is sent again, and refused, may be one that
+        # was counted there and whose answer is late.
+        for name in (*back.names, *back.leaving):
+            home = messages.name_hash(name)
+            self.homes.setdefault(home, back)
+            self._removed.discard(home)
+
+    # Another list
+
+    def relist(self, wanted: Sequence[str], open_back: Callable[[str], B], now: float) -> bool:
+        """From now on these addresses are the list; False if they have been before.
+
+        Args:
+            open_back: Opens an address that is new here.
+        """
+        former = {back.endpoint: back for back in self.all}
+        if set(wanted) == {back.endpoint for back in self.backs}:
+            return False
+        self.listed_at = now
+        self.backs = [former.get(endpoint) or open_back(endpoint) for endpoint in wanted]
+        for back in former.values():
+            if back.endpoint in wanted:
+                self.retiring.pop(back, None)
+            else:
+                self.retiring.setdefault(back, now + RETIRE)
+        return True
+
+    def retire(self, now: float) -> set[B]:
+        """Addresses that are to be closed: their clients had time to hear of it, or nobody is there to tell them."""
+        gone = {back for back, until in self.retiring.items() if now >= until or back.is_away}
+        if gone:
+            self._removed.update(home for home, back in self.homes.items() if back in gone)
+            self.homes = {home: back for home, back in self.homes.items() if back not in gone}
+            for back in gone:
+                del self.retiring[back]
+            for back in self.backs:
+                self.learn(back)
+        return gone
+
+    # What clients are told
+
+    def welcome(
+        self, told: messages.Welcome, endpoints: messages.Endpoints, models: Mapping[str, int], limits: Limits
+    ) -> messages.Welcome:
+        """A server's WELCOME as a client behind this proxy gets it: with the proxy's own addresses and list, no limit
+        above the proxy's, and the newest version of each model that either of them has.
+        """
+        newest = {topic: max(version, told.models.get(topic, 0)) for topic, version in models.items()}
+        retiring = (name for back in self.retiring for name in back.names)
+        leaving = dict.fromkeys([*told.leaving, *(name for back in self.backs for name in back.leaving), *retiring])
+        return msgspec.structs.replace(
+            told,
+            endpoints=endpoints,
+            servers=list(self.servers),
+            leaving=list(leaving),
+            unmet=self.unmet(),
+            models={**told.models, **newest},
+            limits={name: min(bytes_, getattr(limits, name, bytes_)) for name, bytes_ in told.limits.items()},
+        )
+
+
+def rendezvous(client: bytes, names: Iterable[str]) -> str:
+    """The name that this client belongs to: the same everywhere, and moved by a change of names only where it must be.
+
+    Highest random weight: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
+    """
+    return max(names, key=lambda name: hashlib.blake2b(client + name.encode(), digest_size=8).digest())
