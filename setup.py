@@ -15,7 +15,7 @@ ABI = "0x030B0000"  # CPython 3.11: the first limited API with the buffer protoc
 core = Extension(
     "memoire._core",
     ["memoire/_core.pyx"],
-    include_dirs=[numpy.get_include()],
+    include_dirs=[numpy.get_include(), "memoire/_kernels"],
     define_macros=[
         ("Py_LIMITED_API", ABI),
         ("CYTHON_LIMITED_API", "1"),

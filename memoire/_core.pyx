@@ -3,87 +3,13 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
+from memoire._kernels.native cimport IS_CHECKED, copy_row, inside, prefetch, prefetch_row
+
 import numpy as np
 
 cnp.import_array()
 
-cdef extern from *:
-    """
-    #ifdef MEMOIRE_CHECKED
-    #define MEMOIRE_IS_CHECKED 1
-    #else
-    #define MEMOIRE_IS_CHECKED 0
-    #endif
-    """
-    int MEMOIRE_IS_CHECKED
-
-CHECKED = MEMOIRE_IS_CHECKED == 1
-
-# ------------------------------------------------------------------------------------------------------------ shared
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <stdio.h>
-    #include <stdlib.h>
-    #include <string.h>
-
-    #if defined(__GNUC__) || defined(__clang__)
-    #define memoire_prefetch(address) __builtin_prefetch(address)
-    #else
-    #define memoire_prefetch(address) ((void)(address))
-    #endif
-
-    /* An index that must lie in [0, size). Pointers escape Cython's bounds checks, so the checked build looks here. */
-    #ifdef MEMOIRE_CHECKED
-    static inline int64_t memoire_inside(int64_t index, int64_t size, int line) {
-        if (index < 0 || index >= size) {
-            fprintf(stderr, "memoire._core: index %lld outside [0, %lld), line %d of the C file\\n",
-                    (long long)index, (long long)size, line);
-            abort();
-        }
-        return index;
-    }
-    #define memoire_index(index, size) memoire_inside(index, size, __LINE__)
-    #else
-    #define memoire_index(index, size) (index)
-    #endif
-
-    /* memcpy for rows: most are a few bytes to a few hundred, where the call and its dispatch cost more than the copy.
-       The last piece may overlap the one before it; source and target never overlap. */
-    static inline void memoire_copy_row(char *to, const char *from, size_t size) {
-        size_t done;
-        if (size >= 16) {
-            if (size > 1024) {
-                memcpy(to, from, size);
-                return;
-            }
-            for (done = 0; done + 64 <= size; done += 64) memcpy(to + done, from + done, 64);
-            for (; done + 16 <= size; done += 16) memcpy(to + done, from + done, 16);
-            if (done < size) memcpy(to + size - 16, from + size - 16, 16);
-        } else if (size >= 8) {
-            memcpy(to, from, 8);
-            memcpy(to + size - 8, from + size - 8, 8);
-        } else if (size >= 4) {
-            memcpy(to, from, 4);
-            memcpy(to + size - 4, from + size - 4, 4);
-        } else if (size) {
-            to[0] = from[0];
-            if (size > 1) memcpy(to + size - 2, from + size - 2, 2);
-        }
-    }
-
-    /* Ask for the cache lines of a row that will be read soon; the hardware fetches the rest of a long one itself. */
-    static inline void memoire_prefetch_row(const char *row, size_t size) {
-        size_t done, most = size < 512 ? size : 512;
-        for (done = 0; done < most; done += 64) memoire_prefetch(row + done);
-        if (most) memoire_prefetch(row + most - 1);
-    }
-    """
-    void prefetch "memoire_prefetch"(const void *address) noexcept nogil
-    int64_t inside "memoire_index"(int64_t index, int64_t size) noexcept nogil
-    void copy_row "memoire_copy_row"(char *to, const char *source, size_t size) noexcept nogil
-    void prefetch_row "memoire_prefetch_row"(const char *row, size_t size) noexcept nogil
+CHECKED = bool(IS_CHECKED)
 
 # Large arrays. A batch of stacked frames is megabytes, which the C library hands back to the system when the caller drops it,
 # and the system hands out again page by page, zeroed: that takes three times as long as gathering into them (measured). So the
@@ -95,22 +21,7 @@ from cpython.unicode cimport PyUnicode_ReadChar
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-cdef extern from *:
-    """
-    #if defined(__linux__)
-    #include <sys/mman.h>
-    #endif
-    /* Ask for huge pages, as NumPy does: fewer, and so quicker, the first time. */
-    static inline void memoire_advise(void *block, size_t size) {
-    #if defined(__linux__) && defined(MADV_HUGEPAGE)
-        size_t skip = -(size_t)block & 4095;
-        if (size >= (size_t)4 << 20) (void)madvise((char *)block + skip, size - skip, MADV_HUGEPAGE);
-    #else
-        (void)block;
-        (void)size;
-    #endif
-    }
-    """
+cdef extern from "allocation.h":
     void advise "memoire_advise"(void *block, size_t size) noexcept nogil
 
 cdef enum:
@@ -180,21 +91,7 @@ def spare_bytes():
 # system, page by page to be cleared and mapped again for the next message, which costs a server much of its time where messages
 # are megabytes. So it is told to keep some.
 
-cdef extern from *:
-    """
-    #if defined(__GLIBC__)
-    #include <malloc.h>
-    /* Up to 32 MiB, the most that there is, from an arena, which is left at most 128 MiB; where nobody else has said anything. */
-    static int memoire_keep_freed(void) {
-        const char *tunables = getenv("GLIBC_TUNABLES");
-        if (getenv("MALLOC_MMAP_THRESHOLD_") || getenv("MALLOC_TRIM_THRESHOLD_") || (tunables && strstr(tunables, "glibc.malloc")))
-            return 0;
-        return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, 128 << 20);
-    }
-    #else
-    static int memoire_keep_freed(void) { return 0; }
-    #endif
-    """
+cdef extern from "allocation.h":
     bint c_keep_freed "memoire_keep_freed"() noexcept nogil
 
 
@@ -265,118 +162,7 @@ import threading
 # parent; `tree_settle` then recomputes each marked node once, level by level. Beside each sum of level 1 and above lies
 # the least positive leaf under it (infinity where there is none), brought up to date only when somebody asks for it.
 
-cdef extern from *:
-    """
-    #include <math.h>
-    #include <time.h>
-
-    /* Sums in pairs, so that additions need not wait for each other. Draws go by running sums, which may differ in
-       the last bit; memoire_pick catches what falls off the end. */
-    static inline double memoire_sum8(const double *c) {
-        return ((c[0] + c[2]) + (c[4] + c[6])) + ((c[1] + c[3]) + (c[5] + c[7]));
-    }
-
-    static inline double memoire_least8(const double *c) {
-        double a = c[0] < c[1] ? c[0] : c[1], b = c[2] < c[3] ? c[2] : c[3];
-        double d = c[4] < c[5] ? c[4] : c[5], e = c[6] < c[7] ? c[6] : c[7];
-        a = a < b ? a : b;
-        d = d < e ? d : e;
-        return a < d ? a : d;
-    }
-
-    static inline double memoire_least_positive8(const double *c) {
-        double p[8];
-        int i;
-        for (i = 0; i < 8; i++) p[i] = c[i] > 0.0 ? c[i] : INFINITY;
-        return memoire_least8(p);
-    }
-
-    /* Whether all of `size` bytes of floats are finite. Zero times a finite number is zero, and times any other NaN,
-       which stays: one instruction for a vector of numbers. */
-    typedef int (*memoire_check)(const char *source, int64_t size);
-
-    #define MEMOIRE_FINITE(name, type)                                                    \
-        static int name(const char *source, int64_t size) {                               \
-            const char *end = source + size;                                              \
-            type rest = 0, one;                                                           \
-            for (; source != end; source += sizeof(type)) {                               \
-                memcpy(&one, source, sizeof(type));                                       \
-                rest *= one;                                                              \
-            }                                                                             \
-            return rest == 0;                                                             \
-        }
-    MEMOIRE_FINITE(memoire_finite_floats, float)
-    MEMOIRE_FINITE(memoire_finite_doubles, double)
-
-    static int memoire_finite_halves(const char *source, int64_t size) {
-        uint16_t half;
-        int64_t i;
-        for (i = 0; i < size; i += sizeof(half)) {
-            memcpy(&half, source + i, sizeof(half));
-            if ((half & 0x7c00) == 0x7c00) return 0;
-        }
-        return 1;
-    }
-
-    #if defined(__x86_64__) && defined(__GNUC__)
-    #include <immintrin.h>
-    #define MEMOIRE_FINITE_WIDE(name, few, type, vector, kind)                            \
-        __attribute__((target("avx2"))) static int name(const char *source, int64_t size) { \
-            vector a = _mm256_setzero_##kind(), b = a;                                    \
-            const char *end = source + (size & ~(int64_t)255);                            \
-            int i;                                                                        \
-            for (; source != end; source += 256) {                                        \
-                _Pragma("GCC unroll 4")                                                   \
-                for (i = 0; i < 256; i += 64) {                                           \
-                    a = _mm256_mul_##kind(a, _mm256_loadu_##kind((const type *)(source + i))); \
-                    b = _mm256_mul_##kind(b, _mm256_loadu_##kind((const type *)(source + i + 32))); \
-                }                                                                         \
-            }                                                                             \
-            for (end += size & 224; source != end; source += 32)                          \
-                a = _mm256_mul_##kind(a, _mm256_loadu_##kind((const type *)source));      \
-            if (_mm256_movemask_##kind(_mm256_cmp_##kind(a, b, _CMP_UNORD_Q))) return 0;  \
-            return !(size & 31) || few(source, size & 31);                                \
-        }
-    MEMOIRE_FINITE_WIDE(memoire_wide_floats, memoire_finite_floats, float, __m256, ps)
-    MEMOIRE_FINITE_WIDE(memoire_wide_doubles, memoire_finite_doubles, double, __m256d, pd)
-    #define MEMOIRE_HAS_WIDE() __builtin_cpu_supports("avx2")
-    #else
-    #define memoire_wide_floats memoire_finite_floats
-    #define memoire_wide_doubles memoire_finite_doubles
-    #define MEMOIRE_HAS_WIDE() 0
-    #endif
-
-    /* What looks at floats of a width, `size` bytes or more at a time. */
-    static memoire_check memoire_check_of(int width, int64_t size) {
-        int is_wide = size >= 32 && MEMOIRE_HAS_WIDE();
-        if (width == 2) return memoire_finite_halves;
-        if (width == 4) return is_wide ? memoire_wide_floats : memoire_finite_floats;
-        return is_wide ? memoire_wide_doubles : memoire_finite_doubles;
-    }
-
-    /* The child whose stretch of running sums holds *mass, which becomes what is left inside it. Where rounding put
-       the mass beyond all children, the last positive one: a child of sum 0 is never picked. (By halves, with three
-       comparisons, is no faster: measured.) */
-    static inline int64_t memoire_pick(const double *c, double *mass) {
-        double before[9], m = *mass;
-        int64_t k = 0, i;
-        before[0] = 0.0;
-        for (i = 0; i < 8; i++) before[i + 1] = before[i] + c[i];
-        for (i = 1; i < 9; i++) k += m >= before[i];
-        if (k == 8) {
-            k = 7;
-            while (k > 0 && !(c[k] > 0.0)) k--;
-        }
-        *mass = m - before[k];
-        return k;
-    }
-
-    static inline double memoire_now(void) {
-        struct timespec now;
-        timespec_get(&now, TIME_UTC);
-        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    }
-    """
+cdef extern from "floats.h":
     double sum8 "memoire_sum8"(const double *children) noexcept nogil
     double least8 "memoire_least8"(const double *children) noexcept nogil
     double least_positive8 "memoire_least_positive8"(const double *children) noexcept nogil
@@ -3570,14 +3356,7 @@ from libc.string cimport memcpy, memmove, memset
 # Checksum of every message: XXH64, written from the public description of the algorithm. Four running products take stripes
 # of 32 bytes, are merged, then come the bytes left over and an avalanche. Multiplications wrap around on purpose.
 
-cdef extern from *:
-    """
-    #define MEMOIRE_PRIME_1 0x9E3779B185EBCA87ULL
-    #define MEMOIRE_PRIME_2 0xC2B2AE3D27D4EB4FULL
-    #define MEMOIRE_PRIME_3 0x165667B19E3779F9ULL
-    #define MEMOIRE_PRIME_4 0x85EBCA77C2B2AE63ULL
-    #define MEMOIRE_PRIME_5 0x27D4EB2F165667C5ULL
-    """
+cdef extern from "xxh64.h":
     const uint64_t PRIME_1 "MEMOIRE_PRIME_1"
     const uint64_t PRIME_2 "MEMOIRE_PRIME_2"
     const uint64_t PRIME_3 "MEMOIRE_PRIME_3"
@@ -3609,21 +3388,7 @@ cdef inline uint64_t _xxh_merge(uint64_t total, uint64_t lane) noexcept nogil:
     return (total ^ _xxh_round(0, lane)) * PRIME_1 + PRIME_4
 
 
-cdef extern from *:
-    """
-    #if defined(__SSE2__)
-    #include <emmintrin.h>
-    /* Past the processor's cache, to an address that is a multiple of 16: what is long is not read again soon. */
-    static inline void memoire_stream_stripe(uint8_t *to, const uint8_t *from) {
-        _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
-        _mm_stream_si128((__m128i *)(to + 16), _mm_loadu_si128((const __m128i *)(from + 16)));
-    }
-    #define memoire_streamed() _mm_sfence()
-    #else
-    #define memoire_stream_stripe(to, from) memcpy(to, from, 32)
-    #define memoire_streamed() ((void)0)
-    #endif
-    """
+cdef extern from "xxh64.h":
     void stream_stripe "memoire_stream_stripe"(uint8_t* to, const uint8_t* source) noexcept nogil
     void streamed "memoire_streamed"() noexcept nogil
 

@@ -15,13 +15,15 @@ ROOT = Path(__file__).resolve().parent.parent
 # The house from the ground up: a room imports only what stands above it in this list.
 WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "version", "clock", "_core"]
 """Files at the top that everybody uses."""
+KERNELS = "_kernels"
+"""What compiled modules share: headers of C and Cython, which need nothing of memoire."""
 FOR_USERS = ["dataset", "torch", "sb3", "minari"]
 """Files at the top that users import by this path."""
 FOLDERS = [
     "replay", *FOR_USERS, "wire", "pool", "models", "security", "accounting", "net", "storage",
     "reader", "proxy", "client", "server", "classic", "nodes", "rl", "dashboard", "cli",
 ]  # fmt: skip
-ORDER = {room: place for place, room in enumerate(WORDS + FOLDERS)}
+ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
 
 ENDS = {"client", "reader", "proxy", "server"}
 """Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
@@ -85,7 +87,7 @@ def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> N
     files = {room_of(path) for path in sources() if len(house.place(path, ROOT)) == 1} - house.FRONT_DOORS
     folders = {room_of(path) for path in sources() if len(house.place(path, ROOT)) > 1}
     assert files == {*WORDS, *FOR_USERS}
-    assert folders == set(FOLDERS) - set(FOR_USERS), "say in FOLDERS where a folder stands"
+    assert folders == {KERNELS, *FOLDERS} - set(FOR_USERS), "say in FOLDERS where a folder stands"
 
 
 def test_imports_point_one_way() -> None:
@@ -202,3 +204,23 @@ def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Pa
     (tmp_path / "memory.py").write_text(line)
     found = [".".join(found) for _, found in house.imports(tmp_path / "memory.py", ("memoire", "server"))]
     assert found == [name] and ours(name) == "server"
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("from memoire._kernels.native cimport inside", {"memoire._kernels.native.inside"}),
+        (
+            "from memoire.wire._bytes cimport (\n    read32, read64,\n)",
+            {"memoire.wire._bytes.read32", "memoire.wire._bytes.read64"},
+        ),
+        ("from memoire._core import empty", {"memoire._core.empty"}),
+        ("cimport numpy as cnp", {"numpy"}),
+        ("cdef int n\nn = 1", set()),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["pyx", "pxd"])
+def test_what_cython_imports_is_seen(lines: str, names: set[str], suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / f"_container.{suffix}"
+    source.write_text(f'"""Words."""\n\n{lines}\n\ncdef int a = 1 if True else 2\n')
+    assert {".".join(name) for _, name in house.imports(source, ("memoire", "wire"))} == names

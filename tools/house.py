@@ -10,6 +10,7 @@ chain of imports below a room: rooms on the ground floor import no other room.
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FRONT_DOORS = {"__init__", "__main__"}
 """Files that only name what users import."""
+CYTHON = (".pyx", ".pxd")
+STATEMENT = re.compile(r"^(?:from \S+ )?c?import (?:\([^)]*\)|.*)$", re.MULTILINE)
+"""An import or cimport that begins a line of a Cython source, with all of its names."""
 
 
 @dataclass
@@ -44,8 +48,8 @@ class Sizes:
 
 def sources(root: Path) -> list[Path]:
     """Python files and Cython sources of the package and the dashboard."""
-    found = [path for folder in ("memoire", "dashboard") for path in (root / folder).rglob("*.py*")]
-    return sorted(path for path in found if path.suffix in (".py", ".pyx") and not is_through_a_link(path, root))
+    found = [path for folder in ("memoire", "dashboard") for path in (root / folder).rglob("*.p*")]
+    return sorted(path for path in found if path.suffix in (".py", *CYTHON) and not is_through_a_link(path, root))
 
 
 def is_through_a_link(path: Path, root: Path) -> bool:
@@ -54,13 +58,10 @@ def is_through_a_link(path: Path, root: Path) -> bool:
 
 
 def tree_of(path: Path) -> ast.Module:
-    """The statements of a file; of a Cython source, its plain import lines alone."""
+    """The statements of a file; of a Cython source, its imports and cimports alone."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".pyx":
-        plain = [
-            line for line in text.splitlines() if line.startswith(("import ", "from ")) and " cimport " not in line
-        ]
-        text = "\n".join(plain)
+    if path.suffix in CYTHON:
+        text = "\n".join(re.sub(r"\bcimport\b", "import", found) for found in STATEMENT.findall(text))
     return ast.parse(text, str(path))
 
 

@@ -185,7 +185,9 @@ def install(project, above):
 
 
 def build_key(above):
-    return digest(above, " ".join(compiler()), content("setup.py", "memoire/**/*.pyx", "memoire/**/*.pxd"))
+    return digest(
+        above, " ".join(compiler()), content("setup.py", "memoire/**/*.pyx", "memoire/**/*.pxd", "memoire/**/*.h")
+    )
 
 
 def build(above):
@@ -211,7 +213,7 @@ def build_checked(above):
         shutil.copytree(
             os.path.join(ROOT, "memoire"),
             os.path.join(ROOT, lib, "memoire"),
-            ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd"),
+            ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd", "*.h"),
             dirs_exist_ok=True,
         )
 

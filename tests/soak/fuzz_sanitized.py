@@ -35,9 +35,12 @@ def build() -> Path:
     """The package with a core under the sanitizers; made anew where a source is newer."""
     lib = BASE / "lib"
     made = glob.glob(str(lib / "memoire" / "_core*.so"))
-    sources = [ROOT / "setup.py", *(ROOT / "memoire").glob("*.py[xi]"), *(ROOT / "memoire").glob("*.pxd")]
+    sources = [
+        ROOT / "setup.py",
+        *(path for form in ("*.pyx", "*.pxd", "*.h") for path in (ROOT / "memoire").rglob(form)),
+    ]
     if made and min(map(os.path.getmtime, made)) > max(path.stat().st_mtime for path in sources):
-        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.pyx")
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd", "*.h")
         shutil.copytree(ROOT / "memoire", lib / "memoire", ignore=ignored, dirs_exist_ok=True)
         return lib
     say("building memoire._core under the sanitizers: some minutes")
