@@ -1,7 +1,7 @@
-"""Build `memoire._core`: one abi3 extension; MEMOIRE_CHECKED=1 builds it with bounds checks and assertions on.
+"""Build the compiled modules, abi3 each; MEMOIRE_CHECKED=1 builds them with bounds checks and assertions on.
 
-The generated C goes to the build folder: a checked build (`--build-base build/checked`) lies beside the plain one, and
-no C file is ever in the source tree.
+Everything else is in pyproject.toml. The generated C goes to the build folder: a checked build (`--build-base
+build/checked`) lies beside the plain one, and no C file is ever in the source tree.
 """
 
 import os
@@ -9,27 +9,10 @@ import os
 import numpy
 from setuptools import Extension, setup
 
+MODULES = ("memoire._core", "memoire.wire._bytes", "memoire.wire._container", "memoire.pool._draw")
 CHECKED = os.environ.get("MEMOIRE_CHECKED") == "1"
 ABI = "0x030B0000"  # CPython 3.11: the first limited API with the buffer protocol
-
-core = Extension(
-    "memoire._core",
-    ["memoire/_core.pyx"],
-    include_dirs=[numpy.get_include(), "memoire/_kernels"],
-    define_macros=[
-        ("Py_LIMITED_API", ABI),
-        ("CYTHON_LIMITED_API", "1"),
-        ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
-        ("NPY_TARGET_VERSION", "NPY_1_23_API_VERSION"),
-        ("MEMOIRE_CHECKED" if CHECKED else "CYTHON_WITHOUT_ASSERTIONS", "1"),
-    ],
-    # The checked build is for finding mistakes: quick to compile, with the C library's buffer checks (they need -O).
-    extra_compile_args=["-std=c11", *(["-O1", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if CHECKED else ["-O3"])],
-    py_limited_api=True,
-)
-# setuptools' build_ext is Cython's where Cython is installed, and reads these two.
-core.cython_c_in_temp = True
-core.cython_directives = {
+DIRECTIVES = {
     "language_level": "3",
     "boundscheck": CHECKED,
     "wraparound": False,
@@ -44,7 +27,31 @@ core.cython_directives = {
     "autotestdict": False,
 }
 
+
+def compiled(name: str) -> Extension:
+    """The extension of a module, out of the .pyx of its name."""
+    made = Extension(
+        name,
+        [name.replace(".", "/") + ".pyx"],
+        include_dirs=[numpy.get_include(), "memoire/_kernels"],
+        define_macros=[
+            ("Py_LIMITED_API", ABI),
+            ("CYTHON_LIMITED_API", "1"),
+            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+            ("NPY_TARGET_VERSION", "NPY_1_23_API_VERSION"),
+            ("MEMOIRE_CHECKED" if CHECKED else "CYTHON_WITHOUT_ASSERTIONS", "1"),
+        ],
+        # The checked build finds mistakes: it is quick to compile and has the C library's buffer checks, which need -O.
+        extra_compile_args=["-std=c11", *(["-O1", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if CHECKED else ["-O3"])],
+        py_limited_api=True,
+    )
+    # setuptools' build_ext is Cython's where Cython is installed, and reads these two.
+    made.cython_c_in_temp = True
+    made.cython_directives = DIRECTIVES
+    return made
+
+
 setup(
-    ext_modules=[core],
+    ext_modules=[compiled(name) for name in MODULES],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

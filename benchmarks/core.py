@@ -12,6 +12,7 @@ from memoire import _core
 from memoire.pool.caches import Pool
 from memoire.replay.batch import Gathered
 from memoire.replay.memory import Memory
+from memoire.wire import _bytes
 from memoire.wire import container as caches
 
 MiB = 1 << 20
@@ -227,7 +228,7 @@ def checking(workload: Workload) -> Sides:
     """What a server does with a cache when it came: every size, index and weight, and the checksum."""
     payload = received(workload)[0]
     pool = pool_of(workload, reuse=False)
-    checksum = _core.checksum(payload)
+    checksum = _bytes.checksum(payload)
     target = np.empty_like(payload)
 
     def ours() -> object:
@@ -239,7 +240,7 @@ def checking(workload: Workload) -> Sides:
 def summing(size: int) -> Sides:
     data = distinct(np.random.default_rng(0), (size,), "uint8")
     target = np.empty_like(data)
-    return partial(_core.checksum, data), partial(np.copyto, target, data)
+    return partial(_bytes.checksum, data), partial(np.copyto, target, data)
 
 
 def rows(workloads: list[Workload], leaves: int) -> Iterator[Row]:

@@ -12,11 +12,10 @@ from measure import Report, arguments
 from workloads import BATCH, Workload, w1
 
 import memoire
-from memoire import _core
 from memoire.net import sockets
 from memoire.security import keyfolder
 from memoire.security.keyfolder import Keys
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
 the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.
@@ -30,7 +29,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | No
     """PUSH caches that were made beforehand, by the key in a folder or without one."""
     memory = plain.filled(workload, rank)
     payloads = [container.build(memory, BATCH, now=time.time()) for _ in range(64)]
-    checksums = [_core.checksum(payload) for payload in payloads]
+    checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": f"bench sender {rank:03}".encode(), "run": messages.name_hash("default"),
         "home": messages.name_hash("bench"), "fingerprint": workload.schema.fingerprint,

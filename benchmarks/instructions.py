@@ -31,12 +31,15 @@ import memoire
 from memoire import _core
 from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
+from memoire.wire import _bytes
 from memoire.wire import container as caches
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
 RENEW = "python benchmarks/instructions.py --write"
 TOLERANCE = 0.05
+COMPILED = ("_core", "_bytes", "_container", "_draw")
+"""Names of our compiled modules, which are `engine` in the record."""
 LEAVES = 100_000
 WARM = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
 CANNOT = 77  # exit status where nothing could be counted here
@@ -172,7 +175,7 @@ def building(name: str) -> Call:
 
 def checking(name: str) -> Call:
     payload, layout = received(name)[0], pool_of(name, reuse=False).layout
-    checksum = _core.checksum(payload)
+    checksum = _bytes.checksum(payload)
     return lambda: caches.check(payload, layout, checksum=checksum)
 
 
@@ -213,7 +216,7 @@ def cases() -> Iterator[Case]:
     yield Case(f"draw {BATCH} of {LEAVES} leaves", drawing_from_tree)
     yield Case(f"update {BATCH} of {LEAVES} leaves", updating_tree)
     data = np.random.default_rng(0).integers(0, 256, 157_000, dtype=np.uint8)
-    yield Case("checksum of 157000 bytes", lambda: partial(_core.checksum, data))
+    yield Case("checksum of 157000 bytes", lambda: partial(_bytes.checksum, data))
 
 
 # Counting: this script starts itself under valgrind, which counts between two requests of ours
@@ -282,13 +285,13 @@ def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
 
 
 def summed(case: Case, counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Instructions of one call, or entry: of the extension, and with Python's and NumPy's."""
+    """Instructions of one call, or entry: of our compiled modules, and with Python's and NumPy's."""
     by_object: Counter[str] = Counter()
     for (where, _), count in counts.items():
         by_object[where] += count
     fixed = sum(count for where, count in by_object.items() if not re.match(r"(libc|libm|ld-linux.*|ld)[-.]", where))
     times = case.calls * case.per_call
-    core = sum(count for where, count in by_object.items() if where.startswith("_core."))
+    core = sum(by_object[f"{name}.abi3.so"] for name in COMPILED)
     return {"engine": round(core / times), "with Python": round(fixed / times)}
 
 
@@ -351,7 +354,7 @@ How many instructions do the hot calls take, counted by valgrind's callgrind, fo
 
 {compiler}; Python {python}; NumPy {numpy}
 
-*engine* is what memoire's extension takes, *with Python* adds the interpreter and NumPy; the C and mathematics
+*engine* is what memoire's compiled modules take, *with Python* adds the interpreter and NumPy; the C and mathematics
 libraries, which choose their code by processor, are in neither. `make instructions` compares, CI runs it.
 
 | what | engine | with Python |

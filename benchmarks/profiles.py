@@ -25,7 +25,7 @@ LEAST = 0.02
 """Share of a function that is named."""
 PARTS = (
     ("the system: copies between sockets and memory, wake-ups", ("[kernel", "[vdso")),
-    ("the engine, memoire._core", ("_core.abi3", "_core_checked")),
+    ("memoire's compiled modules", tuple(f"{name}.abi3" for name in ("_core", "_bytes", "_container", "_draw"))),
     ("the C library, mostly copies", ("libc.so", "libm.so", "ld-linux")),
     ("ZeroMQ", ("libzmq", "_zmq.")),
     ("the interpreter, with msgspec and NumPy", ("",)),

@@ -17,7 +17,7 @@ import memoire
 from memoire import _core
 from memoire.net import sockets
 from memoire.replay.memory import Memory
-from memoire.wire import container
+from memoire.wire import _bytes, container
 from memoire.wire import messages as wire
 
 TCP = "tcp://127.0.0.1:0"
@@ -171,7 +171,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     copies = max(2, DISTINCT_BYTES // first.nbytes)
     payloads = [first, *(make(rank) for rank in range(1, copies))]
     message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
-    checksums = [_core.checksum(payload) for payload in payloads]
+    checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": b"benchmark sender", "run": wire.name_hash("default"), "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip

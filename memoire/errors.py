@@ -24,7 +24,7 @@ class NotBuilt(MemoireError, ImportError):
 
     def __str__(self) -> str:
         return (
-            f"memoire in {self.folder} is not built: its compiled part (_core) is missing. Build it where you have "
+            f"memoire in {self.folder} is not built: its compiled part is missing. Build it where you have "
             f"cloned it (`make setup`, or `pip install .`); or, if memoire is installed elsewhere, start Python from "
             f"another folder: Python found this one first."
         )

@@ -169,7 +169,7 @@ def test_a_profile_says_which_part_of_a_process_its_time_went_to(modules, monkey
     for row in (
         "| ZeroMQ's thread: the system: copies between sockets and memory, wake-ups | 40 % |",
         "| Python's threads: the interpreter, with msgspec and NumPy | 30 % |",  # msgspec's module is called _core, too
-        "| Python's threads: the engine, memoire._core | 25 % |",
+        "| Python's threads: memoire's compiled modules | 25 % |",
         "| `_copy_to_iter` | ZMQbg/IO/0 | 40 % |",
     ):
         assert row in page

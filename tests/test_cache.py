@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import containers
 import make_vectors
-from memoire import _core
 from memoire.errors import EmptyMemory, ProtocolError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -21,7 +20,7 @@ from memoire.replay import batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container
+from memoire.wire import _bytes, container
 from memoire.wire.container import Kind, Part
 
 SCHEMA = Schema(
@@ -103,7 +102,7 @@ def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
     memory = filled(parameters.replace(compression=compression))
     payload = container.build(memory, 100, now=123.5, parameters_version=9)
-    held = container.check(payload, container.layout_of(SCHEMA, parameters), checksum=_core.checksum(payload))
+    held = container.check(payload, container.layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
     assert (held.made_at, held.parameters_version, held.multi_step) == (
@@ -251,7 +250,7 @@ def test_a_container_cut_or_lengthened_anywhere_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_flipped_bit_is_found_by_the_checksum_and_never_breaks_the_check(name: str) -> None:
     data, layout = golden(name)
-    right = _core.checksum(data)
+    right = _bytes.checksum(data)
     room = bytearray(data)
     for at in range(len(data)):
         for bit in range(8):
@@ -426,7 +425,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
 def test_a_cache_that_came_with_its_checksum_lets_go_of_what_was_received() -> None:
     data, layout = golden("cache")
     received = bytearray(b"x" + data)
-    held = container.check(memoryview(received)[1:], layout, checksum=_core.checksum(data))
+    held = container.check(memoryview(received)[1:], layout, checksum=_bytes.checksum(data))
     received[:] = bytes(len(received))  # the next message is received into the same memory
     assert bytes(held.payload) == data and held.payload.readonly
     kept = container.check(memoryview(data), layout)
@@ -445,7 +444,7 @@ def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
     for offset in (0, 1, 8):
         received = np.empty(payload.nbytes + offset, np.uint8)[offset:]
         received[:] = payload
-        held = container.check(received, layout, checksum=_core.checksum(payload))
+        held = container.check(received, layout, checksum=_bytes.checksum(payload))
         received[:] = 0
         assert bytes(held.payload) == payload.tobytes()
 
@@ -455,7 +454,7 @@ def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
     for _ in range(2):
         payloads = [container.build(memory, now=float(i)) for i in range(50)]
         assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
-        held = [container.check(payload, layout, checksum=_core.checksum(payload)) for payload in payloads]
+        held = [container.check(payload, layout, checksum=_bytes.checksum(payload)) for payload in payloads]
         for i, (payload, each) in enumerate(zip(payloads, held, strict=True)):
             assert each.made_at == float(i)
             assert bytes(each.payload) == payload.tobytes()
@@ -465,7 +464,7 @@ def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
 def test_a_checksum_is_compared_with_the_whole_payload() -> None:
     layout = container.layout_of(SCHEMA, STACKED)
     payload = containers.make(layout, 6).payload
-    assert refused(payload, layout, checksum=_core.checksum(payload)) == ""
+    assert refused(payload, layout, checksum=_bytes.checksum(payload)) == ""
     assert refused(payload, layout, checksum=0) == "payload"
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire import _core
+from memoire.wire import _bytes
 
 # Made with xxhash 3.5 from PyPI over bytes ((i * 2654435761) >> 13) & 255; sizes around each step of the algorithm.
 DATA = bytes(((i * 2654435761) >> 13) & 255 for i in range(1024))
@@ -42,39 +42,39 @@ TEXTS = [
 
 @pytest.mark.parametrize(("size", "plain", "seeded"), KNOWN)
 def test_known_sizes_give_known_sums(size: int, plain: int, seeded: int) -> None:
-    assert _core.checksum(DATA[:size]) == plain
-    assert _core.checksum(DATA[:size], SEED) == seeded
+    assert _bytes.checksum(DATA[:size]) == plain
+    assert _bytes.checksum(DATA[:size], SEED) == seeded
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
 def test_known_texts_give_known_sums(text: bytes, expected: int) -> None:
-    assert _core.checksum(text) == expected
+    assert _bytes.checksum(text) == expected
 
 
 @pytest.mark.parametrize("offset", range(1, 9))
 def test_alignment_does_not_matter(offset: int) -> None:
     room = np.zeros(2000, np.uint8)
     room[offset : offset + 1024] = np.frombuffer(DATA, np.uint8)
-    assert _core.checksum(room[offset : offset + 1024]) == 0x36B9A9162057F968
+    assert _bytes.checksum(room[offset : offset + 1024]) == 0x36B9A9162057F968
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64 - 1))
 def test_any_buffer_gives_the_sum_of_its_bytes(data: bytes, seed: int) -> None:
     expected = slow(data, seed)
-    assert _core.checksum(data, seed) == expected
-    assert _core.checksum(bytearray(data), seed) == expected
-    assert _core.checksum(memoryview(data), seed) == expected
+    assert _bytes.checksum(data, seed) == expected
+    assert _bytes.checksum(bytearray(data), seed) == expected
+    assert _bytes.checksum(memoryview(data), seed) == expected
 
 
 def test_a_long_buffer_is_summed_like_a_short_one() -> None:
     data = DATA * 40  # beyond the size at which the GIL is released
-    assert _core.checksum(data) == slow(data, 0)
+    assert _bytes.checksum(data) == slow(data, 0)
 
 
 @pytest.mark.parametrize("bad", [1, "text", None, np.zeros((4, 4), np.uint8)[:, 1]])
 def test_what_has_no_contiguous_bytes_is_refused(bad: object) -> None:
     with pytest.raises((TypeError, BufferError, ValueError)):
-        _core.checksum(bad)
+        _bytes.checksum(bad)
 
 
 P = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)

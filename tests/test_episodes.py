@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire import _core
 from memoire.client.episodes import OpenEpisodes
 from memoire.errors import (
     Closed,
@@ -25,7 +24,7 @@ from memoire.replay.batch import ID, Gathered
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 from netkit import in_thread, until
 
 SCHEMA = Schema(
@@ -107,7 +106,7 @@ def received(made: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
     room = np.empty(shipment.payload.nbytes + 1, np.uint8)
     room[1:] = shipment.payload
     message = shipment.message(0, 1, shipment.payload.nbytes)
-    checked = made.check(message, room[1:].data, checksum=_core.checksum(room[1:].data))
+    checked = made.check(message, room[1:].data, checksum=_bytes.checksum(room[1:].data))
     assert checked.samples == shipment.entries
     return made.add(client, 1, checked)
 

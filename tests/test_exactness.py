@@ -15,6 +15,7 @@ import pytest
 
 from memoire.client.client import Client
 from memoire.limits import Limits
+from memoire.pool import picked
 from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -236,7 +237,7 @@ class Tap:
         self.clients = {}
         monkeypatch.setattr(container, "build", tapped)
         # Ages as they came, without the time at the server: with the number they name a sample.
-        monkeypatch.setattr(container, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
+        monkeypatch.setattr(picked, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
 
     def watch(self, client):
         self.clients[id(client.memory)] = client.client_id

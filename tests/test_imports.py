@@ -119,8 +119,8 @@ def test_imports_within_a_folder_are_relative() -> None:
     for path in sources():
         own = ".".join(["memoire", *house.place(path, ROOT)[:-1]])
         if path.suffix == ".py" and path.stem not in house.FRONT_DOORS and "." in own:
-            froms = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
-            named = [(node.lineno, node.module or "") for node in froms if not node.level]
+            found = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+            named = [(node.lineno, node.module or "") for node in found if not node.level]
             wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
     assert not wrong, "\n".join(wrong)
 

@@ -85,18 +85,32 @@ def test_a_draw_is_the_same_after_a_change_elsewhere(small):
 def test_kernels_choose_between_a_statement_and_its_mistake(tool, monkeypatch):
     import kernels
 
-    source = kernels.Source()
+    source = kernels.Source("memoire/_core.pyx")
     every = source.places()
     loop = next(place for place in every if place.kind == "comparison" and place.statement.startswith("while "))
     call = next(place for place in every if place.kind == "dropped statement")
-    text, owners = source.with_mistakes([loop, call])
+    text, owners = source.with_mistakes({1: loop, 2: call})
     lines = text.splitlines()
     chosen = [line.strip() for line in lines if "planted(" in line and "cdef" not in line]
     assert any(line.startswith("while (") and "if planted(1) else (" in line for line in chosen)
     assert "if planted(2): pass" in chosen
     assert len(owners) == len(text.split("\n"))
     assert {owners[number] for number, line in enumerate(lines) if "planted(1)" in line} == {1}
-    assert kernels.refused(f"memoire/_core.pyx:{owners.index(2) + 1}:8: Cannot do that", owners) == {2}
+    said = f"memoire/_core.pyx:{owners.index(2) + 1}:8: Cannot do that"
+    assert kernels.refused(said, {"memoire/_core.pyx": owners}) == {2}
+
+
+def test_mistakes_are_numbered_through_all_kernels(tool):
+    import kernels
+
+    every = kernels.Kernels()
+    chosen = [source.places()[0] for source in every.sources.values()]
+    planted = every.with_mistakes(chosen)
+    assert {"memoire/_core.pyx", "memoire/wire/_bytes.pyx", "memoire/pool/_draw.pyx"} <= set(planted)
+    for number, place in enumerate(chosen, 1):
+        text, owners = planted[place.file]
+        assert f"planted({number})" in text and set(owners) == {0, number}
+        assert text.index("bint planted") < text.index("cimport") < text.index(f"planted({number})")
 
 
 def test_mistakes_by_hand_and_equivalent_ones_are_explained(tool):

@@ -29,6 +29,7 @@ contents, audit, lock = tool("package_contents"), tool("audit"), tool("lock")
 GOOD = {
     "memoire/__init__.py": b"",
     "memoire/_core.abi3.so": b"\x7fELF",
+    "memoire/wire/_bytes.abi3.so": b"\x7fELF",
     "memoire/py.typed": b"",
     "memoire/dashboard/static/index.html": b"<html>",
     "memoire_rl-1.0.dist-info/METADATA": b"",
@@ -47,7 +48,7 @@ def wheel(folder, files):
 
 def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
     assert contents.main([str(wheel(tmp_path, GOOD))]) == 0
-    assert "6 files, 0 faults" in capsys.readouterr().out
+    assert "7 files, 0 faults" in capsys.readouterr().out
     assert contents.main([]) == 1
 
 
@@ -56,6 +57,8 @@ def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
     [
         ("memoire/_core.c", b"", "does not belong here"),
         ("memoire/_core.pyx", b"", "does not belong here"),
+        ("memoire/wire/_bytes.pxd", b"", "does not belong here"),
+        ("memoire/_kernels/native.h", b"", "does not belong here"),
         ("tests/test_wire.py", b"", "does not belong here"),
         ("memoire/own.key", b"", "has the name of a secret"),
         ("memoire/state/state.db", b"", "what a run left behind"),

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire import _core
 from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
 from memoire.accounting.ledger import Account, FoldedSums, counts_of
 from memoire.accounting.merge import key_of, merge, row_of, rows_of
 from memoire.accounting.packing import Packing, Words
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.messages import Update
 
 HOME = messages.name_hash("home")
@@ -63,8 +62,8 @@ def accounts(draw, client=CLIENTS[0]):
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=64), st.binary(max_size=5))
 @example([127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1], b"")  # the ends of what so many bytes hold
 def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
-    packed = _core.pack_counts(numbers)
-    assert _core.unpack_counts(packed + rest, len(numbers)) == (numbers, len(packed))
+    packed = _bytes.pack_counts(numbers)
+    assert _bytes.unpack_counts(packed + rest, len(numbers)) == (numbers, len(packed))
     assert len(packed) <= 8 + 10 * len(numbers)
 
 
@@ -73,19 +72,19 @@ def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
 @example(b"\x01" + b"\xff" * 9 + b"\x02", 1)  # of 65 bits
 def test_bytes_that_nobody_packed_are_refused_or_pack_to_the_same(packed, number):
     try:
-        numbers, used = _core.unpack_counts(packed, number)
+        numbers, used = _bytes.unpack_counts(packed, number)
     except ValueError as error:
         assert "cut short" in str(error)
     else:
-        assert _core.unpack_counts(_core.pack_counts(numbers), number)[0] == numbers and used <= len(packed)
+        assert _bytes.unpack_counts(_bytes.pack_counts(numbers), number)[0] == numbers and used <= len(packed)
 
 
 @pytest.mark.parametrize("number", [-1, 65])
 def test_more_counts_than_there_is_room_for_are_refused(number):
     with pytest.raises(ValueError, match="at most 64"):
-        _core.unpack_counts(b"", number)
+        _bytes.unpack_counts(b"", number)
     with pytest.raises(ValueError, match="at most 64"):
-        _core.pack_counts([0] * 65)
+        _bytes.pack_counts([0] * 65)
 
 
 @given(accounts())

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import containers
-from memoire import _core
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
+from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 from memoire.wire.container import Head, Kind, Part
 from poolkit import PLAIN, SCHEMA, Clock, name
 
@@ -99,7 +99,7 @@ def test_shares_are_those_of_the_slow_model(rows: list[tuple[float, int, int]], 
     weight, unused, between = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     if unused[weight > 0].sum() < batch:
         return
-    share = _core.shares(weight, unused, between, batch)
+    share = _draw.shares(weight, unused, between, batch)
     np.testing.assert_allclose(share, slow_shares(weight, unused, between, batch), rtol=1e-6, atol=1e-9)
     assert share.sum() == pytest.approx(1.0, abs=1e-12)
     assert (batch * share <= unused * (1 + 1e-9)).all()
@@ -107,12 +107,12 @@ def test_shares_are_those_of_the_slow_model(rows: list[tuple[float, int, int]], 
 
 def test_clients_that_can_always_serve_share_by_weight_alone() -> None:
     unused = np.full(3, np.inf)
-    share = _core.shares(np.array([1.0, 2.0, 5.0]), unused, np.array([1e9, 0.0, 7.0]), 100.0)
+    share = _draw.shares(np.array([1.0, 2.0, 5.0]), unused, np.array([1e9, 0.0, 7.0]), 100.0)
     np.testing.assert_allclose(share, [0.125, 0.25, 0.625])
 
 
 def test_a_client_that_pushes_less_than_it_is_drawn_is_held_back() -> None:
-    share = _core.shares(np.array([9.0, 1.0]), np.array([200.0, 4000.0]), np.array([2000.0, 100.0]), 100.0)
+    share = _draw.shares(np.array([9.0, 1.0]), np.array([200.0, 4000.0]), np.array([2000.0, 100.0]), 100.0)
     np.testing.assert_allclose(share, [0.1, 0.9])  # 200 / 2000, although its weight asks for 0.9
 
 
@@ -122,8 +122,8 @@ def test_counts_are_whole_add_up_and_never_exceed_what_is_there(rows: Any, batch
     weight, unused, between = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     if unused[weight > 0].sum() < batch:
         return
-    share = _core.shares(weight, unused, between, batch)
-    count = _core.systematic_counts(share, unused, batch, start)
+    share = _draw.shares(weight, unused, between, batch)
+    count = _draw.systematic_counts(share, unused, batch, start)
     assert count.sum() == batch
     assert (count <= unused).all()
     assert (np.abs(count - batch * share) <= 1.0 + 1e-6).all()
@@ -132,7 +132,7 @@ def test_counts_are_whole_add_up_and_never_exceed_what_is_there(rows: Any, batch
 def test_counts_have_the_mean_of_their_shares() -> None:
     share, unused = np.array([0.07, 0.31, 0.005, 0.615]), np.full(4, 1000.0)
     starts = (np.arange(1000) + 0.5) / 1000
-    mean = np.mean([_core.systematic_counts(share, unused, 10, start) for start in starts], axis=0)
+    mean = np.mean([_draw.systematic_counts(share, unused, 10, start) for start in starts], axis=0)
     np.testing.assert_allclose(mean, 10 * share, atol=2e-3)
 
 
@@ -146,11 +146,11 @@ def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
         (two[::-1], two, two),
     ):
         with pytest.raises(ValueError, match="expected"):
-            _core.shares(*bad, 1.0)
+            _draw.shares(*bad, 1.0)
     with pytest.raises(ValueError, match="fewer unused"):
-        _core.systematic_counts(one, one, 5, 0.0)
+        _draw.systematic_counts(one, one, 5, 0.0)
     with pytest.raises(ValueError, match="start"):
-        _core.systematic_counts(one, one, 1, 1.0)
+        _draw.systematic_counts(one, one, 1, 1.0)
 
 
 # What a batch is
@@ -408,7 +408,7 @@ def test_a_batch_is_all_or_nothing() -> None:
 def test_no_size_wraps_around() -> None:
     for size in (-1, 2**31, 2**62):  # 2**62 picks of 56 bytes would be 0 bytes
         with pytest.raises(ValueError, match=f"at most 2147483647 samples, got {size}"):
-            _core.Picks(LAYOUT.core, size)
+            _draw.Picks(LAYOUT.core, size)
 
 
 def test_an_out_that_does_not_fit_takes_no_sample() -> None:
@@ -653,7 +653,7 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
         messages.unpack_counts(counts.tobytes())
         payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
         if payload is not None:
-            helds.append(container.check(payload, layout, checksum=_core.checksum(payload)))
+            helds.append(container.check(payload, layout, checksum=_bytes.checksum(payload)))
     return finish(chosen, helds, layout, pools[0].parameters, seed=9, beta=pools[0].parameters.importance_exponent)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire import _core
 from memoire.errors import NotEnoughSamples
+from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.parameters import Parameters
@@ -79,7 +79,7 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
         np.array([float(each[who]) for who in serving])
         for each in ({who: newest[who]["total_weight"] for who in newest}, kept, between)
     )
-    shares = _core.shares(weight / max(each["total_weight"] for each in newest.values()), unused, drawn, float(samples))
+    shares = _draw.shares(weight / max(each["total_weight"] for each in newest.values()), unused, drawn, float(samples))
     expected = {name(who): 0.0 for who in newest} | dict(zip(map(name, serving), shares, strict=True))
     assert chosen.share == pytest.approx(expected, rel=1e-9)
     assert chosen.newest == {name(who): float(newest[who]["positives"]) for who in newest}

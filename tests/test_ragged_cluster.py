@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import containers
-from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.pool import _draw, picked
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table
 from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container
+from memoire.wire import _bytes, container
 from memoire.wire.container import Kind, Part
 from netkit import Cluster, until
 
@@ -71,7 +71,7 @@ def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameter
     memory = filled(parameters.replace(compression=compression))
     payload = container.build(memory, 100, now=1.0)
     pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, container.check(payload, pool.layout, checksum=_core.checksum(payload)))
+    pool.add(b"client-number-01", 1, container.check(payload, pool.layout, checksum=_bytes.checksum(payload)))
     gathered = pool.get(40).gathered
     same(gathered, memory.gather(gathered.ids["number"]))
 
@@ -95,9 +95,9 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     layouts = [container.layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
     client = next(iter(pool._held))
     picks = pool._held.take(layouts[0].core, b"reader", [(client, 25)], True)
-    drawn = container.check(container.pack_drawn(picks, *layouts, now=2.0), layouts[1])
+    drawn = container.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)
-    assembled = _core.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
+    assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
     gathered = layouts[1].allocate(assembled.size)
     layouts[1].gather(assembled, gathered)
     assert assembled.size == 25

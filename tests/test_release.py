@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 import memoire
+from memoire.built import COMPILED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,8 +18,19 @@ def test_the_newest_heading_of_the_changelog_is_the_version() -> None:
 
 
 def test_the_package_carries_its_types() -> None:
-    files = {entry.name for entry in resources.files("memoire").iterdir()}
-    assert {"py.typed", "_core.pyi"} <= files
+    assert resources.files("memoire").joinpath("py.typed").is_file()
+    for name in COMPILED:
+        assert resources.files("memoire").joinpath(f"{name}.pyi").is_file()
+
+
+def test_every_source_of_a_compiled_module_is_built_and_looked_for() -> None:
+    sources = {
+        path.relative_to(ROOT / "memoire").with_suffix("").as_posix() for path in (ROOT / "memoire").rglob("*.pyx")
+    }
+    assert set(COMPILED) == sources
+    names = [f"memoire.{name.replace('/', '.')}" for name in COMPILED]
+    assert all(f'"{name}"' in (ROOT / "setup.py").read_text(encoding="utf-8") for name in names)
+    assert " ".join(names) in (ROOT / "Makefile").read_text(encoding="utf-8"), "their stubs are compared"
 
 
 def test_no_generated_file_is_tracked() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import mutations
-from memoire import _core
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.pool.caches import KeptCache, KeptClient, Pool, plan
@@ -23,7 +22,7 @@ from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
 from memoire.storage import snapshot, snapshot_file
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import container
+from memoire.wire import _bytes, container
 from poolkit import PLAIN, SCHEMA, name
 from test_pool import made, pool_of
 
@@ -444,7 +443,7 @@ def test_paths_are_a_list(paths):
 
 
 def test_parts_are_the_same_for_ever():
-    assert [snapshot.part_of(name(i), 7) for i in range(8)] == [_core.checksum(name(i)) % 7 for i in range(8)]
+    assert [snapshot.part_of(name(i), 7) for i in range(8)] == [_bytes.checksum(name(i)) % 7 for i in range(8)]
     assert [snapshot.part_of(name(i), 5) for i in range(6)] == [4, 2, 4, 1, 1, 3]
 
 
@@ -502,7 +501,7 @@ def test_other_files_are_refused_by_name(tmp_path):
         with pytest.raises(DataError, match=words):
             load([path], table(Pool(SCHEMA, PLAIN)))
     head = snapshot_file._HEAD.pack(snapshot_file._MAGIC, 9, bytes(16))
-    path.write_bytes(head + snapshot_file._SUM.pack(_core.checksum(head)))
+    path.write_bytes(head + snapshot_file._SUM.pack(_bytes.checksum(head)))
     with pytest.raises(DataError, match="form 9, this version of memoire reads form 2"):
         snapshot.facts(path)
 

@@ -22,9 +22,10 @@ import memoire
 
 
 @pytest.mark.processes
-def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("absent", ["*.so", "_draw*.so"])
+def test_a_checkout_of_which_not_all_is_built_says_what_to_do(absent: str, tmp_path: Path) -> None:
     copy = tmp_path / "memoire"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("_core*.so", "__pycache__", "static"))
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns(absent, "__pycache__", "static"))
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, str(tmp_path)],
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},

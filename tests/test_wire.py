@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make_vectors
-from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 
 VECTORS = Path(__file__).with_name("vectors")
 MESSAGES = make_vectors.messages()
@@ -39,7 +38,7 @@ def golden(name: str) -> list[bytes]:
 
 def sealed(head: bytes, tail: bytes) -> bytes:
     """Frame 0 with a right checksum."""
-    return head[:88] + _core.checksum(tail, _core.checksum(head[:88])).to_bytes(8, "little") + tail
+    return head[:88] + _bytes.checksum(tail, _bytes.checksum(head[:88])).to_bytes(8, "little") + tail
 
 
 def changed(name: str, offset: int, value: bytes) -> list[bytes]:
@@ -299,10 +298,10 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_whatever_msgpack_writes_is_plain_until_it_is_cut(value: Any) -> None:
     data = msgspec.msgpack.encode(value)
-    assert _core.is_plain_msgpack(data)
-    assert not _core.is_plain_msgpack(data + b"\xc0")
+    assert _bytes.is_plain_msgpack(data)
+    assert not _bytes.is_plain_msgpack(data + b"\xc0")
     for size in range(len(data)):
-        assert not _core.is_plain_msgpack(data[:size])
+        assert not _bytes.is_plain_msgpack(data[:size])
 
 
 @given(st.sampled_from(NAMES), st.data())

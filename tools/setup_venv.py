@@ -194,18 +194,25 @@ def build(above):
     key = build_key(above)
     if not is_done("build", key):
         check_compiler()
-        call("building memoire._core", PYTHON, "setup.py", "-q", "build_ext", "--inplace", "--force")
+        call("building memoire", PYTHON, "setup.py", "-q", "build_ext", "--inplace", "--force")
         done("build", key)
+
+
+def are_compiled(lib):
+    """Whether each .pyx of the package has its compiled module in this folder."""
+    sources = glob.glob(os.path.join(ROOT, "memoire", "**", "*.pyx"), recursive=True)
+    names = [os.path.relpath(source, ROOT)[: -len(".pyx")] for source in sources]
+    return all(glob.glob(os.path.join(lib, name + ".*so")) for name in names)
 
 
 def build_checked(above):
     """The whole package a second time, compiled with checks: what PYTHONPATH=build/checked/lib finds."""
     key = build_key(above)
     lib = os.path.join("build", "checked", "lib")
-    if not is_done("checked", key) or not glob.glob(os.path.join(ROOT, lib, "memoire", "_core*.so")):
+    if not is_done("checked", key) or not are_compiled(os.path.join(ROOT, lib)):
         check_compiler()
         command = [PYTHON, "setup.py", "-q", "build", "--build-base", "build/checked", "--build-lib", lib, "--force"]
-        call("building memoire._core with bounds checks", *command, MEMOIRE_CHECKED="1")
+        call("building memoire with bounds checks", *command, MEMOIRE_CHECKED="1")
         done("checked", key)
     else:  # Python files are copied anew each time: that takes no time, and none can be stale
         for stale in glob.glob(os.path.join(ROOT, lib, "memoire", "**", "*.py"), recursive=True):

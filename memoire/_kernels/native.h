@@ -14,6 +14,10 @@
 #define MEMOIRE_IS_CHECKED 0
 #endif
 
+/* Versions of models: the bounds that any is within. */
+#define MEMOIRE_LATEST INT64_MAX
+#define MEMOIRE_EARLIEST (-INT64_MAX)
+
 #if defined(__GNUC__) || defined(__clang__)
 #define memoire_prefetch(address) __builtin_prefetch(address)
 #else

@@ -1,6 +1,6 @@
 """Accounts as they are kept outside of memory's objects: some seventy bytes for each client, and back. Pure.
 
-    own account        key  client (16)               body  counts (`_core.pack_counts`), then codes of rejection
+    own account        key  client (16)               body  counts (`_bytes.pack_counts`), then codes of rejection
     another server's   key  client (16) + word (4)    body  counts
 
 Texts and long numbers that many accounts share (owner, table and `since`; the homes of other servers) are words: a body
@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire import _core
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 from memoire.wire.messages import MOST_RETURNS, Update
 
 from .ledger import Account, FoldedSums
@@ -116,7 +115,7 @@ class Packing:
         Raises:
             ValueError: nobody can have.
         """
-        counts, used = _core.unpack_counts(body, _COUNTS)
+        counts, used = _bytes.unpack_counts(body, _COUNTS)
         row = dict(zip(_PLACE, _as_rows(np.array([counts], np.uint64))[0].item(), strict=True))
         since, table, owner = self._opening(counts[_WORD])
         codes = msgspec.msgpack.decode(body[used:], type=dict[str, int]) if used < len(body) else {}
@@ -172,7 +171,7 @@ class Packing:
         """
         if not packed:
             return merge()
-        table = np.array([_core.unpack_counts(body, _COUNTS)[0] for _, body in packed], np.uint64)
+        table = np.array([_bytes.unpack_counts(body, _COUNTS)[0] for _, body in packed], np.uint64)
         found = _as_rows(table)
         found["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
         named = [self._name(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
@@ -187,7 +186,7 @@ class Packing:
         """
         if not bodies:
             return
-        table = np.array([_core.unpack_counts(body, _COUNTS)[0] for body in bodies], np.uint64)
+        table = np.array([_bytes.unpack_counts(body, _COUNTS)[0] for body in bodies], np.uint64)
         rows = _as_rows(table)
         for word in np.unique(table[:, _WORD]).tolist():
             mine, number = rows[table[:, _WORD] == word], self._opening(word)[1]
@@ -228,7 +227,7 @@ def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
     # The bytes of a float of few digits begin with zeros: read the other way round, they are a small number.
     returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
     flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
-    return _core.pack_counts([*counts, flags, label, first, (last - first) & _MASK, returns, word, sequence])
+    return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK, returns, word, sequence])
 
 
 def _milliseconds(seconds: float) -> int:

@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memoire import _core
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 
 from .episodes import Shipment
 from .io_waiting import Waiting
@@ -250,7 +249,7 @@ class Pusher:
 
     def _enqueue(self, payload: container.Payload, message: Callable[[int, int, int], messages.Body]) -> None:
         # In the caller's thread: the one with the sockets has other things to do.
-        checksum, size, session = _core.checksum(payload), payload.nbytes, self._session
+        checksum, size, session = _bytes.checksum(payload), payload.nbytes, self._session
         with self._waiting.changed:
             self._last_size = size
             session.window.pushed(size, self._waiting.now())

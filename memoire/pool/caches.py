@@ -29,16 +29,18 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire import _core
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.batch import Batch, Gathered, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
+from memoire.wire._container import HeldCache
 from memoire.wire.messages import CLIENT_COUNTS, CLIENT_SUMS
 
+from . import picked
+from ._draw import HeldClient, HeldPool, Picks, assemble, shares, systematic_counts
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
 
 _DEFAULTS: Final = Limits()
@@ -260,8 +262,8 @@ class Pool:
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)
         # Everything below belongs to the lock.
-        self._held = _core.HeldPool(random.SystemRandom().getrandbits(64) if seed is None else seed & (2**64 - 1))
-        self._clients: dict[bytes, _core.HeldClient] = {}
+        self._held = HeldPool(random.SystemRandom().getrandbits(64) if seed is None else seed & (2**64 - 1))
+        self._clients: dict[bytes, HeldClient] = {}
         self._readers: dict[bytes, float] = {}  # when each was last heard
         self._elsewhere: dict[bytes, int] = {}  # what each said of its draws from other pools
         self._looked = clock()
@@ -271,7 +273,7 @@ class Pool:
         self._passed_over = 0
         self._waiting = 0
         self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like, for `put_back`
-        self._seen_of: tuple[_core.HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
+        self._seen_of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
         self._added = self._overwritten = self._overwritten_samples = self._left = self._misses = 0
         self._take_parameters(parameters or Parameters())
 
@@ -369,13 +371,13 @@ class Pool:
 
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
-    ) -> "_core.HeldCache":
+    ) -> HeldCache:
         """A received cache, completely checked: see `container.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
         return container.check(payload, self._layout, limits, checksum=checksum)
 
-    def add(self, client_id: bytes, sequence: int, held: "_core.HeldCache") -> int:
+    def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.
 
         Args:
@@ -408,11 +410,11 @@ class Pool:
         """Whether clients' entries are used up as they are drawn into caches."""
         return self._parameters.max_times_sampled > 0
 
-    def _check_fits(self, held: "_core.HeldCache") -> None:
+    def _check_fits(self, held: HeldCache) -> None:
         if held.nbytes > self.byte_limit:
             raise ProtocolError("too_large", f"a cache of {held.nbytes} bytes; the pool holds {self.byte_limit} in all")
 
-    def _check_layout(self, held: "_core.HeldCache") -> None:
+    def _check_layout(self, held: HeldCache) -> None:
         if held.layout is not self._layout.core:
             raise ProtocolError("parameters", "a cache made under parameters that have changed since")
 
@@ -451,9 +453,7 @@ class Pool:
                 del held, queue
                 yield kept_cache
 
-    def put_back(
-        self, kept: KeptClient, held: "_core.HeldCache", *, age: float = 0.0, stays: bool = True
-    ) -> tuple[bool, int]:
+    def put_back(self, kept: KeptClient, held: HeldCache, *, age: float = 0.0, stays: bool = True) -> tuple[bool, int]:
         """Hold a checked cache of a client that was walked over, here or elsewhere; its newest sums count unless newer
         ones are known.
 
@@ -491,7 +491,7 @@ class Pool:
             self._tell()
             return True, gone
 
-    def _is_held(self, client: "_core.HeldClient", held: "_core.HeldCache") -> bool:
+    def _is_held(self, client: HeldClient, held: HeldCache) -> bool:
         """Whether a client's cache is held already. Its caches come one after the other: what they look like is noted,
         and only one that looks like another is compared.
         """
@@ -545,7 +545,7 @@ class Pool:
             client = self._clients.pop(client_id, None)
             return 0 if client is None else self._held.leave(client)[1]
 
-    def _client(self, client_id: bytes) -> "_core.HeldClient":
+    def _client(self, client_id: bytes) -> HeldClient:
         """The client of that id, heard now; made when it is new."""
         now = self._clock()
         self._look(now)
@@ -553,8 +553,8 @@ class Pool:
         client.heard = now
         return client
 
-    def _enter(self, client_id: bytes) -> "_core.HeldClient":
-        client = self._clients[client_id] = _core.HeldClient(client_id)
+    def _enter(self, client_id: bytes) -> HeldClient:
+        client = self._clients[client_id] = HeldClient(client_id)
         self._held.enter(client)
         return client
 
@@ -622,7 +622,7 @@ class Pool:
             place(self.schema, made, out)
         return made
 
-    def _draw(self, samples: int, timeout: float | None) -> "tuple[_core.Picks, container.Layout, Parameters, float]":
+    def _draw(self, samples: int, timeout: float | None) -> tuple[Picks, container.Layout, Parameters, float]:
         """The samples of a batch, taken but not copied, and what they were drawn under, beta last."""
         with self._lock:
             self._look(self._clock())
@@ -631,13 +631,13 @@ class Pool:
                 picks = self._wait(samples, timeout or 0.0)
             return picks, self._layout, self._parameters, self._annealing.next(self._parameters)
 
-    def _try(self, samples: int) -> "_core.Picks | None":
+    def _try(self, samples: int) -> Picks | None:
         if self._closed:
             raise Closed("the pool")
         self._pass_over()
         return self._held.draw(self._layout.core, samples, self._parameters.reuse_cache)
 
-    def _wait(self, samples: int, timeout: float) -> "_core.Picks":
+    def _wait(self, samples: int, timeout: float) -> Picks:
         """The samples as soon as there are enough. The lock is held, and given up while waiting."""
         begin = time.monotonic()
         self._waiting += 1
@@ -681,7 +681,7 @@ class Pool:
             ages=Histogram.of(np.concatenate([np.empty(0), *(found.ages for _, found in looked)])),
         )
 
-    def _some_caches(self) -> "list[tuple[_core.HeldClient, list[_core.HeldCache]]]":
+    def _some_caches(self) -> list[tuple[HeldClient, list[HeldCache]]]:
         """Caches of clients that can be drawn from, of all or of some at random, for `MOST_LOOKED` samples together."""
         able = [client for client in self._clients.values() if client.caches and client.total_weight > 0.0]
         able = random.sample(able, min(len(able), MOST_CLIENTS))
@@ -707,7 +707,7 @@ class Pool:
             sums = client.sequence, client.total_weight, float(client.positives), client.minimum
         # A pool of its own, with a cache of its own out of the same bytes: nothing is taken from this one.
         copy = container.copy_of(held, layout)
-        alone, owner = _core.HeldPool(random.getrandbits(64)), _core.HeldClient(client.id)
+        alone, owner = HeldPool(random.getrandbits(64)), HeldClient(client.id)
         owner.hear(*sums)
         alone.enter(owner)
         alone.push(owner, copy)
@@ -715,7 +715,7 @@ class Pool:
         assert picks is not None, "a held cache has a sample"
         gathered = layout.allocate(1)
         layout.gather(picks, gathered)
-        gathered.age += container.waits_of(picks, clock)
+        gathered.age += picked.waits_of(picks, clock)
         chance = share * min(1.0, float(gathered.weight[0]) / held.total_weight)
         newest = max(1.0, sums[2])
         return Peeked(gathered, chance, population * held.positives / newest, beta)
@@ -817,7 +817,7 @@ class Pool:
             layout, drawn = self._layout, self._drawn_layout
         if not picks.size:
             return None
-        return container.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression)
+        return picked.pack_drawn(picks, layout, drawn, now=now, clock=self._clock(), compression=compression)
 
 
 class _LookedAt(NamedTuple):
@@ -829,7 +829,7 @@ class _LookedAt(NamedTuple):
     ages: NDArray[np.float64]
 
 
-def _looked_at(caches: "Sequence[_core.HeldCache]", reuse: bool, clock: float, most: int) -> _LookedAt:
+def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int) -> _LookedAt:
     """Of these caches of one client, `most` samples: those of a cache lie in random order, so any will do."""
     found = []
     for held in caches:
@@ -840,17 +840,17 @@ def _looked_at(caches: "Sequence[_core.HeldCache]", reuse: bool, clock: float, m
     return _LookedAt(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
 
 
-def _looks_of(held: "_core.HeldCache") -> tuple[float, ...]:
+def _looks_of(held: HeldCache) -> tuple[float, ...]:
     return held.made_at, held.samples, held.total_weight, held.nbytes
 
 
-def _is_same(one: "_core.HeldCache", other: "_core.HeldCache") -> bool:
+def _is_same(one: HeldCache, other: HeldCache) -> bool:
     """Whether two caches came as the same bytes."""
-    return _looks_of(one) == _looks_of(other) and _core.checksum(one.payload) == _core.checksum(other.payload)
+    return _looks_of(one) == _looks_of(other) and _bytes.checksum(one.payload) == _bytes.checksum(other.payload)
 
 
 def _pooled(
-    picks: "_core.Picks",
+    picks: Picks,
     layout: container.Layout,
     parameters: Parameters,
     beta: float,
@@ -859,7 +859,7 @@ def _pooled(
 ) -> Pooled:
     layout.gather(picks, gathered)
     if clock is not None:
-        gathered.age += container.waits_of(picks, clock)
+        gathered.age += picked.waits_of(picks, clock)
     if gathered.mask is not None:
         gathered.max_share = parameters.sequence_max_share
     importance = np.empty(picks.size, np.float32)
@@ -908,8 +908,8 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     if not unused.sum() >= samples:
         return None
     weight = chosen["total_weight"] / chosen["total_weight"].max()  # sums of what clients say could overflow
-    share = _core.shares(weight, unused, between, float(samples))
-    counts = _core.systematic_counts(share, unused, samples, fraction)
+    share = shares(weight, unused, between, float(samples))
+    counts = systematic_counts(share, unused, samples, fraction)
     serving = unused > 0.0
     population = float(chosen["positives"][serving].sum())
     chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
@@ -956,7 +956,7 @@ def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.i
 
 def finish(
     made: Plan,
-    drawn: "Sequence[_core.HeldCache]",
+    drawn: Sequence[HeldCache],
     layout: container.Layout,
     parameters: Parameters,
     seed: int,
@@ -978,7 +978,7 @@ def finish(
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
         shares.append(np.array([made.share[owner] for owner in owners]))
         newest.append(np.array([made.newest[owner] for owner in owners]))
-    picks = _core.assemble(
+    picks = assemble(
         layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
     )
     return _pooled(picks, layout, parameters, beta, layout.allocate(picks.size))

@@ -50,7 +50,7 @@ from memoire.replay.memory import MOST_ROWS, Memory
 from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema, is_finite
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 
 from .caches import MOST_BATCH, MOST_DRAWN, Pooled, PoolStats
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
@@ -299,7 +299,7 @@ class EpisodePool:
         with self._changing:
             if self._closed:
                 raise Closed("the pool")
-            name, memory = _core.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True)), self._memory
+            name, memory = _bytes.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True)), self._memory
             number = kept.number if kept.owner == self._owner else self._put_back.get(name)
             if number is not None and _has(memory, number):
                 return False, 0

@@ -30,13 +30,13 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from memoire import _core
 from memoire.accounting.journal import Group, RunFacts
 from memoire.accounting.kept_accounts import Packed
 from memoire.accounting.logbook import Entry, escape
 from memoire.accounting.merge import merge
 from memoire.accounting.packing import Packing, Words
 from memoire.errors import StateCorrupt, StateError, StateForeign, StateUnusable
+from memoire.wire import _bytes
 from memoire.wire.messages import ACCOUNT, Line
 
 from . import private_files
@@ -84,12 +84,12 @@ _LOG_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,80}\.[0-9]{8,12}\.log")
 
 def add_up(kind: int, key: bytes, body: bytes) -> int:
     """Checksum of a row of facts, in 63 bits: SQLite's integers have a sign."""
-    return _core.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
+    return _bytes.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
 
 
 def account_sum(run: int, key: bytes, body: bytes) -> int:
     """Checksum of a row of accounts, in 31 bits: there are many of them."""
-    return _core.checksum(b"%d %b%b" % (run, key, body)) >> 33
+    return _bytes.checksum(b"%d %b%b" % (run, key, body)) >> 33
 
 
 def run_key(run: int, rest: bytes = b"") -> bytes:
@@ -641,7 +641,7 @@ def _line_row(run: int, entry: Entry) -> tuple[Any, ...]:
 
 def _line_sum(row: tuple[Any, ...]) -> int:
     number, client, count, received, label, said, text = row[:7]
-    return _core.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
+    return _bytes.checksum(struct.pack(">qqdqd", number, count, received, label, said) + client + text.encode()) >> 1
 
 
 def _entry(row: tuple[Any, ...], path: Path) -> Entry:

@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire import _core
 from memoire.accounting.merge import Rows
 from memoire.arguments import whole
 from memoire.errors import (
@@ -43,7 +42,7 @@ from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container, messages
+from memoire.wire import _bytes, container, messages
 
 from . import snapshot_file
 from .snapshot_file import About, Body, Damage, Record, SnapshotFile, TableAbout
@@ -464,7 +463,7 @@ class _Restoring:
 
 def part_of(name: bytes, of: int) -> int:
     """Which of `of` parts what is called so belongs to; the same everywhere and for ever."""
-    return _core.checksum(name) % of
+    return _bytes.checksum(name) % of
 
 
 # ----------------------------------------------------------------------------------------------------------- looking

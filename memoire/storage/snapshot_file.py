@@ -24,9 +24,9 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Final, NamedTuple, TypeAl
 import msgspec
 from msgspec import Meta
 
-from memoire import _core
 from memoire.errors import DataError
 from memoire.limits import MiB
+from memoire.wire import _bytes
 
 from . import private_files
 from .database import sync
@@ -210,7 +210,7 @@ def write(
         with open(private_files.replace(made), "wb", buffering=1 << 20) as file:
             tally = _Tally(len(about.tables))
             head = _HEAD.pack(_MAGIC, FORM, secrets.token_bytes(16))
-            file.write(head + _SUM.pack(_core.checksum(head)))
+            file.write(head + _SUM.pack(_bytes.checksum(head)))
             _put(file, Record(about))
             flushed = 0
             for record in records:
@@ -223,7 +223,7 @@ def write(
             place = _TAIL.pack(file.tell())
             end = tally.end(is_complete())
             _put(file, Record(end))
-            file.write(place + _SUM.pack(_core.checksum(place)))
+            file.write(place + _SUM.pack(_bytes.checksum(place)))
         sync(made)
         at("before snapshot")
         made.replace(path)
@@ -237,8 +237,8 @@ def write(
 
 def _put(file: BinaryIO, record: Record) -> None:
     body, payload = _ENCODE(record.body), memoryview(record.payload or b"").cast("B")
-    facts = _RECORD.pack(record.body.kind, record.table, len(body), len(payload), _core.checksum(payload))
-    file.write(facts + _SUM.pack(_core.checksum(body, _core.checksum(facts))) + body)
+    facts = _RECORD.pack(record.body.kind, record.table, len(body), len(payload), _bytes.checksum(payload))
+    file.write(facts + _SUM.pack(_bytes.checksum(body, _bytes.checksum(facts))) + body)
     file.write(payload)
 
 
@@ -323,7 +323,7 @@ class SnapshotFile:
         check = self._file.read(_SUM.size)
         if len(check) < _SUM.size or not head.startswith(_MAGIC):
             raise self._wrong("is no snapshot of a server")
-        if _SUM.pack(_core.checksum(head)) != check:
+        if _SUM.pack(_bytes.checksum(head)) != check:
             raise self._wrong("is damaged at its beginning")
         _, form, identity = _HEAD.unpack(head)
         if form != FORM:
@@ -336,7 +336,7 @@ class SnapshotFile:
             return None
         self._file.seek(self.size - span)
         place, check = self._file.read(_TAIL.size), self._file.read(_SUM.size)
-        if _SUM.pack(_core.checksum(place)) != check or not self._begin <= _TAIL.unpack(place)[0] < self.size - span:
+        if _SUM.pack(_bytes.checksum(place)) != check or not self._begin <= _TAIL.unpack(place)[0] < self.size - span:
             return None
         self._file.seek(_TAIL.unpack(place)[0])
         found = self._next()
@@ -354,14 +354,14 @@ class SnapshotFile:
         if size > _MOST_BODY or place + len(facts) + len(check) + size + payload_size > self.size:
             return f"the record at byte {place} is damaged, and with it where the next one begins"
         body = self._file.read(size)
-        if _SUM.pack(_core.checksum(body, _core.checksum(facts))) != check:
+        if _SUM.pack(_bytes.checksum(body, _bytes.checksum(facts))) != check:
             return f"the record at byte {place} is damaged, and with it where the next one begins"
         try:
             made = _DECODE[number](body)
         except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             return f"the record at byte {place} cannot be read: {error}"
         payload = self._file.read(payload_size)
-        is_whole = len(payload) == payload_size and _core.checksum(payload) == payload_sum
+        is_whole = len(payload) == payload_size and _bytes.checksum(payload) == payload_sum
         return Record(made, table, payload if is_whole else None)
 
     def records(self, damage: Damage | None = None) -> Iterator[Record]:

@@ -34,7 +34,6 @@ from typing import Any, Final
 
 import msgspec
 
-from memoire import _core
 from memoire.accounting.journal import Group, RunFacts
 from memoire.accounting.kept_accounts import Packed, StoredAccounts
 from memoire.accounting.logbook import Entry, Wanted, escape
@@ -44,6 +43,7 @@ from memoire.clock import wall_clock
 from memoire.errors import Closed, StateCorrupt, StateError, StateForeign, StateLocked, StateLost, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import Model
+from memoire.wire import _bytes
 from memoire.wire.messages import name_hash
 
 from . import database, private_files
@@ -248,7 +248,7 @@ class Store:
         return stored
 
     def _model_path(self, run: int, topic: str, version: int) -> Path:
-        return self._models / f"{run}-{_core.checksum(topic.encode()):016x}-{version}.model"
+        return self._models / f"{run}-{_bytes.checksum(topic.encode()):016x}-{version}.model"
 
     # ------------------------------------------------------------------------------------------------ what is there
 
@@ -678,7 +678,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _testimony(generation: int) -> bytes:
     facts = struct.pack("<8sQ", b"memowits", generation)
-    return facts + struct.pack("<Q", _core.checksum(facts))
+    return facts + struct.pack("<Q", _bytes.checksum(facts))
 
 
 def _pattern(text: str) -> str:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -27,6 +27,8 @@ from memoire.replay.batch import ID, Gathered, sequence_mask
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Column, Schema
+
+from . import _container
 
 Payload: TypeAlias = NDArray[np.uint8]
 HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
@@ -141,10 +143,40 @@ _LENGTHS_OF: Final = {
 _LENGTHS: Final = frozenset(_LENGTHS_OF.values())
 _WHOLE: Final = -2  # in place of a block of lengths: the one value is as long as its block
 _INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
-_OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
+OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
+"""Bookkeeping that only containers of drawn samples have."""
 _Field: TypeAlias = tuple[int, int, int, int, int]
 _BYTE: Final = np.dtype(np.uint8)
 MOST_ROW_BYTES: Final = 1 << 27
+
+
+class Picked(Protocol):
+    """Samples that a draw took from held containers, B of them: what a layout needs of `pool._draw.Picks`."""
+
+    @property
+    def size(self) -> int:
+        """B."""
+        ...
+
+    def gather(
+        self,
+        arrays: list[NDArray[Any]],
+        reward: NDArray[np.float32] | None,
+        discount: NDArray[np.float32],
+        steps: NDArray[np.int32],
+        weight: NDArray[np.float32],
+        ids: NDArray[Any],
+        age: NDArray[np.float32],
+        model: NDArray[np.int64],
+    ) -> None:
+        """Copy each sample's rows into `arrays` [B, ...], one for each field, and what it carries [B]."""
+
+    def gather_lengths(self, index: int, target: NDArray[np.int32]) -> int:
+        """Fill in how many elements each value of a ragged field has [B, rows]; returns the most."""
+        ...
+
+    def gather_padded(self, index: int, longest: int, target: NDArray[Any]) -> None:
+        """Copy the values of a ragged field [B, rows, longest, ...], zeros behind each."""
 
 
 class Layout:
@@ -196,7 +228,9 @@ class Layout:
         self.ragged = {i: self._lengths_of(form) for i, form in forms if self._is_ragged(form)}
         """Number of each block that has a ragged column's values -> that of their lengths, or -2: it is one value."""
         blocks = list(self.blocks)
-        self.core = _core.Layout(kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields)
+        self.core = _container.Layout(
+            kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields
+        )
 
     def place(self, part: Part, name: str | None = None) -> int | None:
         """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
@@ -233,7 +267,7 @@ class Layout:
             model_version=np.empty(samples, np.int64),
         )
 
-    def gather(self, picks: "_core.Picks", out: Gathered) -> None:
+    def gather(self, picks: Picked, out: Gathered) -> None:
         """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
         picks.gather(
             [(out.prev if output.side == "prev" else out.next)[output.name] for output in self._outputs],
@@ -242,7 +276,7 @@ class Layout:
         )  # fmt: skip
         self._gather_ragged(picks, out)
 
-    def _gather_ragged(self, picks: "_core.Picks", out: Gathered) -> None:
+    def _gather_ragged(self, picks: Picked, out: Gathered) -> None:
         """Add the ragged columns to `out`: both sides as wide as the longest value of both, and at least 1."""
         longest: dict[str, int] = {}
         lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
@@ -297,7 +331,7 @@ class Layout:
         if not set(self.next).isdisjoint(self.schema.states):
             parts.add(Part.NEXT_INDEX)
         if self.kind is Kind.DRAWN:
-            parts |= _OF_DRAWN
+            parts |= OF_DRAWN
         return parts
 
     def _columns(self, final: bool) -> list[BlockForm]:
@@ -375,7 +409,7 @@ class SequenceLayout(Layout):
         made.mask = np.empty((samples, self.length), np.bool_)
         return made
 
-    def gather(self, picks: "_core.Picks", out: Gathered) -> None:
+    def gather(self, picks: Picked, out: Gathered) -> None:
         """Fill the arrays of `out` with the picked sequences."""
         assert out.mask is not None
         burn_in = np.empty(picks.size, np.uint32)
@@ -405,7 +439,7 @@ class SequenceLayout(Layout):
         parts = super()._parts() - {Part.REWARD_SUM} | {Part.BURN_IN}
         if any(self._sides(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
             parts.add(Part.ENTRY_INDEX)
-        return parts | _OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
+        return parts | OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
 
     def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
         if column.role == "state" or name in self.first or not (name in self.prev or column.role == "reward"):
@@ -530,7 +564,7 @@ class Container:
     ) -> None:
         self.layout = layout
         rows = (samples, frames, owners, entries)
-        self.payload: Payload = _core.container(layout.core, *rows, packed or {}, elements or {})
+        self.payload: Payload = _container.container(layout.core, *rows, packed or {}, elements or {})
         HEAD.pack_into(
             self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
             head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
@@ -560,7 +594,7 @@ class Container:
 
     def fill_blocks(self, arrays: dict[int, NDArray[Any]]) -> None:
         """Copy contiguous arrays into blocks, by number."""
-        _core.fill(self.layout.core, self.payload, arrays)
+        _container.fill(self.layout.core, self.payload, arrays)
 
 
 def build(
@@ -589,7 +623,7 @@ def build(
     with memory.held():
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters)
-        codec = _codec(parameters.compression if compression is None else compression)
+        codec = codec_of(parameters.compression if compression is None else compression)
         cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
         sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
         head = Head(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
@@ -611,7 +645,7 @@ def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compress
     with memory.held():
         parameters: Parameters = memory.parameters
         layout = layout_of(memory.schema, parameters, Kind.DRAWN)
-        codec = _codec(compression)
+        codec = codec_of(compression)
         cut = _cut(memory, layout, samples, ordered=codec != 0)
         carried = {
             Part.CHANCE: np.minimum(cut.drawn.weights / cut.drawn.total_weight, 1.0),
@@ -696,20 +730,20 @@ def _pack_frames(
     packed: dict[int, tuple[int, bytes]] = {}
     for i, form in enumerate(layout.blocks):
         size = elements.get(i, len(sources)) * form.row_bytes
-        if _may_pack(layout, form, size):
+        if may_pack(layout, form, size):
             raw: Payload = _core.empty((size,), _BYTE)
             memory.copy_frames(layout.schema.names[form.column], sources, raw)
-            _pack_block(packed, i, raw, codec)
+            pack_block(packed, i, raw, codec)
     return packed
 
 
-def _may_pack(layout: Layout, form: BlockForm, size: int) -> bool:
+def may_pack(layout: Layout, form: BlockForm, size: int) -> bool:
     """Whether a block holds frames, of a size that whoever makes such a container has the time for."""
     is_frames = form.extent is Extent.PER_FRAME and form.part not in _LENGTHS
     return is_frames and (layout.kind not in (Kind.DRAWN, Kind.DRAWN_SEQUENCES) or size <= MOST_PACKED)
 
 
-def _pack_block(packed: dict[int, tuple[int, bytes]], block: int, raw: Payload, codec: int) -> None:
+def pack_block(packed: dict[int, tuple[int, bytes]], block: int, raw: Payload, codec: int) -> None:
     """Compress a block, unless it would not get smaller."""
     data = _COMPRESS[codec](raw) if raw.nbytes else b""
     if len(data) < raw.nbytes:
@@ -740,7 +774,7 @@ def pack_episode(
         compression: For state columns; one that does not get smaller is stored as it is.
     """
     layout = layout_of(schema, Parameters(), Kind.EPISODE, final=final is not None)
-    codec, entries = _codec(compression), len(init_w)
+    codec, entries = codec_of(compression), len(init_w)
     packed: dict[int, tuple[int, bytes]] = {}
     elements = {
         block: int(lengths[name].sum(dtype=np.int64)) if part is Part.PREV else len((final or {})[name])
@@ -751,7 +785,7 @@ def pack_episode(
         if part is Part.PREV and name in schema.states:
             raw: Payload = _core.empty((elements.get(block, entries) * schema[name].nbytes,), _BYTE)
             fill(name, raw)
-            _pack_block(packed, block, raw, codec)
+            pack_block(packed, block, raw, codec)
     head = Head(parameters_version=parameters_version, made_at=now)
     made = Container(layout, head, entries, packed=packed, elements=elements)
     for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
@@ -779,7 +813,7 @@ class EpisodeRows(NamedTuple):
     model_version: NDArray[np.int64]
 
 
-def read_episode(held: "_core.HeldCache", layout: Layout) -> EpisodeRows:
+def read_episode(held: _container.HeldCache, layout: Layout) -> EpisodeRows:
     """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
 
     def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -809,7 +843,7 @@ def read_episode(held: "_core.HeldCache", layout: Layout) -> EpisodeRows:
 
 def check(
     payload: Any, layout: Layout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
-) -> "_core.HeldCache":
+) -> _container.HeldCache:
     """A received container, completely checked, ready for `Pool.add`. Keeps the buffer; gathering reads it in place.
 
     Sizes, order, alignment, padding and what indices, weights, discounts and counts may be; packed blocks are unpacked
@@ -826,12 +860,12 @@ def check(
     size = memoryview(payload).nbytes
     if size > limits.message_bytes:
         raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
-    return _core.HeldCache(payload, layout.core, checksum, limits.message_bytes, _unpack)
+    return _container.HeldCache(payload, layout.core, checksum, limits.message_bytes, _unpack)
 
 
-def copy_of(held: "_core.HeldCache", layout: Layout) -> "_core.HeldCache":
+def copy_of(held: _container.HeldCache, layout: Layout) -> _container.HeldCache:
     """The same cache of that layout once more, none of its samples drawn; the bytes that came are shared."""
-    copy = _core.HeldCache(held.payload, layout.core, None, 1 << 62, _unpack)
+    copy = _container.HeldCache(held.payload, layout.core, None, 1 << 62, _unpack)
     copy.arrived = held.arrived
     return copy
 
@@ -839,98 +873,6 @@ def copy_of(held: "_core.HeldCache", layout: Layout) -> "_core.HeldCache":
 def samples_of(payload: Payload) -> int:
     """How many samples a container holds that was made here."""
     return int(payload[:4].view("<u4")[0])
-
-
-def waits_of(picks: "_core.Picks", clock: float, *, in_order: bool = False) -> NDArray[np.float32]:
-    """Seconds float32 [B] for which the samples have been held: a cache says how old its entries were when it was made.
-
-    Args:
-        clock: The pool's now.
-        in_order: As they were drawn, not as they lie in the batch.
-    """
-    arrived = np.empty(picks.size, np.float64)
-    picks.arrivals(arrived, in_order)
-    return np.maximum(clock - arrived, 0.0).astype(np.float32)
-
-
-def pack_drawn(
-    picks: "_core.Picks",
-    layout: Layout,
-    drawn: Layout,
-    *,
-    now: float,
-    clock: float | None = None,
-    compression: str = "none",
-) -> Payload:
-    """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
-
-    Args:
-        picks: From a pool of `layout`, not shuffled: a client's samples are side by side.
-        layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
-        clock: The pool's now, so that ages are those of now; None: as they came.
-        compression: As of `build`, which the reader must have.
-    """
-    samples = picks.size
-    indices = {
-        part: np.empty((samples, layout.blocks[layout.bookkeeping(part)].row_bytes // 4), np.uint32)
-        for part in layout.indices
-    }
-    frames = picks.distinct({part: index for part, index in indices.items() if part is not Part.ENTRY_INDEX})
-    entries = picks.distinct({part: index for part, index in indices.items() if part is Part.ENTRY_INDEX})
-    owner, chance, population = np.empty(samples, np.uint32), np.empty(samples), np.empty(samples)
-    owners = np.frombuffer(picks.pack_owners(owner, chance, population), np.uint8)
-    head = Head(picks.multi_step, made_at=now)
-    of_extent: dict[Extent, Any] = {Extent.PER_SAMPLE: picks, Extent.PER_FRAME: frames, Extent.PER_ENTRY: entries}
-    forms = [(i, drawn.blocks[i]) for i in drawn.ragged]
-    elements = {
-        i: of_extent[form.extent].bytes_of(_same_block(layout, drawn, form)) // form.row_bytes for i, form in forms
-    }
-    packed = _pack_picked(frames, layout, drawn, elements, _codec(compression))
-    counts = (samples, max(1, frames.size), len(owners) // 16, packed, max(1, entries.size), elements)
-    made = Container(drawn, head, *counts)
-    for part, values in (
-        *indices.items(), (Part.OWNER, owner), (Part.OWNERS, owners),
-        (Part.CHANCE, chance), (Part.POPULATION, population),
-    ):  # fmt: skip
-        made.fill(part, values)
-    for i, form in enumerate(drawn.blocks):
-        if form.part not in _OF_DRAWN and form.part not in layout.indices and i not in packed:
-            distinct = entries if form.extent is Extent.PER_ENTRY else frames
-            _fill_drawn(made.view(i), picks, distinct, _same_block(layout, drawn, form), form)
-    ages = made.array(Part.AGE, "<f4")
-    if clock is not None and ages is not None:
-        ages[:, 0] += waits_of(picks, clock, in_order=True)
-    return made.payload
-
-
-def _pack_picked(
-    frames: Any, layout: Layout, drawn: Layout, elements: dict[int, int], codec: int
-) -> dict[int, tuple[int, bytes]]:
-    """The state columns of picked samples, compressed: block -> (codec, bytes)."""
-    packed: dict[int, tuple[int, bytes]] = {}
-    for i, form in enumerate(drawn.blocks if codec and frames.size else ()):
-        size = elements.get(i, frames.size) * form.row_bytes
-        if _may_pack(drawn, form, size):
-            raw: Payload = np.empty(size, np.uint8)
-            frames.pack_frames(_same_block(layout, drawn, form), raw)
-            _pack_block(packed, i, raw, codec)
-    return packed
-
-
-def _same_block(layout: Layout, drawn: Layout, form: BlockForm) -> int:
-    """Number in caches of a block of drawn containers."""
-    block = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
-    assert block is not None
-    return block
-
-
-def _fill_drawn(target: Payload, picks: Any, distinct: Any, source: int, form: BlockForm) -> None:
-    if form.extent is Extent.PER_SAMPLE:
-        picks.pack_rows(source, target)
-    elif distinct.size:
-        distinct.pack_frames(source, target)
-    else:
-        target[:] = 0
 
 
 def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
@@ -1013,7 +955,8 @@ def _find_lz4() -> Any:
 _lz4: Any = _find_lz4()
 
 
-def _codec(name: str) -> int:
+def codec_of(name: str) -> int:
+    """The number that a compression has on the wire. ParameterError: this process does not have it."""
     if name not in ("none", *codecs()):
         raise ParameterError("compression", name, f"one of none, {', '.join(codecs())}, which are available here")
     return CODECS[name]

@@ -15,10 +15,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from memoire import _core
 from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.limiter import NO_LIMIT
+
+from . import _bytes
 
 MAGIC: Final = b"MEMR"
 VERSION: Final = 1
@@ -752,13 +753,13 @@ def encode(
     """Frames of a message: the header with its tail, and the payload as it is (not copied), unless it is empty.
 
     Args:
-        payload_checksum: `_core.checksum(payload)` where it is known already (a message handed on); computed otherwise.
+        payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
     """
     size = 0 if payload is None else memoryview(payload).nbytes
     if (body.payload is Payload.NEVER and size) or (body.payload is Payload.ALWAYS and not size):
         raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
     if payload_checksum is None:
-        payload_checksum = _core.checksum(payload) if size else 0
+        payload_checksum = _bytes.checksum(payload) if size else 0
     tail = _ENCODER.encode(body)
     head = _HEADER.pack(
         MAGIC,
@@ -776,7 +777,7 @@ def encode(
         len(tail),
         0,
     )
-    frame = b"".join((head, _CHECKSUM.pack(_core.checksum(tail, _core.checksum(head))), tail))
+    frame = b"".join((head, _CHECKSUM.pack(_bytes.checksum(tail, _bytes.checksum(head))), tail))
     return [frame, payload] if size else [frame]
 
 
@@ -804,7 +805,7 @@ def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payloa
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
     """
     header, tail = parse_header(frames, limits)
-    if header.payload_bytes and verify_payload and _core.checksum(frames[1]) != header.payload_checksum:
+    if header.payload_bytes and verify_payload and _bytes.checksum(frames[1]) != header.payload_checksum:
         raise ProtocolError("payload", f"{header.type.name}: the payload's checksum is wrong; it changed on the way")
     return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
 
@@ -857,7 +858,7 @@ def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[
     if frame.nbytes != HEADER_BYTES + tail_bytes:
         code = "short" if frame.nbytes < HEADER_BYTES + tail_bytes else "long"
         raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
-    if _core.header_checksum(frame) != checksum:
+    if _bytes.header_checksum(frame) != checksum:
         raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
     if (named := _TYPES.get(number)) is None:
         raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
@@ -896,7 +897,7 @@ def update_of(tail: bytes) -> Update:
 
 
 def _decode(number: Type, tail: memoryview) -> Body:
-    if not _core.is_plain_msgpack(tail):
+    if not _bytes.is_plain_msgpack(tail):
         raise ProtocolError("tail", f"{number.name}: the tail is not one plain msgpack value")
     try:
         return _DECODERS[number].decode(tail)

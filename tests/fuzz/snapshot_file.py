@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 import make_vectors
-from memoire import _core
 from memoire.accounting.merge import merge
 from memoire.errors import DataError, NotEnoughSamples, ParameterError, SchemaError, SnapshotMismatch
 from memoire.limits import Limits
@@ -23,7 +22,7 @@ from memoire.pool.tables import OpenTable, Table
 from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.storage import snapshot, snapshot_file
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 
 REACHED = {"restored", "DataError", "SnapshotMismatch"}
 IN_PLACE = 0.5
@@ -106,7 +105,7 @@ def repair(data: bytes) -> bytes:
     made = bytearray(data)
     if len(made) < _HEAD + _SUM:
         return data
-    struct.pack_into("<Q", made, _HEAD, _core.checksum(made[:_HEAD]))
+    struct.pack_into("<Q", made, _HEAD, _bytes.checksum(made[:_HEAD]))
     at = _HEAD + _SUM
     while at + _RECORD.size + _SUM <= len(made):
         number, table, size, payload_size, _ = _RECORD.unpack_from(made, at)
@@ -114,13 +113,15 @@ def repair(data: bytes) -> bytes:
         if body + size + payload_size > len(made):
             break
         end = body + size + payload_size
-        facts = _RECORD.pack(number, table, size, payload_size, _core.checksum(made[body + size : end]))
+        facts = _RECORD.pack(number, table, size, payload_size, _bytes.checksum(made[body + size : end]))
         made[at : at + _RECORD.size] = facts
-        struct.pack_into("<Q", made, at + _RECORD.size, _core.checksum(made[body : body + size], _core.checksum(facts)))
+        struct.pack_into(
+            "<Q", made, at + _RECORD.size, _bytes.checksum(made[body : body + size], _bytes.checksum(facts))
+        )
         last, at = at, end
         if number == snapshot_file.Kind.END and len(made) - end >= 16:
             struct.pack_into("<Q", made, end, last)
-            struct.pack_into("<Q", made, end + 8, _core.checksum(made[end : end + 8]))
+            struct.pack_into("<Q", made, end + 8, _bytes.checksum(made[end : end + 8]))
             break
     return bytes(made)
 

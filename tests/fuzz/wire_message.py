@@ -7,10 +7,9 @@
 import struct
 from pathlib import Path
 
-from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.wire import messages
+from memoire.wire import _bytes, messages
 
 REACHED = {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"}
 LIMITS = Limits(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)
@@ -36,9 +35,9 @@ def frames_of(data: bytes) -> tuple[list[bytes], int]:
             struct.pack_into("<Q", head, 64, len(payload))
             struct.pack_into("<I", head, 80, len(head) - messages.HEADER_BYTES)
         if flags & 2:
-            struct.pack_into("<Q", head, 72, _core.checksum(payload) if payload else 0)
+            struct.pack_into("<Q", head, 72, _bytes.checksum(payload) if payload else 0)
             tail = memoryview(head)[messages.HEADER_BYTES :]
-            struct.pack_into("<Q", head, 88, _core.checksum(tail, _core.checksum(memoryview(head)[:88])))
+            struct.pack_into("<Q", head, 88, _bytes.checksum(tail, _bytes.checksum(memoryview(head)[:88])))
             del tail
     return [bytes(head), *([payload] if payload else [])], flags
 

@@ -1,7 +1,7 @@
-"""Mistakes in `_core.pyx`: all are built into one extension, and MEMOIRE_MUTANT picks the one that is made.
+"""Mistakes in the compiled modules: all are built into them, and MEMOIRE_MUTANT picks the one that is made.
 
-A statement with a planted mistake becomes `if planted(7): MISTAKE else: STATEMENT`. The extension remembers which ones
-it came by, so that each is tried by the tests that reach it.
+A statement with a planted mistake becomes `if planted(7): MISTAKE else: STATEMENT`. Numbers go through all modules. Each
+module remembers which of its own it came by, so that each mistake is tried by the tests that reach it.
 """
 
 import bisect
@@ -12,12 +12,13 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from places import ROOT, Place, numbered
 
-FILE = "memoire/_core.pyx"
+FILES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memoire").rglob("*.pyx")))
+"""The kernels' sources."""
 SWITCH = '''
 cdef extern from *:
     """
@@ -175,10 +176,11 @@ def _can_be_dropped(line: Tokens) -> bool:
 
 
 class Source:
-    """The text of the kernels, and where its lines begin."""
+    """The text of one compiled module, and where its lines begin."""
 
-    def __init__(self) -> None:
-        self.text = (ROOT / FILE).read_text(encoding="utf-8")
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.text = (ROOT / file).read_text(encoding="utf-8")
         self._starts = [0]
         for line in self.text.split("\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
@@ -212,7 +214,7 @@ class Source:
                 token = line[index]
                 found.append(
                     Place(
-                        FILE,
+                        self.file,
                         function,
                         token.start[0],
                         kind,
@@ -226,14 +228,14 @@ class Source:
             if _can_be_dropped(line):
                 old = " ".join(self.text[start:end].split())
                 found.append(
-                    Place(FILE, function, line[0].start[0], "dropped statement", old, "pass", start, end, head)
+                    Place(self.file, function, line[0].start[0], "dropped statement", old, "pass", start, end, head)
                 )
         return numbered(found)
 
-    def with_mistakes(self, places: list[Place]) -> tuple[str, list[int]]:
-        """The text with all of them behind switches, numbered from 1; and which number each of its lines belongs to."""
+    def with_mistakes(self, places: Mapping[int, Place]) -> tuple[str, list[int]]:
+        """The text with all of them behind switches, by number; and which number each of its lines belongs to."""
         spans = self._spans
-        by_statement = {self.statement_at(place.start): (number, place) for number, place in enumerate(places, 1)}
+        by_statement = {self.statement_at(place.start): (number, place) for number, place in places.items()}
         pieces, owners, done = [], [0], 0
         for start, (number, place) in sorted(by_statement.items()):
             line, end = spans[start]
@@ -244,8 +246,7 @@ class Source:
             owners[-1] = owners[-1] or number
             owners += [number] * text.count("\n")
         text = "".join(piece for piece, _ in pieces)
-        anchor = "cnp.import_array()\n"
-        head = text.index(anchor) + len(anchor)
+        head = text.index('"""\n', 3) + 4  # behind the docstring
         above = text.count("\n", 0, head)
         return text[:head] + SWITCH + text[head:], owners[:above] + [0] * SWITCH.count("\n") + owners[above:]
 
@@ -260,16 +261,39 @@ class Source:
         return f"if planted({number}): {new}{indent}else: {old}"
 
 
-def build(folder: Path, text: str) -> str:
-    """Build the extension of a copy of the checkout; what the compiler says where it cannot."""
-    (folder / FILE).write_text(text, encoding="utf-8")
+class Kernels:
+    """The sources of all compiled modules."""
+
+    def __init__(self) -> None:
+        self.sources = {file: Source(file) for file in FILES}
+
+    def places(self) -> list[Place]:
+        """All places of all modules."""
+        return [place for source in self.sources.values() for place in source.places()]
+
+    def statement_of(self, place: Place) -> tuple[str, int]:
+        """File of a place, and where the statement starts that it belongs to."""
+        return place.file, self.sources[place.file].statement_at(place.start)
+
+    def with_mistakes(self, places: list[Place]) -> dict[str, tuple[str, list[int]]]:
+        """`Source.with_mistakes` of each module, by file. The first place is number 1."""
+        by_file: dict[str, dict[int, Place]] = {file: {} for file in self.sources}
+        for number, place in enumerate(places, 1):
+            by_file[place.file][number] = place
+        return {file: source.with_mistakes(by_file[file]) for file, source in self.sources.items()}
+
+
+def build(folder: Path, texts: Mapping[str, str]) -> str:
+    """Build the compiled modules of a copy of the checkout from these texts, by file; what the compiler says if it cannot."""
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return "" if made.returncode == 0 else made.stdout + made.stderr
 
 
-def refused(said: str, owners: list[int]) -> set[int]:
-    """Numbers of the mistakes that Cython refuses, by what it said."""
-    lines = [int(line) for line in re.findall(r"_core\.pyx:(\d+):\d+:", said)]
-    return {owners[line - 1] for line in lines} - {0}
+def refused(said: str, owners: Mapping[str, list[int]]) -> set[int]:
+    """Numbers of the mistakes that Cython refuses, by what it said; `owners` are each file's."""
+    lines = re.findall(r"(memoire/[\w/]+\.pyx):(\d+):\d+:", said)
+    return {owners[file][int(line) - 1] for file, line in lines} - {0}

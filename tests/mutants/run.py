@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import kernels
-from places import KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
+from places import KERNELS, KINDS, NEEDS, QUOTAS, ROOT, Place, draw, drawn, folder_of
 from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, SOUND, Recording, Tree, Verdict, copy_checkout, digest
 
 SEED = 20250715
@@ -79,7 +79,7 @@ def place_by_hand(row: dict[str, Any]) -> Place | None:
     """The place of a row of by_hand.toml; None if its text is not in the file exactly once."""
     source: Any = (ROOT / row["file"]).read_bytes()
     old, newline = row["old"].encode(), b"\n"
-    if row["file"] == kernels.FILE:  # whose places count characters
+    if row["file"] in kernels.FILES:  # whose places count characters
         source, old, newline = source.decode(), row["old"], "\n"
     if source.count(old) != 1:
         return None
@@ -98,45 +98,51 @@ def places_by_hand() -> list[Place]:
 
 
 def kernels_built(tree: Tree, seed: int) -> list[Place]:
-    """Build the copy's extension with all mistakes that Cython takes; the list of them, the first is number 1."""
-    source, left_out = kernels.Source(), set()
-    by_hand = [place for place in places_by_hand() if place.file == kernels.FILE]
-    taken = {source.statement_at(place.start) for place in by_hand}
-    every = [place for place in source.places() if source.statement_at(place.start) not in taken]
+    """Build the copy's compiled modules with all mistakes that Cython takes; the list of them, the first is number 1."""
+    sources, left_out = kernels.Kernels(), set()
+    by_hand = [place for place in places_by_hand() if place.file in kernels.FILES]
+    taken = {sources.statement_of(place) for place in by_hand}
+    every = [place for place in sources.places() if sources.statement_of(place) not in taken]
     while True:
-        places = draw(
-            seed, [place for place in every if place.key not in left_out], QUOTAS[kernels.FILE], lambda _: True
-        )
-        places += by_hand
-        text, owners = source.with_mistakes(places)
-        said = kernels.build(tree.folder, text)
+        left = [place for place in every if place.key not in left_out]
+        places = draw(seed, left, QUOTAS[KERNELS], lambda _: True) + by_hand
+        planted = sources.with_mistakes(places)
+        said = kernels.build(tree.folder, {file: text for file, (text, _) in planted.items()})
         if not said:
-            (tree.folder / kernels.FILE).write_text(source.text, encoding="utf-8")
+            for file, source in sources.sources.items():
+                (tree.folder / file).write_text(source.text, encoding="utf-8")
             return places
-        numbers = kernels.refused(said, owners)
+        numbers = kernels.refused(said, {file: owners for file, (_, owners) in planted.items()})
         if not numbers:
             raise SystemExit(f"{tree.folder} cannot be built:\n{said[-3000:]}")
         left_out |= {places[number - 1].key for number in numbers}
 
 
+def all_but_compiled(folder: str, names: list[str]) -> set[str]:
+    """For `shutil.copytree`: the files of a folder that are no compiled modules, and what is linked."""
+    paths = (Path(folder, name) for name in names)
+    return {path.name for path in paths if path.is_symlink() or (path.is_file() and path.suffix != ".so")}
+
+
 def set_up(workers: int, seed: int) -> list[Tree]:
-    """A copy for each worker, with the same extension. What was built for the same kernels is used again."""
+    """A copy for each worker, with the same compiled modules. What was built for the same kernels is used again."""
     trees = [Tree(FOLDER / f"tree{number}") for number in range(workers)]
-    by_hand = [(row["why"], row["new"]) for row in toml("by_hand.toml", "mistake") if row["file"] == kernels.FILE]
-    listed, key = FOLDER / "kernels.json", f"{seed} {digest(ROOT / kernels.FILE)} {QUOTAS[kernels.FILE]} {by_hand}"
+    by_hand = [(row["why"], row["new"]) for row in toml("by_hand.toml", "mistake") if row["file"] in kernels.FILES]
+    texts = sorted(path for form in ("*.pyx", "*.pxd", "*.h") for path in (ROOT / "memoire").rglob(form))
+    key = f"{seed} {' '.join(map(digest, texts))} {QUOTAS[KERNELS]} {by_hand}"
+    listed, modules = FOLDER / "kernels.json", FOLDER / "compiled"
     built = json.loads(listed.read_text()) if listed.exists() else {}
     if built.get("key") != key:
         say("building the kernels with their mistakes")
         copy_checkout(trees[0].folder)
         places = kernels_built(trees[0], seed)
-        for path in (trees[0].folder / "memoire").glob("_core*.so"):
-            shutil.copy2(path, FOLDER / path.name)
+        shutil.rmtree(modules, ignore_errors=True)
+        shutil.copytree(trees[0].folder / "memoire", modules, ignore=all_but_compiled)
         listed.write_text(json.dumps({"key": key, "places": [vars(place) for place in places]}))
         (FOLDER / "recorded.json").unlink(missing_ok=True)  # numbers of the kernels' places are others
     for tree in trees:
         copy_checkout(tree.folder)
-        for path in FOLDER.glob("_core*.so"):
-            shutil.copy2(path, tree.folder / "memoire")
+        shutil.copytree(modules, tree.folder / "memoire", dirs_exist_ok=True)
     return trees
 
 
@@ -307,7 +313,7 @@ def jobs_of(seed: int) -> list[Job]:
     named: dict[str, list[str]] = {}
     for row in toml("by_hand.toml", "mistake"):
         place = place_by_hand(row)
-        if place is not None and place.file == kernels.FILE:  # built, and so among the kernels' places
+        if place is not None and place.file in kernels.FILES:  # built, and so among the kernels' places
             named |= {row["why"]: row["tests"]} if "tests" in row else {}
             continue
         if place is None:

@@ -1,11 +1,10 @@
-"""Does the compiled core touch memory that is not its own, or compute what C leaves undefined, under hostile input?
+"""Does compiled code touch memory that is not its own, or compute what C leaves undefined, under hostile input?
 
-`memoire._core` is built once more with AddressSanitizer and UndefinedBehaviorSanitizer, and the targets of `tests/fuzz`
-that reach it run on that build, with every allocation of Python checked too. One report ends it.
+memoire is built once more with AddressSanitizer and UndefinedBehaviorSanitizer, and the targets of `tests/fuzz` that
+reach its compiled modules run on that build, with every allocation of Python checked too. One report ends it.
 """
 
 import argparse
-import glob
 import os
 import platform
 import shutil
@@ -32,9 +31,9 @@ def library(name: str) -> str:
 
 
 def build() -> Path:
-    """The package with a core under the sanitizers; made anew where a source is newer."""
+    """The package, compiled with the sanitizers; built again if a source is newer."""
     lib = BASE / "lib"
-    made = glob.glob(str(lib / "memoire" / "_core*.so"))
+    made = list((lib / "memoire").rglob("*.so"))
     sources = [
         ROOT / "setup.py",
         *(path for form in ("*.pyx", "*.pxd", "*.h") for path in (ROOT / "memoire").rglob(form)),
@@ -43,7 +42,7 @@ def build() -> Path:
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd", "*.h")
         shutil.copytree(ROOT / "memoire", lib / "memoire", ignore=ignored, dirs_exist_ok=True)
         return lib
-    say("building memoire._core under the sanitizers: some minutes")
+    say("building memoire under the sanitizers: some minutes")
     flags = {"CC": "gcc", "CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address,undefined"}
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(BASE), "--build-lib", str(lib), "--force"]
     subprocess.run(command, cwd=ROOT, env=os.environ | flags, check=True, stdout=sys.stderr, stderr=subprocess.DEVNULL)

@@ -1,0 +1,286 @@
+"""What reads bytes: the checksum of messages, the shape of msgpack, and packed counts."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy, memset
+
+# Checksum of every message: XXH64, written from the public description of the algorithm. Four running products take stripes
+# of 32 bytes, are merged, then come the bytes left over and an avalanche. Multiplications wrap around on purpose.
+
+cdef extern from "xxh64.h":
+    const uint64_t PRIME_1 "MEMOIRE_PRIME_1"
+    const uint64_t PRIME_2 "MEMOIRE_PRIME_2"
+    const uint64_t PRIME_3 "MEMOIRE_PRIME_3"
+    const uint64_t PRIME_4 "MEMOIRE_PRIME_4"
+    const uint64_t PRIME_5 "MEMOIRE_PRIME_5"
+    void stream_stripe "memoire_stream_stripe"(uint8_t* to, const uint8_t* source) noexcept nogil
+    void streamed "memoire_streamed"() noexcept nogil
+
+cdef enum:
+    STREAMED_FROM = 1 << 20  # bytes
+    HEADER_SIZE = 96  # of frame 0 of a message, before its tail
+
+cdef struct Lanes:
+    uint64_t a, b, c, d
+
+
+cdef inline uint64_t _rotate(uint64_t word, int bits) noexcept nogil:
+    return (word << bits) | (word >> (64 - bits))
+
+
+cdef inline uint64_t _xxh_round(uint64_t lane, uint64_t word) noexcept nogil:
+    return _rotate(lane + word * PRIME_2, 31) * PRIME_1
+
+
+cdef inline uint64_t _xxh_merge(uint64_t total, uint64_t lane) noexcept nogil:
+    return (total ^ _xxh_round(0, lane)) * PRIME_1 + PRIME_4
+
+
+cdef inline void _take_stripe(Lanes* lanes, const uint8_t* stripe) noexcept nogil:
+    lanes.a = _xxh_round(lanes.a, read64(stripe))
+    lanes.b = _xxh_round(lanes.b, read64(stripe + 8))
+    lanes.c = _xxh_round(lanes.c, read64(stripe + 16))
+    lanes.d = _xxh_round(lanes.d, read64(stripe + 24))
+
+
+cdef uint64_t xxh64(const uint8_t* source, size_t size, uint64_t seed, uint8_t* target) noexcept nogil:
+    """XXH64 of `size` bytes; `source` may have any alignment. They are copied to `target` meanwhile, unless that is NULL: to a
+    multiple of 16. The multiplications take so long that the copy takes no time of its own."""
+    cdef const uint8_t* end = source + size
+    cdef const uint8_t* stripes = source + (size & ~<size_t>31)
+    cdef Lanes lanes = Lanes(seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1)
+    cdef uint64_t total = seed + PRIME_5
+    if target == NULL:
+        while source < stripes:
+            _take_stripe(&lanes, source)
+            source += 32
+    else:
+        while size < STREAMED_FROM and source < stripes:
+            memcpy(target, source, 32)
+            _take_stripe(&lanes, source)
+            source += 32
+            target += 32
+        while source < stripes:
+            stream_stripe(target, source)
+            _take_stripe(&lanes, source)
+            source += 32
+            target += 32
+        streamed()
+        memcpy(target, source, end - source)
+    if size >= 32:
+        total = _rotate(lanes.a, 1) + _rotate(lanes.b, 7) + _rotate(lanes.c, 12) + _rotate(lanes.d, 18)
+        total = _xxh_merge(_xxh_merge(_xxh_merge(_xxh_merge(total, lanes.a), lanes.b), lanes.c), lanes.d)
+    total += <uint64_t>size
+    while end - source >= 8:
+        total = _rotate(total ^ _xxh_round(0, read64(source)), 27) * PRIME_1 + PRIME_4
+        source += 8
+    if end - source >= 4:
+        total = _rotate(total ^ (<uint64_t>read32(source) * PRIME_1), 23) * PRIME_2 + PRIME_3
+        source += 4
+    while source < end:
+        total = _rotate(total ^ (<uint64_t>source[0] * PRIME_5), 11) * PRIME_1
+        source += 1
+    total = (total ^ (total >> 33)) * PRIME_2
+    total = (total ^ (total >> 29)) * PRIME_3
+    return total ^ (total >> 32)
+
+
+def checksum(data, uint64_t seed=0):
+    """XXH64 of a buffer's bytes. The GIL is released for anything longer than a few kilobytes."""
+    cdef Py_buffer view
+    cdef uint64_t total
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < 4096:
+            return xxh64(<const uint8_t*>view.buf, view.len, seed, NULL)
+        with nogil:
+            total = xxh64(<const uint8_t*>view.buf, view.len, seed, NULL)
+        return total
+    finally:
+        PyBuffer_Release(&view)
+
+
+def header_checksum(frame):
+    """What frame 0 of a message has to say in bytes 88 to 95: XXH64 of what follows them, seeded with that of what stands before."""
+    cdef Py_buffer view
+    cdef const uint8_t* source
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < HEADER_SIZE:
+            raise ValueError(f"a header has {HEADER_SIZE} bytes, got {view.len}")
+        source = <const uint8_t*>view.buf
+        return xxh64(source + HEADER_SIZE, view.len - HEADER_SIZE, xxh64(source, HEADER_SIZE - 8, 0, NULL), NULL)
+    finally:
+        PyBuffer_Release(&view)
+
+
+# Shape of a msgpack message, before any decoder sees it: a container may not declare more elements than bytes are left, nothing
+# nests deeper than SCAN_DEPTH, nothing follows the first value. A decoder then never allocates for a size nobody sent.
+
+cdef enum:
+    SCAN_DEPTH = 12
+
+
+cdef uint64_t _big_endian(const uint8_t* source, int width) noexcept nogil:
+    cdef uint64_t word = 0
+    cdef int i
+    for i in range(width):
+        word = (word << 8) | source[i]
+    return word
+
+
+cdef bint _scan_msgpack(const uint8_t* source, uint64_t size) noexcept nogil:
+    """Whether the bytes are exactly one msgpack value of sane shape."""
+    cdef uint64_t waiting[SCAN_DEPTH + 1]  # elements still to come at each depth
+    cdef uint64_t at = 0, skip, elements
+    cdef int depth = 0, width
+    cdef uint8_t tag
+    waiting[0] = 1
+    while True:
+        while waiting[depth] == 0:
+            if depth == 0:
+                return at == size
+            depth -= 1
+        waiting[depth] -= 1
+        if at >= size:
+            return False
+        tag = source[at]
+        at += 1
+        skip = elements = 0
+        width = 0
+        if tag < 0x80 or tag >= 0xE0 or tag == 0xC0 or tag == 0xC2 or tag == 0xC3:
+            continue
+        elif tag < 0x90:
+            elements = 2 * <uint64_t>(tag & 15)
+        elif tag < 0xA0:
+            elements = tag & 15
+        elif tag < 0xC0:
+            skip = tag & 31
+        elif 0xC4 <= tag <= 0xC6:
+            width = 1 << (tag - 0xC4)
+        elif tag == 0xCA or tag == 0xCE or tag == 0xD2:
+            skip = 4
+        elif tag == 0xCB or tag == 0xCF or tag == 0xD3:
+            skip = 8
+        elif tag == 0xCC or tag == 0xD0:
+            skip = 1
+        elif tag == 0xCD or tag == 0xD1:
+            skip = 2
+        elif 0xD9 <= tag <= 0xDB:
+            width = 1 << (tag - 0xD9)
+        elif tag >= 0xDC:
+            width = 2 << (tag & 1)
+        else:
+            return False  # reserved, or an extension: no message has one
+        if width:
+            if <uint64_t>width > size - at:
+                return False
+            skip = _big_endian(source + at, width)
+            at += width
+            if tag >= 0xDC:
+                elements = skip * 2 if tag >= 0xDE else skip
+                skip = 0
+        if skip > size - at or elements > size - at:
+            return False
+        at += skip
+        if elements:
+            if depth == SCAN_DEPTH:
+                return False
+            depth += 1
+            waiting[depth] = elements
+
+
+def is_plain_msgpack(data):
+    """Whether `data` is one msgpack value without extensions whose declared sizes its bytes can hold."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return _scan_msgpack(<const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+# Counts as they are kept: one bit for each says whether it is above 0, then those that are, seven bits a byte, lowest first.
+#
+#     0, 300, 0, 5    0b1010  0xAC 0x02  0x05         300 = 0b10_0101100: seven low bits with a "more" bit, then the rest
+
+cdef enum:
+    MOST_COUNTS = 64
+    VARINT_BYTES = 10  # of 64 bits
+
+
+cdef Py_ssize_t _unpack_counts(const uint8_t* source, Py_ssize_t size, uint64_t* counts, int number) noexcept nogil:
+    """How many bytes `number` counts took; -1 where they are cut short or have more than 64 bits."""
+    cdef Py_ssize_t at = (number + 7) // 8
+    cdef int place, shift
+    cdef uint64_t count
+    cdef uint8_t byte
+    if size < at:
+        return -1
+    for place in range(number):
+        counts[place] = 0
+        if not (source[place >> 3] >> (place & 7)) & 1:
+            continue
+        count, shift = 0, 0
+        while True:
+            if at >= size or shift > 63:
+                return -1
+            byte = source[at]
+            at += 1
+            if shift == 63 and byte > 1:
+                return -1
+            count |= <uint64_t>(byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if count == 0:
+            return -1  # its bit says that it is above 0: nobody writes this
+        counts[place] = count
+    if number & 7 and source[number >> 3] >> (number & 7):
+        return -1
+    return at
+
+
+def pack_counts(counts):
+    """The bytes of at most 64 whole numbers from 0 to 2**64 - 1; `unpack_counts` reads them.
+
+    Raises OverflowError for another number, ValueError for too many of them.
+    """
+    cdef uint8_t packed[8 + MOST_COUNTS * VARINT_BYTES]
+    cdef int number = len(counts), place = 0
+    cdef Py_ssize_t at = (number + 7) // 8
+    cdef uint64_t count
+    if number > MOST_COUNTS:
+        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    memset(packed, 0, 8)
+    for given in counts:
+        count = given
+        if count:
+            packed[place >> 3] |= <uint8_t>(1 << (place & 7))
+        while count:
+            packed[at] = <uint8_t>(count & 127) | (128 if count > 127 else 0)
+            count >>= 7
+            at += 1
+        place += 1
+    return (<char*>packed)[:at]
+
+
+def unpack_counts(packed, int number):
+    """So many counts from the beginning of `packed`, as a list, and how many bytes they took.
+
+    Raises ValueError where `pack_counts` cannot have written that.
+    """
+    cdef uint64_t counts[MOST_COUNTS]
+    cdef Py_buffer view
+    cdef Py_ssize_t used
+    cdef int place
+    if not 0 <= number <= MOST_COUNTS:
+        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    PyObject_GetBuffer(packed, &view, PyBUF_SIMPLE)
+    try:
+        used = _unpack_counts(<const uint8_t*>view.buf, view.len, counts, number)
+    finally:
+        PyBuffer_Release(&view)
+    if used < 0:
+        raise ValueError("packed counts that are cut short, or that nobody packs so")
+    return [counts[place] for place in range(number)], used
