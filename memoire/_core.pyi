@@ -25,6 +25,16 @@ def spare_bytes() -> int: ...
 def keep_freed_memory() -> bool: ...
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]: ...
 
+NOT_OPEN: int
+TOO_LONG: int
+NOT_EXACT: int
+NOT_FINITE: int
+BAD_WEIGHT: int
+REPEATED: int
+NO_MEMORY: int
+TOO_MANY_BYTES: int
+"""What is returned in place of an entry's number if it was not added."""
+
 META: np.dtype[Any]
 EPISODE: np.dtype[Any]
 LANE: np.dtype[Any]

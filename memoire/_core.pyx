@@ -1000,7 +1000,7 @@ cdef enum:
     VALUE = 3
     RETURN = 4
 
-cdef enum:  # what `_add_exact` and its like answer instead of an entry number
+cpdef enum:  # what `_add_exact` and its like answer instead of an entry number
     NOT_OPEN = -1
     TOO_LONG = -2
     NOT_EXACT = -3  # a value needs converting, or explaining

@@ -44,9 +44,6 @@ MOST_LANES = 1 << 20
 MOST_ROWS = (1 << 31) - 256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-NOT_OPEN, TOO_LONG, NOT_EXACT, NOT_FINITE, BAD_WEIGHT, REPEATED, NO_MEMORY = -1, -2, -3, -4, -5, -6, -7
-TOO_MANY_BYTES = -8
-
 
 class Sample(NamedTuple):
     """Drawn samples and the sums that their chances come from, all of one moment."""
@@ -300,7 +297,7 @@ class Memory(_core.EntryStore, Guarded):
         arrays = self._exact_columns(values, (len(where),))
         weights = init_weights(init_w, len(where))
         status, lane = self._add_many(where, arrays, weights, numbers, model_version)
-        if status == REPEATED:
+        if status == _core.REPEATED:
             raise ParameterError("lanes", lane, "each at most once in a call")
         if status < 0:
             self._refuse(status, lane, arrays)
@@ -834,25 +831,25 @@ class Memory(_core.EntryStore, Guarded):
     def _add_slowly(self, lane: int, values: Any, init_w: float, model_version: int) -> int:
         """`add` where the quick way would not do: wait for the other thread, convert, or say what is wrong."""
         with self.held():
-            status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else NOT_EXACT
+            status = self._add_status(lane, values, init_w, model_version) if type(values) is tuple else _core.NOT_EXACT
             exact: Sequence[Any] = values
-            if status in (NOT_EXACT, NOT_FINITE):
+            if status in (_core.NOT_EXACT, _core.NOT_FINITE):
                 exact = self._exact_columns(values, ())
                 status = self._add_status(lane, tuple(exact), init_w, model_version)
-        if status == BAD_WEIGHT:
+        if status == _core.BAD_WEIGHT:
             raise ParameterError("init_w", init_w, "a finite number of at least 0")
         if status < 0:
             self._refuse(status, lane, exact)
         return status
 
     def _refuse(self, status: int, lane: int, values: Sequence[Any]) -> NoReturn:
-        if status == NOT_OPEN:
+        if status == _core.NOT_OPEN:
             raise EpisodeClosedError("add an entry", lane)
-        if status == TOO_LONG:
+        if status == _core.TOO_LONG:
             raise EpisodeTooLong(lane, self._open_length(lane), self.capacity)
-        if status == TOO_MANY_BYTES:
+        if status == _core.TOO_MANY_BYTES:
             raise EpisodeTooLong(lane, self._open_length(lane), self.capacity, self._ragged_limit)
-        if status == NO_MEMORY:
+        if status == _core.NO_MEMORY:
             raise MemoryError(f"no memory for the values of {', '.join(self.schema.ragged)}")
         for name, value in zip(self.schema.entry_names, values, strict=True):
             finite(name, self.schema[name], value)

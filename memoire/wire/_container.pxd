@@ -2,15 +2,19 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+# Numbers of the wire. `container` has them from here.
+
 cdef enum:
     HEAD_BYTES = 64
     ROW_BYTES = 32
+    MOST_PARTS = 32
+    ZERO_FRAME = 0xFFFFFFFF  # container has its own: exported it would be a C int, -1
+
+cpdef enum:
     ALIGNMENT = 64
     BOOKKEEPING = 0xFFFF
-    ZERO_FRAME = 0xFFFFFFFF
-    MOST_PARTS = 32
 
-cdef enum:
+cpdef enum:  # what a container holds
     KIND_CACHE = 1
     KIND_EPISODE = 2
     KIND_FEEDBACK = 3
@@ -18,17 +22,21 @@ cdef enum:
     KIND_SEQUENCES = 5
     KIND_DRAWN_SEQUENCES = 6
 
-cdef enum:
+cpdef enum:  # what a block holds; docs/wire.md says shape and range of each
     PART_PREV = 1
     PART_NEXT = 2
     PART_FRAMES = 3
     PART_PREV_INDEX = 4
     PART_NEXT_INDEX = 5
+    PART_PREV_LENGTHS = 6
+    PART_NEXT_LENGTHS = 7
     PART_PREV_FRAMES = 8
     PART_NEXT_FRAMES = 9
+    PART_FRAMES_LENGTHS = 10
     PART_ENTRIES = 12
     PART_ENTRY_INDEX = 13
     PART_BURN_IN = 14
+    PART_ENTRIES_LENGTHS = 15
     PART_NUMBER = 16
     PART_WEIGHT = 17
     PART_REWARD_SUM = 18
@@ -44,16 +52,20 @@ cdef enum:
     PART_FINAL = 28
     PART_TD_ERROR = 29
 
-cdef enum:
+cpdef enum:  # how many rows a block has
     PER_SAMPLE = 0
     PER_FRAME = 1
     PER_OWNER = 2
     SINGLE = 3
     PER_ENTRY = 4
+
+cdef enum:
     EXTENTS = 5
 
 cdef enum:  # in place of the block of a column's lengths
     FIXED = -1
+
+cpdef enum:
     WHOLE = -2
 
 cdef struct Block:

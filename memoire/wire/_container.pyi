@@ -7,6 +7,50 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
+# Numbers of the wire; what they mean is said in `container`.
+ALIGNMENT: int
+BOOKKEEPING: int
+WHOLE: int
+KIND_CACHE: int
+KIND_EPISODE: int
+KIND_FEEDBACK: int
+KIND_DRAWN: int
+KIND_SEQUENCES: int
+KIND_DRAWN_SEQUENCES: int
+PART_PREV: int
+PART_NEXT: int
+PART_FRAMES: int
+PART_PREV_INDEX: int
+PART_NEXT_INDEX: int
+PART_PREV_LENGTHS: int
+PART_NEXT_LENGTHS: int
+PART_PREV_FRAMES: int
+PART_NEXT_FRAMES: int
+PART_FRAMES_LENGTHS: int
+PART_ENTRIES: int
+PART_ENTRY_INDEX: int
+PART_BURN_IN: int
+PART_ENTRIES_LENGTHS: int
+PART_NUMBER: int
+PART_WEIGHT: int
+PART_REWARD_SUM: int
+PART_DISCOUNT: int
+PART_STEPS: int
+PART_AGE: int
+PART_MODEL: int
+PART_CHANCE: int
+PART_POPULATION: int
+PART_OWNER: int
+PART_OWNERS: int
+PART_INIT_WEIGHT: int
+PART_FINAL: int
+PART_TD_ERROR: int
+PER_SAMPLE: int
+PER_FRAME: int
+PER_OWNER: int
+SINGLE: int
+PER_ENTRY: int
+
 def container(
     layout: Layout,
     samples: int,

@@ -88,6 +88,11 @@ _FAULTS = {
 }
 
 
+_OTHERWISE = {
+    KIND_CACHE: KIND_SEQUENCES, KIND_SEQUENCES: KIND_CACHE, KIND_DRAWN: KIND_DRAWN_SEQUENCES, KIND_DRAWN_SEQUENCES: KIND_DRAWN,
+}
+
+
 @cython.auto_pickle(False)
 cdef class Layout:
     """Blocks that a container must have, and the arrays that its samples are gathered into. Unchangeable; made by container.py.
@@ -105,7 +110,7 @@ cdef class Layout:
         self.kind, self.frame_stack, self.reward_size, self.length = kind, frame_stack, reward_size, length
         self.is_cache = kind == KIND_CACHE or kind == KIND_SEQUENCES
         self.is_drawn = kind == KIND_DRAWN or kind == KIND_DRAWN_SEQUENCES
-        self.otherwise = {1: 5, 5: 1, 4: 6, 6: 4}.get(kind, 0)
+        self.otherwise = _OTHERWISE.get(kind, 0)
         self.blocks, self.fields, self.ragged_fields = len(blocks), len(fields), len(ragged_fields)
         self.block = <Block*>calloc(max(1, self.blocks), sizeof(Block))
         self.field = <Field*>calloc(max(1, self.fields + self.ragged_fields), sizeof(Field))

@@ -33,8 +33,8 @@ from . import _container
 Payload: TypeAlias = NDArray[np.uint8]
 HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
 ROW: Final = struct.Struct("<HBBIQQQ")
-ALIGNMENT: Final = 64
-BOOKKEEPING: Final = 0xFFFF
+ALIGNMENT: Final = _container.ALIGNMENT
+BOOKKEEPING: Final = _container.BOOKKEEPING
 ZERO_FRAME: Final = 0xFFFFFFFF
 EPISODE_FACTS: Final = 16
 """Bytes of bookkeeping that an episode's container has for each entry."""
@@ -47,55 +47,55 @@ _DEFAULTS: Final = Limits()
 class Kind(IntEnum):
     """What a container holds."""
 
-    CACHE = 1
-    EPISODE = 2
-    FEEDBACK = 3
-    DRAWN = 4
-    SEQUENCES = 5
-    DRAWN_SEQUENCES = 6
+    CACHE = _container.KIND_CACHE
+    EPISODE = _container.KIND_EPISODE
+    FEEDBACK = _container.KIND_FEEDBACK
+    DRAWN = _container.KIND_DRAWN
+    SEQUENCES = _container.KIND_SEQUENCES
+    DRAWN_SEQUENCES = _container.KIND_DRAWN_SEQUENCES
 
 
 class Part(IntEnum):
     """What a block holds; the number is on the wire. docs/wire.md says shape and range of each."""
 
-    PREV = 1
-    NEXT = 2
-    FRAMES = 3
-    PREV_INDEX = 4
-    NEXT_INDEX = 5
-    PREV_LENGTHS = 6
-    NEXT_LENGTHS = 7
-    PREV_FRAMES = 8
-    NEXT_FRAMES = 9
-    FRAMES_LENGTHS = 10
-    ENTRIES = 12
-    ENTRY_INDEX = 13
-    BURN_IN = 14
-    ENTRIES_LENGTHS = 15
-    NUMBER = 16
-    WEIGHT = 17
-    REWARD_SUM = 18
-    DISCOUNT = 19
-    STEPS = 20
-    AGE = 21
-    MODEL = 22
-    CHANCE = 23
-    POPULATION = 24
-    OWNER = 25
-    OWNERS = 26
-    INIT_WEIGHT = 27
-    FINAL = 28
-    TD_ERROR = 29
+    PREV = _container.PART_PREV
+    NEXT = _container.PART_NEXT
+    FRAMES = _container.PART_FRAMES
+    PREV_INDEX = _container.PART_PREV_INDEX
+    NEXT_INDEX = _container.PART_NEXT_INDEX
+    PREV_LENGTHS = _container.PART_PREV_LENGTHS
+    NEXT_LENGTHS = _container.PART_NEXT_LENGTHS
+    PREV_FRAMES = _container.PART_PREV_FRAMES
+    NEXT_FRAMES = _container.PART_NEXT_FRAMES
+    FRAMES_LENGTHS = _container.PART_FRAMES_LENGTHS
+    ENTRIES = _container.PART_ENTRIES
+    ENTRY_INDEX = _container.PART_ENTRY_INDEX
+    BURN_IN = _container.PART_BURN_IN
+    ENTRIES_LENGTHS = _container.PART_ENTRIES_LENGTHS
+    NUMBER = _container.PART_NUMBER
+    WEIGHT = _container.PART_WEIGHT
+    REWARD_SUM = _container.PART_REWARD_SUM
+    DISCOUNT = _container.PART_DISCOUNT
+    STEPS = _container.PART_STEPS
+    AGE = _container.PART_AGE
+    MODEL = _container.PART_MODEL
+    CHANCE = _container.PART_CHANCE
+    POPULATION = _container.PART_POPULATION
+    OWNER = _container.PART_OWNER
+    OWNERS = _container.PART_OWNERS
+    INIT_WEIGHT = _container.PART_INIT_WEIGHT
+    FINAL = _container.PART_FINAL
+    TD_ERROR = _container.PART_TD_ERROR
 
 
 class Extent(IntEnum):
     """How many rows a block has."""
 
-    PER_SAMPLE = 0
-    PER_FRAME = 1
-    PER_OWNER = 2
-    SINGLE = 3
-    PER_ENTRY = 4
+    PER_SAMPLE = _container.PER_SAMPLE
+    PER_FRAME = _container.PER_FRAME
+    PER_OWNER = _container.PER_OWNER
+    SINGLE = _container.SINGLE
+    PER_ENTRY = _container.PER_ENTRY
 
 
 class BlockForm(NamedTuple):
@@ -141,7 +141,7 @@ _LENGTHS_OF: Final = {
     Part.PREV_FRAMES: Part.FRAMES_LENGTHS, Part.NEXT_FRAMES: Part.FRAMES_LENGTHS, Part.ENTRIES: Part.ENTRIES_LENGTHS,
 }  # fmt: skip
 _LENGTHS: Final = frozenset(_LENGTHS_OF.values())
-_WHOLE: Final = -2  # in place of a block of lengths: the one value is as long as its block
+_WHOLE: Final = _container.WHOLE  # in place of a block of lengths: the one value is as long as its block
 _INDICES: Final = (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX)
 OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
 """Bookkeeping that only containers of drawn samples have."""
