@@ -1,12 +1,31 @@
 """The loops of a memory: large arrays, priority trees, entry store, TD(lambda), windows, importance."""
 
+cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int64_t
+from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
+from cpython.object cimport PyObject_GenericSetAttr
+from cpython.unicode cimport PyUnicode_ReadChar
+from libc.float cimport DBL_MIN, FLT_MAX
+from libc.math cimport INFINITY, NAN, fabs, isfinite, pow, powf, sqrt
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
 
 from memoire._kernels.arrays cimport doubles_of
+from memoire._kernels.floats cimport Check, check_of, now_seconds
+from memoire._kernels.heap cimport (
+    NOTHING, Heap, Segment, Value, heap_bytes, heap_drop, heap_free, heap_is_loose, heap_put, heap_release,
+)
 from memoire._kernels.native cimport (
     EARLIEST, IS_CHECKED, LATEST, MOST_VALUE_BYTES, copy_row, inside, prefetch, prefetch_row,
 )
+from memoire._kernels.order cimport (
+    ORDER_BLOCK, Order, order_find, order_insert, order_leaf, order_rank, order_remove, order_set_alpha, order_sum,
+    order_take,
+)
+from memoire._kernels.tree cimport CHUNK, Tree, tree_find, tree_least, tree_put, tree_settle, tree_total
+
+import threading
 
 import numpy as np
 
@@ -17,12 +36,6 @@ CHECKED = bool(IS_CHECKED)
 # Large arrays. A batch of stacked frames is megabytes, which the C library hands back to the system when the caller drops it,
 # and the system hands out again page by page, zeroed: that takes three times as long as gathering into them (measured). So the
 # memory of what was dropped is kept for the next array of its size, up to SPARE_BYTES of it, the oldest leaving first.
-
-cimport cython
-from cpython.object cimport PyObject_GenericSetAttr
-from cpython.unicode cimport PyUnicode_ReadChar
-from libc.stdlib cimport free, malloc
-from libc.string cimport memmove
 
 cdef extern from "allocation.h":
     void advise "memoire_advise"(void *block, size_t size) noexcept nogil
@@ -145,37 +158,6 @@ cdef class Guarded:
         PyObject_GenericSetAttr(self, name, value)
 
 
-# ---------------------------------------------------------------------------------------------------------- engine
-
-from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
-from libc.float cimport DBL_MIN, FLT_MAX
-from libc.math cimport INFINITY, NAN, exp, expm1, fabs, isfinite, log, log1p, pow, powf, sqrt
-from libc.stdint cimport int8_t, int32_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc
-from libc.string cimport memcpy, memset
-
-import threading
-
-# Priority tree: wide nodes of eight children, one cache line each, in a contiguous array per level.
-#
-#     level 2                        29                             one value: the total
-#     level 1         10                             19             eight to a node above; here two are used
-#     level 0   3 0 5 2 0 0 0 0             1 6 0 0 4 0 8 0         leaves: entry i is leaf i
-#
-# A value is recomputed from its eight children whenever one changed, so sums do not drift. Writing a leaf only marks its
-# parent; `tree_settle` then recomputes each marked node once, level by level. Beside each sum of level 1 and above lies
-# the least positive leaf under it (infinity where there is none), brought up to date only when somebody asks for it.
-
-cdef extern from "floats.h":
-    double sum8 "memoire_sum8"(const double *children) noexcept nogil
-    double least8 "memoire_least8"(const double *children) noexcept nogil
-    double least_positive8 "memoire_least_positive8"(const double *children) noexcept nogil
-    ctypedef int (*Check "memoire_check")(const char *source, int64_t size) noexcept nogil
-    Check check_of "memoire_check_of"(int width, int64_t size) noexcept nogil
-    int64_t pick "memoire_pick"(const double *children, double *mass) noexcept nogil
-    double now_seconds "memoire_now"() noexcept nogil
-
-
 def is_finite(cnp.ndarray numbers not None):
     """Whether all numbers of an array are finite; quick where they are contiguous floats."""
     cdef Check check
@@ -192,27 +174,7 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    MOST_LEVELS = 16
     AHEAD = 12  # rows between asking for a cache line and using it
-    CHUNK = 256
-
-
-cdef enum:
-    DIRTY = 1
-    STALE = 2
-
-
-cdef struct Tree:
-    int64_t size
-    int levels
-    int64_t positive  # leaves above 0
-    int64_t dirties
-    int64_t stales
-    double* sums[MOST_LEVELS]
-    double* least[MOST_LEVELS]  # from level 1 up
-    uint8_t* marks[MOST_LEVELS]  # from level 1 up: DIRTY and STALE nodes wait in the lists of these names
-    int64_t* dirty  # sums to be recomputed
-    int64_t* stale  # least leaves to be recomputed
 
 
 cdef cnp.ndarray _aligned(int64_t count, object dtype):
@@ -258,125 +220,6 @@ cdef list _make_tree(Tree* tree, int64_t size):
     return rooms
 
 
-cdef inline void tree_put(Tree* tree, int64_t leaf, double weight) noexcept nogil:
-    """Write a leaf and mark its parent; sums are right again after `tree_settle`."""
-    cdef double* place = tree.sums[0] + inside(leaf, tree.size)
-    cdef int64_t parent = leaf >> 3
-    if place[0] == weight:
-        return
-    tree.positive += <int>(weight > 0.0) - <int>(place[0] > 0.0)
-    place[0] = weight
-    if not tree.marks[1][parent] & DIRTY:
-        tree.dirty[tree.dirties] = parent
-        tree.dirties += 1
-        if not tree.marks[1][parent] & STALE:
-            tree.stale[tree.stales] = parent
-            tree.stales += 1
-        tree.marks[1][parent] = DIRTY | STALE
-
-
-cdef void tree_settle(Tree* tree) noexcept nogil:
-    """Recompute every sum above a changed leaf, each once."""
-    cdef int64_t i, node, parent, kept, count = tree.dirties
-    cdef int level
-    if count == 0:
-        return
-    for level in range(1, tree.levels):
-        kept = 0
-        for i in range(count):
-            node = tree.dirty[i]
-            tree.marks[level][node] &= ~DIRTY
-            tree.sums[level][node] = sum8(tree.sums[level - 1] + 8 * node)
-            parent = node >> 3
-            if level + 1 < tree.levels and not tree.marks[level + 1][parent] & DIRTY:
-                tree.marks[level + 1][parent] |= DIRTY
-                tree.dirty[kept] = parent
-                kept += 1
-        count = kept
-    tree.dirties = 0
-
-
-cdef double tree_least(Tree* tree) noexcept nogil:
-    """Least leaf above 0, or infinity: recomputes every node above a leaf that has changed since this was last asked."""
-    cdef int64_t i, node, parent, kept, count
-    cdef int level
-    tree_settle(tree)  # so that no node is dirty without being stale
-    count = tree.stales
-    for level in range(1, tree.levels):
-        kept = 0
-        for i in range(count):
-            node = tree.stale[i]
-            tree.marks[level][node] &= ~STALE
-            if level == 1:
-                tree.least[1][node] = least_positive8(tree.sums[0] + 8 * node)
-            else:
-                tree.least[level][node] = least8(tree.least[level - 1] + 8 * node)
-            parent = node >> 3
-            if level + 1 < tree.levels and not tree.marks[level + 1][parent] & STALE:
-                tree.marks[level + 1][parent] |= STALE
-                tree.stale[kept] = parent
-                kept += 1
-        count = kept
-    tree.stales = 0
-    return tree.least[tree.levels - 1][0]
-
-
-cdef inline double tree_total(const Tree* tree) noexcept nogil:
-    return tree.sums[tree.levels - 1][0]
-
-
-cdef void tree_find(const Tree* tree, const double* masses, int64_t count, int64_t* leaves) noexcept nogil:
-    """For each mass in [0, total) the leaf whose stretch of cumulative weight holds it, all of a level before the next.
-
-    A mass of the total or beyond has the last leaf above 0. It is infinite here: a finite one could be rounded into the leaf before.
-    """
-    cdef double left[CHUNK]
-    cdef double total = tree_total(tree)
-    cdef int64_t start, i, size
-    cdef int level
-    start = 0
-    while start < count:
-        size = min(<int64_t>CHUNK, count - start)
-        for i in range(size):
-            left[i] = masses[start + i] if masses[start + i] < total else INFINITY
-            leaves[start + i] = 0
-        for level in range(tree.levels - 2, -1, -1):
-            for i in range(start, start + size):
-                leaves[i] = 8 * leaves[i] + pick(tree.sums[level] + 8 * leaves[i], &left[i - start])
-                if level > 0:
-                    prefetch(tree.sums[level - 1] + 8 * leaves[i])
-        start += CHUNK
-
-
-# Order: all positive leaves of a tree, the heaviest first, so that the rank of a leaf and the leaf of a rank are found
-# quickly and exactly, however weights change.
-#
-#     sequence   block 2          block 0          block 1      blocks of up to ORDER_BLOCK leaves, sorted inside,
-#     leaves     9 4 7            1 8              5 2 3        one after the other; of equal weights the lower leaf first
-#     before     0                3                5            leaves in the blocks in front: summed anew when asked for
-#
-# A full block is split; two neighbours that fit into three quarters of one become one. So a change moves at most a block,
-# and a million leaves are some eight thousand blocks, which are summed in microseconds.
-
-cdef enum:
-    ORDER_BLOCK = 256
-    EXACT_TERMS = 64  # terms of the sum over ranks that are added up; beyond, Euler and Maclaurin's formula is exact to rounding
-
-cdef struct Order:
-    int64_t blocks  # in the sequence
-    int64_t count  # leaves
-    int64_t free_count
-    bint settled
-    double* weights  # [all blocks, ORDER_BLOCK]
-    int32_t* leaves
-    int32_t* used  # of each block
-    int32_t* free_blocks
-    int32_t* sequence
-    int64_t* before
-    double sums[EXACT_TERMS + 1]  # of rank ** -alpha over the first ranks
-    double alpha
-
-
 cdef list _make_order(Order* order, int64_t size):
     """Lay out an empty order with room for `size` leaves; returns the arrays that hold it, which the caller keeps."""
     cdef int64_t blocks = 8 * size // (3 * ORDER_BLOCK) + 4  # two neighbours hold more than three quarters of a block
@@ -390,188 +233,6 @@ cdef list _make_order(Order* order, int64_t size):
     order.blocks = 1
     order_take(order, 0)
     return [weights, leaves, used, sequence, free_blocks, before]
-
-
-cdef void order_take(Order* order, int64_t place) noexcept nogil:
-    """A free block at this place of the sequence, empty; those from there on have moved up already."""
-    order.free_count -= 1
-    order.sequence[place] = order.free_blocks[inside(order.free_count, order.free_count + 1)]
-    order.used[order.sequence[place]] = 0
-
-
-cdef inline bint order_is_before(double weight, int64_t leaf, double other, int64_t other_leaf) noexcept nogil:
-    return weight > other or (weight == other and leaf < other_leaf)
-
-
-cdef int64_t order_block(const Order* order, double weight, int64_t leaf) noexcept nogil:
-    """Place in the sequence of the block that holds this leaf, or that it belongs into: the first whose last is not before it."""
-    cdef int64_t low = 0, high = order.blocks - 1, middle, last
-    while low < high:
-        middle = (low + high) // 2
-        last = order.sequence[middle] * <int64_t>ORDER_BLOCK + order.used[order.sequence[middle]] - 1
-        if order_is_before(order.weights[last], order.leaves[last], weight, leaf):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-cdef int64_t order_within(const Order* order, int64_t block, double weight, int64_t leaf) noexcept nogil:
-    """How many leaves of a block come before this one."""
-    cdef const double* weights = order.weights + block * ORDER_BLOCK
-    cdef const int32_t* leaves = order.leaves + block * ORDER_BLOCK
-    cdef int64_t low = 0, high = order.used[block], middle
-    while low < high:
-        middle = (low + high) // 2
-        if order_is_before(weights[middle], leaves[middle], weight, leaf):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-cdef void order_insert(Order* order, int64_t leaf, double weight) noexcept nogil:
-    cdef int64_t place = order_block(order, weight, leaf), block = order.sequence[place], other, at, half
-    cdef double* weights
-    cdef int32_t* leaves
-    if order.used[block] == ORDER_BLOCK:
-        memmove(order.sequence + place + 1, order.sequence + place, (order.blocks - place) * sizeof(int32_t))
-        order.blocks += 1
-        order_take(order, place + 1)
-        other, half = order.sequence[place + 1], ORDER_BLOCK // 2
-        memcpy(order.weights + other * ORDER_BLOCK, order.weights + block * ORDER_BLOCK + half, half * sizeof(double))
-        memcpy(order.leaves + other * ORDER_BLOCK, order.leaves + block * ORDER_BLOCK + half, half * sizeof(int32_t))
-        order.used[block] = order.used[other] = <int32_t>half
-        at = block * ORDER_BLOCK + half - 1
-        if order_is_before(order.weights[at], order.leaves[at], weight, leaf):
-            block = other
-    weights, leaves = order.weights + block * ORDER_BLOCK, order.leaves + block * ORDER_BLOCK
-    at = order_within(order, block, weight, leaf)
-    memmove(weights + at + 1, weights + at, (order.used[block] - at) * sizeof(double))
-    memmove(leaves + at + 1, leaves + at, (order.used[block] - at) * sizeof(int32_t))
-    weights[at], leaves[at] = weight, <int32_t>leaf
-    order.used[block] += 1
-    order.count += 1
-    order.settled = False
-
-
-cdef void order_remove(Order* order, int64_t leaf, double weight) noexcept nogil:
-    cdef int64_t place = order_block(order, weight, leaf), block = order.sequence[place]
-    cdef int64_t at = inside(order_within(order, block, weight, leaf), order.used[block])
-    cdef double* weights = order.weights + block * ORDER_BLOCK
-    cdef int32_t* leaves = order.leaves + block * ORDER_BLOCK
-    order.used[block] -= 1
-    memmove(weights + at, weights + at + 1, (order.used[block] - at) * sizeof(double))
-    memmove(leaves + at, leaves + at + 1, (order.used[block] - at) * sizeof(int32_t))
-    order.count -= 1
-    order.settled = False
-    if place + 1 < order.blocks:
-        order_merge(order, place)
-    if place > 0:
-        order_merge(order, place - 1)
-
-
-cdef void order_merge(Order* order, int64_t place) noexcept nogil:
-    """Make one block of this one and the next, where they fit into three quarters of one, or one of them is empty."""
-    cdef int64_t block = order.sequence[place], other = order.sequence[place + 1]
-    cdef int64_t kept = order.used[block], added = order.used[other]
-    if kept > 0 and added > 0 and kept + added > ORDER_BLOCK * 3 // 4:
-        return
-    memcpy(order.weights + block * ORDER_BLOCK + kept, order.weights + other * ORDER_BLOCK, added * sizeof(double))
-    memcpy(order.leaves + block * ORDER_BLOCK + kept, order.leaves + other * ORDER_BLOCK, added * sizeof(int32_t))
-    order.used[block] = <int32_t>(kept + added)
-    order.free_blocks[order.free_count] = <int32_t>other
-    order.free_count += 1
-    order.blocks -= 1
-    memmove(order.sequence + place + 1, order.sequence + place + 2, (order.blocks - place - 1) * sizeof(int32_t))
-
-
-cdef void order_settle(Order* order) noexcept nogil:
-    cdef int64_t place, count = 0
-    if order.settled:
-        return
-    for place in range(order.blocks):
-        order.before[place] = count
-        count += order.used[order.sequence[place]]
-    order.settled = True
-
-
-cdef int64_t order_rank(Order* order, int64_t leaf, double weight) noexcept nogil:
-    """Rank of a leaf that is there, the heaviest has 1."""
-    cdef int64_t place = order_block(order, weight, leaf)
-    order_settle(order)
-    return order.before[place] + order_within(order, order.sequence[place], weight, leaf) + 1
-
-
-cdef int64_t order_leaf(Order* order, int64_t rank) noexcept nogil:
-    """The leaf of a rank from 1 to count."""
-    cdef int64_t low = 0, high = order.blocks - 1, middle
-    order_settle(order)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if order.before[middle] < rank:
-            low = middle
-        else:
-            high = middle - 1
-    return order.leaves[order.sequence[low] * <int64_t>ORDER_BLOCK + inside(rank - 1 - order.before[low], ORDER_BLOCK)]
-
-
-# Chances by rank: P(rank) = rank ** -alpha / sum over all ranks. The sum up to a rank, and the rank of a sum, are computed
-# anew at each draw, in constant time: so the segments of equal probability are right however many leaves there are.
-
-cdef void order_set_alpha(Order* order, double alpha) noexcept nogil:
-    cdef int rank
-    order.alpha = alpha
-    order.sums[0] = 0.0
-    for rank in range(1, EXACT_TERMS + 1):
-        order.sums[rank] = order.sums[rank - 1] + pow(rank, -alpha)
-
-
-cdef double order_sum(const Order* order, int64_t rank) noexcept nogil:
-    """Sum of r ** -alpha for r from 1 to rank."""
-    cdef double a = order.alpha, x = <double>rank, n = EXACT_TERMS, power, first, tail
-    if rank <= EXACT_TERMS:
-        return order.sums[rank]
-    power, first = pow(x, -a), pow(n, -a)
-    tail = 0.5 * (power - first) + a * (first / n - power / x) / 12.0
-    tail -= a * (a + 1.0) * (a + 2.0) * (first / (n * n * n) - power / (x * x * x)) / 720.0
-    return order.sums[EXACT_TERMS] + _power_integral(x, a) + tail
-
-
-cdef double _power_integral(double x, double alpha) noexcept nogil:
-    """Integral of t ** -alpha from EXACT_TERMS to x."""
-    cdef double n = EXACT_TERMS, exponent = 1.0 - alpha, logarithm = log(x / n)
-    if exponent == 0.0:
-        return pow(n, exponent) * logarithm
-    return pow(n, exponent) * expm1(exponent * logarithm) / exponent
-
-
-cdef int64_t order_find(const Order* order, double mass, int64_t count) noexcept nogil:
-    """The rank from 1 to count whose stretch of `order_sum` holds this mass."""
-    cdef double n = EXACT_TERMS, exponent = 1.0 - order.alpha, scaled
-    cdef int64_t rank, low = 1, high
-    if count <= EXACT_TERMS or mass < order.sums[EXACT_TERMS]:
-        high = min(count, <int64_t>EXACT_TERMS)
-        while low < high:
-            rank = (low + high) // 2
-            if order.sums[rank] > mass:
-                high = rank
-            else:
-                low = rank + 1
-        return low
-    # All but the terms of the rank itself turned round: off by a rank or two, and from there step by step.
-    scaled = mass - order.sums[EXACT_TERMS] + pow(n, -order.alpha) * (0.5 - order.alpha / (12.0 * n))
-    scaled /= pow(n, exponent)
-    if exponent == 0.0:
-        scaled = n * exp(scaled)
-    else:
-        scaled = n * exp(log1p(max(exponent * scaled, -1.0 + 1e-15)) / exponent)
-    rank = <int64_t>min(max(scaled, n), <double>count)
-    while rank < count and order_sum(order, rank) <= mass:
-        rank += 1
-    while rank > 1 and order_sum(order, rank - 1) > mass:
-        rank -= 1
-    return rank
 
 
 cdef cnp.ndarray _vector(object values, int kind, str name):
@@ -740,151 +401,6 @@ cdef class PriorityTree:
         if count > 0 and not total > 0.0:
             raise ValueError("all weights are 0: there is nothing to draw")
         return found
-
-
-# Heap: the values of a ragged column, each in one piece. A row holds a pointer to its value; NULL is one without elements.
-#
-#     oldest segment            segment                newest segment
-#     | 7: xxx | -: yyyyy |     | 9: z | 3: xxxxx |    | 12: xx |   room   |      7: whose it is; -: nobody's any more
-#
-# A value is put behind the newest, and a segment goes when nothing in it is somebody's any more: episodes leave oldest first. Where
-# segments take more than one and a half times what values need (and a few), since some values stay for long, the oldest are gone
-# through: what is somebody's is put behind the newest, too. Large values have a segment each.
-
-cdef enum:
-    NOTHING = -1  # frame code: zeros. Below: -(code + 2) is a row of the final states
-
-cdef enum:
-    SEGMENT_BYTES = 1 << 18
-    ALONE_BYTES = 1 << 15  # larger values have a segment each; so a full segment has no more than this unused
-    SPARE_SEGMENTS = 4
-
-cdef struct Value:  # in front of a value's elements
-    int64_t owner  # frame code of the row or final state that it is the value of; NOTHING: nobody's
-    int32_t length  # elements, 1 or more
-    int32_t at  # bytes from the begin of its segment
-
-cdef struct Segment:  # in front of its values
-    Segment* older
-    Segment* newer
-    int64_t size  # bytes there are for values
-    int32_t used
-    int32_t living  # values that have not been dropped; one more while they are gone through
-
-cdef struct Heap:
-    Segment* oldest
-    Segment* newest
-    Segment* alone  # one of those with a single large value; they are linked, too
-    int64_t element  # bytes of one
-    int64_t held  # bytes of all segments
-    int64_t live  # bytes of values that are somebody's
-
-
-cdef inline int64_t heap_bytes(const Heap* heap, int64_t length) noexcept nogil:
-    """What a value takes."""
-    return sizeof(Value) + ((length * heap.element + 7) & ~<int64_t>7)
-
-
-cdef Segment* heap_segment(Heap* heap, int64_t size) noexcept nogil:
-    """A new segment with room for `size` bytes, in no list; NULL where memory is short."""
-    cdef Segment* segment = <Segment*>malloc(sizeof(Segment) + size)
-    if segment != NULL:
-        segment.older = segment.newer = NULL
-        segment.size, segment.used, segment.living = size, 0, 0
-        heap.held += sizeof(Segment) + size
-    return segment
-
-
-cdef void heap_release(Heap* heap, Segment* segment) noexcept nogil:
-    """Give a segment back if nothing lives in it and it is not the newest."""
-    if segment.living > 0 or segment == heap.newest:
-        return
-    if segment.older != NULL:
-        segment.older.newer = segment.newer
-    elif segment == heap.alone:
-        heap.alone = segment.newer
-    else:
-        heap.oldest = segment.newer
-    if segment.newer != NULL:
-        segment.newer.older = segment.older
-    heap.held -= <int64_t>sizeof(Segment) + segment.size
-    free(segment)
-
-
-cdef Segment* heap_room(Heap* heap, int64_t size) noexcept nogil:
-    """The segment that a value of `size` bytes goes into; NULL where memory is short."""
-    cdef Segment* full = heap.newest
-    cdef Segment* segment
-    if size > ALONE_BYTES:
-        segment = heap_segment(heap, size)
-        if segment != NULL:
-            segment.newer = heap.alone
-            if heap.alone != NULL:
-                heap.alone.older = segment
-            heap.alone = segment
-        return segment
-    if full != NULL and full.used + size <= full.size:
-        return full
-    segment = heap_segment(heap, SEGMENT_BYTES)
-    if segment != NULL:
-        segment.older = full
-        heap.newest = segment
-        if full == NULL:
-            heap.oldest = segment
-        else:
-            full.newer = segment
-            heap_release(heap, full)
-    return segment
-
-
-cdef bint heap_put(Heap* heap, const char* source, int64_t length, Value** place) noexcept nogil:
-    """Store a value, nobody's yet, and point `place` at it. False where memory is short."""
-    cdef int64_t size = heap_bytes(heap, length)
-    cdef Segment* segment
-    place[0] = NULL
-    if length == 0:
-        return True
-    segment = heap_room(heap, size)
-    if segment == NULL:
-        return False
-    place[0] = <Value*>(<char*>(segment + 1) + segment.used)
-    place[0].owner, place[0].length, place[0].at = NOTHING, <int32_t>length, <int32_t>sizeof(Segment) + segment.used
-    memcpy(<char*>(place[0] + 1), source, length * heap.element)
-    segment.used += <int32_t>size
-    segment.living += 1
-    heap.live += size
-    return True
-
-
-cdef void heap_drop(Heap* heap, Value** place) noexcept nogil:
-    """Let the value go that `place` points at, if any."""
-    cdef Value* value = place[0]
-    cdef Segment* segment
-    if value == NULL:
-        return
-    segment = <Segment*>(<char*>value - value.at)
-    place[0] = NULL
-    heap.live -= heap_bytes(heap, value.length)
-    value.owner = NOTHING
-    segment.living -= 1
-    heap_release(heap, segment)
-
-
-cdef inline bint heap_is_loose(const Heap* heap) noexcept nogil:
-    """Whether much more is held than needed. Without this, one value that stays could hold a segment for ever."""
-    return heap.held - heap.live > heap.live // 2 + SPARE_SEGMENTS * <int64_t>SEGMENT_BYTES and heap.oldest != heap.newest
-
-
-cdef void heap_free(Heap* heap) noexcept nogil:
-    cdef Segment* segment
-    while heap.oldest != NULL:
-        segment = heap.oldest
-        heap.oldest = segment.newer
-        free(segment)
-    while heap.alone != NULL:
-        segment = heap.alone
-        heap.alone = segment.newer
-        free(segment)
 
 
 # Entry store: where entries, episodes and pages are.

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from places import ROOT, Place, numbered
 
-FILES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memoire").rglob("*.pyx")))
-"""The kernels' sources."""
+FILES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memoire").rglob("*.p[yx][xd]")))
+"""The kernels' sources: modules, and declarations with functions that several modules compile in."""
+SWITCH_FILE = "memoire/_kernels/planted.pxd"
 SWITCH = '''
 cdef extern from *:
     """
@@ -36,6 +37,11 @@ cdef extern from *:
     """
     bint planted "memoire_planted"(int number) noexcept nogil
     unsigned char met "memoire_met"[4096]
+'''
+"""What a module compiles in, once."""
+OF_DECLARATIONS = "from memoire._kernels.planted cimport planted\n"
+OF_MODULES = '''
+from memoire._kernels.planted cimport met, planted
 
 
 def reached_mutants():
@@ -176,7 +182,7 @@ def _can_be_dropped(line: Tokens) -> bool:
 
 
 class Source:
-    """The text of one compiled module, and where its lines begin."""
+    """The text of one source, and where its lines begin."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -246,9 +252,10 @@ class Source:
             owners[-1] = owners[-1] or number
             owners += [number] * text.count("\n")
         text = "".join(piece for piece, _ in pieces)
+        switch = OF_MODULES if self.file.endswith(".pyx") else OF_DECLARATIONS if places else ""
         head = text.index('"""\n', 3) + 4  # behind the docstring
         above = text.count("\n", 0, head)
-        return text[:head] + SWITCH + text[head:], owners[:above] + [0] * SWITCH.count("\n") + owners[above:]
+        return text[:head] + switch + text[head:], owners[:above] + [0] * switch.count("\n") + owners[above:]
 
     def _switched(self, number: int, place: Place, line: Tokens, start: int, end: int) -> str:
         old = self.text[start:end]
@@ -262,13 +269,13 @@ class Source:
 
 
 class Kernels:
-    """The sources of all compiled modules."""
+    """The sources of all compiled modules, with what these share."""
 
     def __init__(self) -> None:
         self.sources = {file: Source(file) for file in FILES}
 
     def places(self) -> list[Place]:
-        """All places of all modules."""
+        """All places of all sources."""
         return [place for source in self.sources.values() for place in source.places()]
 
     def statement_of(self, place: Place) -> tuple[str, int]:
@@ -276,7 +283,7 @@ class Kernels:
         return place.file, self.sources[place.file].statement_at(place.start)
 
     def with_mistakes(self, places: list[Place]) -> dict[str, tuple[str, list[int]]]:
-        """`Source.with_mistakes` of each module, by file. The first place is number 1."""
+        """`Source.with_mistakes` of each source, by file. The first place is number 1."""
         by_file: dict[str, dict[int, Place]] = {file: {} for file in self.sources}
         for number, place in enumerate(places, 1):
             by_file[place.file][number] = place
@@ -285,15 +292,16 @@ class Kernels:
 
 def build(folder: Path, texts: Mapping[str, str]) -> str:
     """Build the compiled modules of a copy of the checkout from these texts, by file; what the compiler says if it cannot."""
-    for file, text in texts.items():
+    for file, text in {**texts, SWITCH_FILE: SWITCH}.items():
         (folder / file).write_text(text, encoding="utf-8")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    (folder / SWITCH_FILE).unlink()
     return "" if made.returncode == 0 else made.stdout + made.stderr
 
 
 def refused(said: str, owners: Mapping[str, list[int]]) -> set[int]:
     """Numbers of the mistakes that Cython refuses, by what it said; `owners` are each file's."""
-    lines = re.findall(r"(memoire/[\w/]+\.pyx):(\d+):\d+:", said)
+    lines = re.findall(r"(memoire/[\w/]+\.p(?:yx|xd)):(\d+):\d+:", said)
     return {owners[file][int(line) - 1] for file, line in lines} - {0}

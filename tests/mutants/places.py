@@ -114,7 +114,7 @@ class Place:
 
 def folder_of(file: str) -> str:
     """Which of QUOTAS a file belongs to."""
-    if file.endswith(".pyx"):
+    if file.endswith((".pyx", ".pxd")):
         return KERNELS
     return max((name for name in QUOTAS if file.startswith(f"{name}/")), key=len)
 
