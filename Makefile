@@ -65,10 +65,7 @@ test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
 # MEMOIRE_HELM names helms that are not on PATH, with : between; where there is none, two are fetched into build/helm.
-test-house: setup-dev
-	$(BIN)/python tools/house.py --draw docs/house.svg
-
-chart: setup-dev
+test-chart: setup-dev
 	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
