@@ -1,7 +1,9 @@
 """Processes of a cluster at their bounds: when a goal is reached, which counts make a cluster, what is closed at the end."""
 
-import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,12 +11,11 @@ import pytest
 
 from memoire.cli import doctor
 from memoire.errors import ParameterError
-from memoire.nodes import local_cluster, tether
+from memoire.nodes import local_cluster
 from memoire.nodes.http import REQUEST_TIME, NodePages, Page
 from memoire.nodes.launcher import LINE, Child, Launcher
 from memoire.nodes.tether import Tether, _inherited_line
 from memoire.rl.demo import actor, demo
-from netkit import until
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,28 @@ def test_the_line_of_a_launcher_is_taken_out_of_the_environment_and_waits(monkey
         assert _inherited_line() is None
 
 
-@pytest.mark.parametrize("parent_lives", [True, False])
-def test_a_child_whose_launcher_died_before_it_began_ends(monkeypatch, parent_lives):
+LAUNCHED = """
+import sys
+from memoire.nodes import tether
+tether._hang_up_with_parent = lambda: sys.argv[1] == "True"
+with tether.Tether() as line:
+    line.wait(60.0)
+    print(line.stopping, line.finishing)
+"""
+
+
+@pytest.mark.parametrize(("launcher_lives", "words"), [(True, "False True"), (False, "True False")])
+def test_a_child_whose_launcher_died_before_it_began_ends(launcher_lives, words):
     ours, theirs = socket.socketpair()
-    monkeypatch.setenv(LINE, str(theirs.detach()))
-    monkeypatch.setattr(tether, "_hang_up_with_parent", lambda: parent_lives)
-    with ours, Tether(grace=300.0) as child:
-        assert child.is_launched
-        if not parent_lives:
-            until(lambda: child.stopping)
-        child.ready(place="here")
-        assert not parent_lives or (json.loads(ours.recv(100)) == {"ready": {"place": "here"}} and not child.stopping)
+    with ours, theirs:
+        ours.sendall(b'{"order": "finish"}\n' if launcher_lives else b"")
+        done = subprocess.run(
+            [sys.executable, "-c", LAUNCHED, str(launcher_lives)],
+            env={**os.environ, LINE: str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+    assert (done.stdout.strip(), done.returncode) == (words, 0), done.stderr
 
 
 def test_a_launcher_that_ends_closes_what_it_opened():

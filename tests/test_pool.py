@@ -13,7 +13,7 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolErr
 from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, _container, container, messages
 from memoire.wire.container import Head, Kind, Part
 from poolkit import PLAIN, SCHEMA, Clock, name
 
@@ -852,8 +852,8 @@ def test_a_smaller_limit_lets_the_oldest_go_at_once() -> None:
 
 
 def test_the_engine_refuses_what_is_not_its_own():
-    layout = cache.layout_of(SCHEMA, PLAIN).core
-    held, stranger = _core.HeldPool(1), _core.HeldClient(b"s" * 16)
+    layout = LAYOUT.core
+    held, stranger = _draw.HeldPool(1), _draw.HeldClient(b"s" * 16)
     for call in (
         lambda: held.leave(stranger),
         lambda: held.take(layout, bytes(16), [(stranger, 1)], False),
@@ -868,6 +868,6 @@ def test_the_engine_refuses_what_is_not_its_own():
 )
 def test_a_layout_whose_fields_reach_behind_their_blocks_is_refused(field):
     rows = [(0, 0, 0, 4)]  # column, part, extent, bytes of a row
-    _core.Layout(1, 1, 4, rows, [(0, -1, 1, 1, 4)], 0, {}, [])
+    _container.Layout(1, 1, 4, rows, [(0, -1, 1, 1, 4)], 0, {}, [])
     with pytest.raises(IndexError):
-        _core.Layout(1, 1, 4, rows, [field], 0, {}, [])
+        _container.Layout(1, 1, 4, rows, [field], 0, {}, [])

@@ -86,8 +86,8 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 
 
 @given(st.binary(max_size=140))
-@example(security.passport(Peer("server", "a"))[:5] + bytes([len(security.ROLES)]) + b"a")  # one role too far
-@example(security.passport(Peer("server", "a"))[:5] + bytes([len(security.ROLES) - 1]) + b"a")
+@example(keyfolder.passport(Peer("server", "a"))[:5] + bytes([len(keyfolder.ROLES)]) + b"a")  # one role too far
+@example(keyfolder.passport(Peer("server", "a"))[:5] + bytes([len(keyfolder.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
         peer = keyfolder.read_passport(data)
