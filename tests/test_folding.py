@@ -2,6 +2,8 @@
 and every line counts once, and what a ledger says of all is what its clients said.
 """
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -41,6 +43,7 @@ class Home:
             past=self.store,
             on_lines=self.lines.extend,
             clock=lambda: clock[0],
+            epoch=time.time_ns(),
         )
 
     def ask(self, client, body, number, run=RUN):

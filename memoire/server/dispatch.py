@@ -102,6 +102,7 @@ class Desk:
         past: What was saved in former lives. With it, the three above are called when what they tell is on disk.
         on_change: Called when something is to be saved that somebody waits for; only with `past`.
         clock: Seconds since 1970.
+        epoch: Number of this life, above those of all former ones, where `past` has none; 0 takes it from the clock.
     """
 
     def __init__(
@@ -118,12 +119,13 @@ class Desk:
         past: Past | None = None,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
+        epoch: int = 0,
     ) -> None:
         if run is not None:
             arguments.name("run", run)
         self.tables, self.limits = tables, limits
         self.name, self.home = name, messages.name_hash(name)
-        self.epoch = past.epoch if past else int(max(0.0, clock()) * 1e9)
+        self.epoch = past.epoch if past else epoch or int(max(0.0, clock()) * 1e9)
         self.journal = Journal() if past else None
         """What is to be saved; None where nothing is."""
         self._credit_limit = limits.credit

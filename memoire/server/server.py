@@ -411,6 +411,7 @@ class Server(Node):
             past=self._store,
             on_change=self._wake_store,
             clock=clock,
+            epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
         )
 
     def _open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
