@@ -9,7 +9,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from history.ports import address
+from history.ports import address, block
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.proxy.proxy import Lane, Proxy
@@ -27,6 +27,12 @@ def cluster():
     made = Cluster()
     yield made
     made.close()
+
+
+def places_of_its_own():
+    """Addresses of a proxy that nobody else takes while it is away: for requests, caches and notices."""
+    base = block(3)
+    return [f"tcp://127.0.0.1:{port}" for port in range(base, base + 3)]
 
 
 def settled(*proxies, servers):
@@ -256,11 +262,11 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
 
 def test_a_proxy_that_begins_anew_is_used_again(cluster):
     server = cluster.server()
-    first = cluster.proxy([server])
+    places = places_of_its_own()
+    first = cluster.proxy([server], front=places[0], push_front=places[1], pub_front=places[2])
     client = cluster.client(first, limits=QUICK)
     record(client)
     client.update(100.0)
-    places = (first.endpoint, first.push_endpoint, first.pub_endpoint)
     first.close()
     record(client, episodes=2)
     cluster.proxy([server], front=places[0], push_front=places[1], pub_front=places[2])
@@ -276,9 +282,7 @@ def _proxy_process(front, push, pub, servers):
 
 def test_totals_and_lines_are_exact_while_a_proxy_is_killed_again_and_again(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
-    template = cluster.proxy(servers)
-    places = (template.endpoint, template.push_endpoint, template.pub_endpoint)
-    template.close()
+    places = places_of_its_own()
     spawn = multiprocessing.get_context("spawn")
 
     def start():
