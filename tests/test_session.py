@@ -292,6 +292,17 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     assert session.schedule.answered == later and not session.is_between
 
 
+def test_what_another_run_grants_is_not_measured_by_the_steps_of_this_one(session, home):
+    join(session, home, granted_steps=100)
+    session.record(60)
+    home.run = "next"
+    tell(session, home, 1.0, granted_steps=20)
+    assert session.inserts.left == 40, "still what was granted of this run"
+    tell(session, home, 2.0, granted_steps=20)
+    join(session, home, now=3.0, granted_steps=20)
+    assert session.inserts.left == 20
+
+
 def test_what_was_recorded_while_an_answer_was_on_its_way_belongs_to_the_run_that_it_ends(session, home):
     join(session, home)
     session.record(10)
@@ -310,6 +321,7 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
     home.run, home.name = "next", "two"
     assert join(session, home) is None
     assert (session.run, session.home, session.told.run_name) == (RUN, TWO, "run"), "that home hears the rest"
+    assert session.is_between, "what was pushed now would count for no run"
     session.record(3)
     update, step = tell(session, home, 1.0)
     assert (update.steps, update.epoch, update.caches, step) == (10, 0, 0, "hello")

@@ -234,6 +234,7 @@ class Session:
         if self.welcome is None or welcomed.told.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
         self.home = welcomed.header.home  # who hears the rest
+        self.is_between = True
         return True
 
     def enter(self, welcomed: Welcomed, now: float) -> Entered:
@@ -281,10 +282,10 @@ class Session:
                 said.caches, said.received_bytes, said.lost_bytes, said.rejected, asked.at, lost_caches=said.lost
             )
         self.windows.grant(said.credit)
-        if is_same and self.counts.boundary is None:
-            self.inserts.grant(said.granted_steps, said.wait)
         self.schedule.is_dirty = self.schedule.is_dirty or self.has_remainder or bool(self.window.in_flight)
         self._follow_run(said, asked)
+        if is_same and self.counts.boundary is None:  # a grant of another run does not count this one's entries
+            self.inserts.grant(said.granted_steps, said.wait)
         step = self._next_step(is_same, said.leaving, now)
         self.is_between = self.counts.boundary is not None or step != "update"
         return step
