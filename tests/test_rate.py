@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.reader.balance import Balance
 from memoire.replay.buffer import Buffer
-from memoire.replay.limiter import NO_LIMIT, PATIENCE, Limiter, OfAll, OfOne, check_batch
+from memoire.replay.limiter import NO_LIMIT, PATIENCE, ClusterSurplus, Limiter, ServerSurplus, check_batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
@@ -216,9 +216,11 @@ def test_a_reader_of_several_servers_says_how_it_stands_with_all():
     band = limiter(entries=0, samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
     band.reported(b"a" * 16, 0, next(numbers))
     band.reported(b"a" * 16, 30, next(numbers))
-    assert band.standing() == OfOne(surplus=30.0, is_told=False, inserted=30, drawn=0, ratio=1.0, tolerance=50.0)
+    assert band.standing() == ServerSurplus(
+        surplus=30.0, is_told=False, inserted=30, drawn=0, ratio=1.0, tolerance=50.0
+    )
     band.reported(b"a" * 16, 35, next(numbers))  # what the reader does not know yet
-    band.told(OfAll(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5, ratio=1.0, tolerance=50.0))
+    band.told(ClusterSurplus(surplus=-45.0, inserted=30, drawn=0, entries=7, share=0.5, ratio=1.0, tolerance=50.0))
     assert (band.standing().surplus, band.standing().is_told) == (-40.0, True) and band.stats().entries == 7
     assert band.why_not_draw(11) and not band.why_not_draw(10)
     assert band.grant(b"a" * 16)[0] == 35 + 45  # half of the room of 90

@@ -1013,3 +1013,11 @@ def test_byte_budgets_change_while_clients_go_on(serve, join):
     for wrong in ({"credit": 0}, {"held_bytes": -1}, {"credit": 1.5}):
         with pytest.raises(ParameterError, match=next(iter(wrong))):
             server.configure_limits(**wrong)
+
+
+def test_a_life_without_a_state_folder_is_numbered_by_wall_time(serve, monkeypatch):
+    """The clock may go back, and goes on while a host sleeps, as no other clock does."""
+    for now in (5_000, 2_000, 9_000):
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: 3_000)
+        assert serve()._desk.epoch == now

@@ -439,7 +439,7 @@ def test_what_each_table_holds_lives_on_under_its_name(cluster, tmp_path):
 def desk():
     settings = {"online": Table(SCHEMA), "demo": Table(OTHER)}
     tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0)
+    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=1)
 
 
 def built(schema):

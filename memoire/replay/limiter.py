@@ -120,7 +120,7 @@ def band_settings(parameters: Parameters) -> tuple[float, float]:
     return parameters.samples_per_insert, parameters.samples_per_insert_tolerance or 0.0
 
 
-class OfOne(NamedTuple):
+class ServerSurplus(NamedTuple):
     """How drawing stands beside recording, as the limiter of one server sees it."""
 
     surplus: float
@@ -135,7 +135,7 @@ class OfOne(NamedTuple):
     tolerance: float
 
 
-class OfAll(NamedTuple):
+class ClusterSurplus(NamedTuple):
     """The same for all servers together, as a reader tells each of them."""
 
     surplus: float
@@ -170,7 +170,7 @@ class Limiter:
         self._inserted = self._drawn = 0
         self._clients: dict[bytes, _Client] = {}
         self._outstanding = 0  # granted and not reported, over all clients
-        self._told: OfAll | None = None
+        self._told: ClusterSurplus | None = None
         self._hungry: dict[Hashable, tuple[int, float, float]] = {}  # who waits: samples, since when, asked last
         self._last_size = 1
         self._waited = self._forgiven = 0.0
@@ -372,24 +372,24 @@ class Limiter:
 
     # Several servers
 
-    def told(self, of_all: OfAll) -> None:
+    def told(self, cluster: ClusterSurplus) -> None:
         """How it stands with all servers, from a reader of all; what happened here since is added."""
         with self._changed:
             ratio = self._parameters.samples_per_insert
-            if (of_all.ratio, of_all.tolerance) != band_settings(self._parameters):
+            if (cluster.ratio, cluster.tolerance) != band_settings(self._parameters):
                 return  # the reader has not heard of other parameters yet
-            self._told, self._begun = of_all, True
-            news = (self._inserted - of_all.inserted) * ratio - (self._drawn - of_all.drawn)
-            self._surplus = of_all.surplus + news
+            self._told, self._begun = cluster, True
+            news = (self._inserted - cluster.inserted) * ratio - (self._drawn - cluster.drawn)
+            self._surplus = cluster.surplus + news
             self._changed.notify_all()
 
-    def standing(self) -> OfOne | None:
+    def standing(self) -> ServerSurplus | None:
         """What a reader is told of this server; None where nothing is limited."""
         with self._changed:
             if not self.is_active:
                 return None
             settings = band_settings(self._parameters)
-            return OfOne(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
+            return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
 
     def _entries(self) -> int:
         told = self._told

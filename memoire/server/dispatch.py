@@ -30,7 +30,7 @@ from memoire.limits import Limits
 from memoire.models.model import SMALL_BYTES, Assembly, Model, ModelStore, StaleVersion, chunk_of, make
 from memoire.pool.tables import OpenTable, Tables
 from memoire.replay.batch import ID, td_errors_for
-from memoire.replay.limiter import NO_LIMIT, OfAll
+from memoire.replay.limiter import NO_LIMIT, ClusterSurplus
 from memoire.replay.parameters import Parameters
 from memoire.security.throttle import TokenBuckets
 from memoire.version import SOFTWARE
@@ -102,7 +102,7 @@ class Desk:
         past: What was saved in former lives. With it, the three above are called when what they tell is on disk.
         on_change: Called when something is to be saved that somebody waits for; only with `past`.
         clock: Seconds since 1970.
-        epoch: Number of this life, above those of all former ones, where `past` has none; 0 takes it from the clock.
+        epoch: Number of this life, above those of all former ones; a `past` has its own.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Desk:
         past: Past | None = None,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float],
-        epoch: int = 0,
+        epoch: int,
     ) -> None:
         if run is not None:
             arguments.name("run", run)
         self.tables, self.limits = tables, limits
         self.name, self.home = name, messages.name_hash(name)
-        self.epoch = past.epoch if past else epoch or int(max(0.0, clock()) * 1e9)
+        self.epoch = past.epoch if past else epoch
         self.journal = Journal() if past else None
         """What is to be saved; None where nothing is."""
         self._credit_limit = limits.credit
@@ -1019,7 +1019,7 @@ def _stands(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw
     """How a table's drawing stands beside its recording, after what a reader has told of it."""
     table.limiter.wants(reader, body.wanted)
     if body.band is not None:
-        table.limiter.told(OfAll(*msgspec.structs.astuple(body.band)))
+        table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
     standing = table.limiter.standing()
     return None if standing is None else messages.Standing(*standing)
 

@@ -143,7 +143,7 @@ def _desk(parameters: Parameters) -> Desk:
             return EpisodePool(SCHEMA, table.parameters, capacity=64, byte_limit=1 << 16, seed=0)
         return Pool(SCHEMA, table.parameters, seed=0, byte_limit=1 << 20)
 
-    return Desk(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9)
+    return Desk(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
 
 
 def _tell(desk: Desk, choices: Choices) -> str:

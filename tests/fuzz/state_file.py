@@ -99,7 +99,7 @@ def one(data: bytes) -> str:
 
 def _go_on(store: Store) -> None:
     tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(SCHEMA, Parameters(), seed=0))
-    desk = Desk(tables=tables, run=None, name=store.name, limits=Limits(), past=store, clock=lambda: 1e9)
+    desk = Desk(tables=tables, run=None, name=store.name, limits=Limits(), past=store, clock=lambda: 1e9, epoch=0)
     for facts in desk.runs.facts():
         run = desk.runs.named(facts.name)
         assert run is not None

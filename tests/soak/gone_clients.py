@@ -46,6 +46,7 @@ class Server:
             limits=LIMITS,
             past=self.store,
             clock=lambda: clock[0],
+            epoch=0,
         )
 
     def tell(self, client, number, body):
