@@ -146,7 +146,7 @@ instructions: setup-dev
 	$(BIN)/python benchmarks/instructions.py
 
 wheel: setup
-	@rm -rf dist
+	@rm -rf dist build/lib*
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 	$(BIN)/python setup.py --quiet sdist --dist-dir dist
 	@ls dist/memoire_rl-*-cp311-abi3-*.whl dist/memoire_rl-*.tar.gz

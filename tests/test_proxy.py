@@ -9,7 +9,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from history.ports import address, block
+from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.proxy.proxy import Lane, Proxy
@@ -27,12 +27,6 @@ def cluster():
     made = Cluster()
     yield made
     made.close()
-
-
-def places_of_its_own():
-    """Addresses of a proxy that nobody else takes while it is away: for requests, caches and notices."""
-    base = block(3)
-    return [f"tcp://127.0.0.1:{port}" for port in range(base, base + 3)]
 
 
 def settled(*proxies, servers):
@@ -262,37 +256,37 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
 
 def test_a_proxy_that_begins_anew_is_used_again(cluster):
     server = cluster.server()
-    places = places_of_its_own()
-    first = cluster.proxy([server], front=places[0], push_front=places[1], pub_front=places[2])
+    place = address(3)
+    first = cluster.proxy([server], front=place)
     client = cluster.client(first, limits=QUICK)
     record(client)
     client.update(100.0)
     first.close()
     record(client, episodes=2)
-    cluster.proxy([server], front=places[0], push_front=places[1], pub_front=places[2])
+    cluster.proxy([server], front=place)
     client.update(100.0)
     assert server.total_episodes == 3
     assert until(lambda: client.push_cache(1.0))
     until(lambda: server.total_caches == 1)
 
 
-def _proxy_process(front, push, pub, servers):
-    Proxy(front, servers, push_front=push, pub_front=pub).wait_closed()
+def _proxy_process(front, servers):
+    Proxy(front, servers).wait_closed()
 
 
 def test_totals_and_lines_are_exact_while_a_proxy_is_killed_again_and_again(cluster):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
-    places = places_of_its_own()
+    place = address(3)
     spawn = multiprocessing.get_context("spawn")
 
     def start():
-        process = spawn.Process(target=_proxy_process, args=(*places, [server.endpoint for server in servers]))
+        process = spawn.Process(target=_proxy_process, args=(place, [server.endpoint for server in servers]))
         process.start()
         return process
 
     process = start()
     try:
-        clients = [cluster.client(places[0], limits=QUICK, timeout=100.0) for _ in range(4)]
+        clients = [cluster.client(place, limits=QUICK, timeout=100.0) for _ in range(4)]
         for number in range(3):
             for client in clients:
                 for _ in range(10):

@@ -1,3 +1,3 @@
-"""The seed's classes over today's memory: `memoire.ReplayMemory`, `ReplayMemoryClient`, `ReplayMemoryServer`."""
+"""The documented classes over today's memory: `memoire.ReplayMemory`, `ReplayMemoryClient`, `ReplayMemoryServer`."""
 
 from .classic import FLAGS as FLAGS
