@@ -1,8 +1,10 @@
 """memoire: a distributed prioritized replay memory for reinforcement learning."""
 
 from memoire import built as built
-from memoire.classic.classic import Bind, Conn, ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.memory import ReplayMemory
 from memoire.classic.notebook import PrioritizedReplayBuffer, PriorityExperienceReplayBuffer, Transition
+from memoire.classic.server import Bind, Conn, ReplayMemoryServer
 from memoire.client.client import Client, connect
 from memoire.errors import InsecureWarning, MemoireError
 from memoire.pool.tables import Table

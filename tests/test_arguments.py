@@ -12,7 +12,8 @@ import pytest
 
 from classic_help import templates
 from memoire.arguments import FOR_EVER, seconds
-from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.server import ReplayMemoryServer
 from memoire.client.client import Client
 from memoire.errors import Closed, MemoireError, ParameterError, WrongType
 from memoire.limits import Limits

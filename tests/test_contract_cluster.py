@@ -15,7 +15,8 @@ import zmq
 import memoire
 from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp, templates, wait_until
 from memoire import ReplayMemoryClient, ReplayMemoryServer
-from memoire.classic.classic import FLAGS, PROPERTIES
+from memoire.classic.fields import FLAGS
+from memoire.classic.memory import PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
 from memoire.limits import Limits
 from memoire.wire import container

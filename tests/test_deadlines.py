@@ -18,7 +18,8 @@ import zmq
 
 from classic_help import templates
 from history.ports import address
-from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.server import ReplayMemoryServer
 from memoire.client.client import Client, connect
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from classic_help import templates
-from memoire.classic.classic import ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.server import ReplayMemoryServer
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
 from memoire.pool.tables import Table

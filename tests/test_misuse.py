@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from classic_help import templates
-from memoire.classic.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.memory import ReplayMemory
+from memoire.classic.server import ReplayMemoryServer
 from memoire.client.counts import MAX_ENDED
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads

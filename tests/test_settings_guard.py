@@ -6,7 +6,9 @@ import pytest
 import memoire
 from classic_help import templates
 from memoire import Buffer, Memory, Parameters, PrioritizedReplayBuffer, PriorityExperienceReplayBuffer
-from memoire.classic.classic import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.memory import ReplayMemory
+from memoire.classic.server import ReplayMemoryServer
 from memoire.errors import MemoireError, NotSettable
 from memoire.limits import Limits
 from netkit import SCHEMA, Cluster, in_thread

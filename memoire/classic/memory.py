@@ -1,0 +1,428 @@
+"""The page's `ReplayMemory`: one memory of episodes in this process, over `replay.memory.Memory`."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.arguments import whole
+from memoire.errors import MemoireError, ParameterError
+from memoire.replay.guarded import Guarded
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters, Start, reward_size
+from memoire.replay.sampling import Annealing, importance
+from memoire.replay.schema import Schema
+
+from .fields import FIELDS, ReplayBatch, batch_of, defaults, flags_of, seven_fields, sides_of
+
+
+class ReplayMemory(Guarded):
+    """A local memory of episodes, from which samples are drawn in proportion to their weight.
+
+    Args:
+        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: Templates: arrays whose dtype and
+            shape (without a batch axis) every entry has; a Gymnasium space, a structured dtype's array, or a dict or
+            tuple of templates will do too. reward, value and qvest are float32 of one shape, prob has shape ().
+        max_step: Entries that fit, exactly; any number.
+        input_uuid: What log lines call this memory: a number below 2**32, or an IPv4 address as text. 0 draws one.
+        seed: Makes draws repeatable.
+
+    Thread safety is that of `memory.Memory`: any method from any thread; one lane's episode belongs to one thread.
+
+    Raises:
+        SchemaError: a template cannot be stored; names the buffer, what was found and what is allowed.
+        ParameterError: max_step or input_uuid is out of range.
+    """
+
+    __slots__ = ("_annealing", "_client_id", "_is_flat", "_memory", "_schema", "_templates", "_uuid")
+
+    _PARAMETERS = "Write rem.NAME = ... where the page has such a parameter."
+    _is_guarded = True  # all that is public is a property
+
+    def __init__(
+        self,
+        state_buf: Any,
+        action_buf: Any,
+        reward_buf: Any,
+        prob_buf: Any,
+        value_buf: Any,
+        qvest_buf: Any,
+        info_buf: Any,
+        max_step: int,
+        *,
+        input_uuid: int | str = 0,
+        seed: int | None = None,
+    ) -> None:
+        buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
+        schema = seven_fields(buffers)
+        self._settle(schema, uuid_of(input_uuid), secrets.token_bytes(16))
+        self._memory = Memory(schema, whole("max_step", max_step, 1), defaults(schema), seed=seed)
+
+    def _settle(self, schema: Schema, uuid: int, client_id: bytes) -> None:
+        self._schema, self._uuid, self._client_id = schema, uuid, client_id
+        self._annealing = Annealing()
+        templates = {name: np.zeros(column.shape, column.dtype) for name, column in schema.items()}
+        for each in templates.values():
+            each.flags.writeable = False
+        self._templates = {field: schema.nest(field, templates) for field in FIELDS}
+        self._is_flat = schema.names == FIELDS
+
+    # ------------------------------------------------------------------------------------------ read-only properties
+
+    @property
+    def state_buf(self) -> Any:
+        """Template for state: zeros of its shape and dtype, read-only, nested as it was declared."""
+        return self._templates["state"]
+
+    @property
+    def action_buf(self) -> Any:
+        """Template for action."""
+        return self._templates["action"]
+
+    @property
+    def reward_buf(self) -> Any:
+        """Template for reward: float32."""
+        return self._templates["reward"]
+
+    @property
+    def prob_buf(self) -> Any:
+        """Template for prob: shape ()."""
+        return self._templates["prob"]
+
+    @property
+    def value_buf(self) -> Any:
+        """Template for value: float32 in the shape of reward."""
+        return self._templates["value"]
+
+    @property
+    def qvest_buf(self) -> Any:
+        """Template for qvest, the return that `close_episode` computes: float32 in the shape of reward."""
+        return self._templates["qvest"]
+
+    @property
+    def info_buf(self) -> Any:
+        """Template for info: any dtype, an axis of 0 is allowed."""
+        return self._templates["info"]
+
+    @property
+    def entry_size(self) -> int:
+        """Bytes of one (s, a, r, p, v, q, i)."""
+        return self._schema.entry_bytes
+
+    @property
+    def max_step(self) -> int:
+        """Entries that fit, exactly."""
+        return self.memory.capacity
+
+    @property
+    def uuid(self) -> int:
+        """The 32 bits that log lines show as '%08x': drawn by chance, or `input_uuid`. Not unique: `client_id` is."""
+        return self._uuid
+
+    @property
+    def client_id(self) -> bytes:
+        """16 random bytes that no other memory has: what counting and ids go by."""
+        return self._client_id
+
+    @property
+    def schema(self) -> Schema:
+        """The seven fields as the columns that the engine stores."""
+        return self._schema
+
+    @property
+    def memory(self) -> Memory:
+        """The engine itself, for whatever the page has no word for."""
+        return self._memory
+
+    @property
+    def parameters(self) -> Parameters:
+        """Every read-write property below in one frozen value."""
+        return self.memory.parameters
+
+    # ----------------------------------------------------------------------------------------- read-write properties
+
+    @property
+    def priority_exponent(self) -> float:
+        """Exponent of priorities, the alpha of Schaul et al. (the page calls it beta). At least 0; default 0.6."""
+        return self.parameters.priority_exponent
+
+    @priority_exponent.setter
+    def priority_exponent(self, value: float) -> None:
+        self._configure(priority_exponent=value)
+
+    @property
+    def importance_exponent(self) -> float:
+        """Exponent of the correction, the beta of Schaul et al. (not on the page). In [0, 1]; default 0.4."""
+        return self.parameters.importance_exponent
+
+    @importance_exponent.setter
+    def importance_exponent(self, value: float) -> None:
+        self._configure(importance_exponent=value)
+
+    @property
+    def mix_lambda(self) -> float:
+        """Lambda of the TD(lambda) return. In [0, 1]; default 1."""
+        return self.parameters.mix_lambda
+
+    @mix_lambda.setter
+    def mix_lambda(self, value: float) -> None:
+        self._configure(mix_lambda=value)
+
+    @property
+    def frame_stack(self) -> int:
+        """States in a sample's window. At least 1; default 1."""
+        return self.parameters.frame_stack
+
+    @frame_stack.setter
+    def frame_stack(self, value: int) -> None:
+        self._configure(frame_stack=value)
+
+    @property
+    def multi_step(self) -> int:
+        """Entries between prev and next. At least 1; default 1."""
+        return self.parameters.multi_step
+
+    @multi_step.setter
+    def multi_step(self, value: int) -> None:
+        self._configure(multi_step=value)
+
+    @property
+    def cache_size(self) -> int:
+        """Samples in a cache. At least 1; default 256."""
+        return self.parameters.cache_size
+
+    @cache_size.setter
+    def cache_size(self, value: int) -> None:
+        self._configure(cache_size=value)
+
+    @property
+    def max_episode(self) -> int:
+        """Most closed episodes kept, beside max_step; 0, the default, is no limit."""
+        return self.parameters.max_episode
+
+    @max_episode.setter
+    def max_episode(self, value: int) -> None:
+        self._configure(max_episode=value)
+
+    @property
+    def reuse_cache(self) -> bool:
+        """Whether a server draws from its caches with replacement, or each sample once (False, the default)."""
+        return self.parameters.reuse_cache
+
+    @reuse_cache.setter
+    def reuse_cache(self, value: bool) -> None:
+        self._configure(reuse_cache=value)
+
+    @property
+    def discount_factor(self) -> tuple[float, ...]:
+        """Gamma per reward dimension, flattened; set by one number for all, or by one for each. Default 0.99."""
+        return self._per_dimension(self.parameters.discount_factor)
+
+    @discount_factor.setter
+    def discount_factor(self, value: Any) -> None:
+        self._configure(discount_factor=value)
+
+    @property
+    def reward_coeff(self) -> tuple[float, ...]:
+        """Share of each reward dimension in the priority; set by one number for all, or by one for each. Default 1."""
+        return self._per_dimension(self.parameters.reward_coeff)
+
+    @reward_coeff.setter
+    def reward_coeff(self, value: Any) -> None:
+        self._configure(reward_coeff=value)
+
+    @property
+    def cache_flags(self) -> tuple[bool, ...]:
+        """14 switches, prev s, a, r, p, v, q, i and next s, a, r, p, v, q, i: which fields come with samples. Default:
+        all.
+
+        Set by 14 booleans (or 0 and 1), or by the names of those that are on, out of `FLAGS`: "prev_state" to
+        "next_info".
+        """
+        return flags_of(self.parameters, self._schema)
+
+    @cache_flags.setter
+    def cache_flags(self, value: Iterable[Any]) -> None:
+        self._configure(**sides_of(value, self._schema))
+
+    @property
+    def start(self) -> Start:
+        """Windows that reach before an episode's first entry: "skip" them (the default), "repeat" the first, or
+        "zero".
+        """
+        return self.parameters.start
+
+    @start.setter
+    def start(self, value: Start) -> None:
+        self._configure(start=value)
+
+    # ------------------------------------------------------------------------------------------------------- methods
+
+    def print_info(self) -> None:
+        """Print `info()` to standard output, a line for each."""
+        sys.stdout.write("".join(f"{name}: {value}\n" for name, value in self.info().items()))
+
+    def info(self) -> dict[str, Any]:
+        """Sizes, counts and every parameter, by name."""
+        facts: dict[str, Any] = {"uuid": f"{self._uuid:08x}", "entry_size": self.entry_size, "max_step": self.max_step}
+        facts |= {name: str(self._schema[name]) for name in self._schema}
+        facts |= {name: getattr(self, name) for name in PROPERTIES}
+        return facts | self._counts()
+
+    def num_episode(self) -> int:
+        """Closed episodes that are stored now."""
+        return self.memory.num_episodes
+
+    def pub_bytes(self, topic: str, message: bytes | str) -> None:
+        """Publish `message`, where this memory is a server's `rem`. Raises MemoireError elsewhere."""
+        raise MemoireError(
+            f"cannot publish on {topic!r}: this memory belongs to no server. Call pub_bytes of a ReplayMemoryServer or "
+            f"of its rem."
+        )
+
+    def new_episode(self, *, lane: int = 0) -> None:
+        """Open an episode; what was added to an unclosed one is discarded, and `num_episode()` stays as it is.
+
+        Args:
+            lane: Episodes of different lanes are open side by side: one for each environment of a vector environment.
+        """
+        self.memory.open(lane)
+
+    def close_episode(
+        self,
+        episodic_weight_multiplier: float = 1.0,
+        do_update_value: bool = True,
+        do_update_weight: bool = True,
+        *,
+        final_state: Any = None,
+        terminated: bool | None = None,
+        bootstrap_value: Any = None,
+        lane: int = 0,
+    ) -> None:
+        """Close the open episode: compute its returns and weights, from when on its entries can be drawn.
+
+        The return of the last entry T is r_T + gamma * bootstrap_value, and q_t = r_t + gamma * (lambda * q_{t+1} + (1
+        - lambda) * v_{t+1}) before it. weight = init_w * episodic_weight_multiplier * (sum_j reward_coeff_j * |q_j -
+        v_j|) ** priority_exponent.
+
+        Args:
+            episodic_weight_multiplier: Scales the weight of all entries of the episode. At least 0.
+            do_update_value: Off leaves qvest at 0.
+            do_update_weight: Off leaves weights at init_w times the multiplier.
+            final_state: The state after the last entry. Without it, and without `terminated`, the last multi_step
+                entries are never drawn, as in the seed; with it every entry can be, and next.state is this state where
+                a window ends.
+            terminated: Whether the episode ended for good (discount 0 at its end) or was cut off.
+            bootstrap_value: Value of the final state, in the shape of the reward; 0 where it is not given.
+            lane: Which open episode.
+
+        Raises:
+            EpisodeClosedError: there is no open episode.
+            EmptyEpisodeError: it has no entries; it stays open.
+            ParameterError: the multiplier is negative or not finite; the episode stays open.
+        """
+        state = None if final_state is None else tuple(map(np.asarray, self._schema.flatten("state", final_state)))
+        self.memory.close(
+            lane,
+            multiplier=episodic_weight_multiplier,
+            update_value=do_update_value,
+            update_weight=do_update_weight,
+            final_state=state,
+            terminated=terminated,
+            bootstrap_value=bootstrap_value,
+        )
+
+    def add_entry(self, s: Any, a: Any, r: Any, p: Any, v: Any, i: Any, init_w: float = 1.0, *, lane: int = 0) -> None:
+        """Add an entry to the open episode; the oldest episodes are evicted where there is no room for it.
+
+        Args:
+            s, a, r, p, v, i: State, action, reward, prob, value, info, as their templates.
+            init_w: Factor of the entry's weight, normally 1; 0 is never drawn.
+            lane: Which open episode.
+
+        Raises:
+            EntryError: a value does not match its template; names the field. Nothing was added.
+            EpisodeClosedError: there is no open episode.
+            EpisodeTooLong: the episode alone fills the memory; it stays as it was.
+        """
+        values = (s, a, r, p, v, i) if self._is_flat else self._leaves(s, a, r, p, v, i)
+        self.memory.add(lane, values, init_w)
+
+    def add_entries(self, s: Any, a: Any, r: Any, p: Any, v: Any, i: Any, init_w: Any = 1.0, *, lane: int = 0) -> None:
+        """Add T entries at once: every value [T, *F], init_w [T] or a number. Errors as `add_entry`; all or none are
+        added.
+        """
+        values = (s, a, r, p, v, i) if self._is_flat else self._leaves(s, a, r, p, v, i)
+        self.memory.extend(lane, values, init_w)
+
+    def get_batch(self, batch_size: int, *, out: ReplayBatch | Sequence[Any] | None = None) -> ReplayBatch:
+        """Draw a batch from this memory, with replacement, in proportion to weight: what a program of one process
+        needs.
+
+        Args:
+            batch_size: Samples, at least 1.
+            out: An earlier batch, or (prev, next, weight), whose arrays are filled and returned.
+
+        Raises:
+            EmptyMemory: (a RuntimeError) no entry has a positive weight.
+        """
+        memory = self.memory
+        with memory.held():
+            parameters = memory.parameters
+            sample = memory.sample(whole("batch_size", batch_size, 1))
+            chance = sample.weights / sample.total_weight
+            beta = self._annealing.next(parameters)
+        factor, _ = importance(chance, sample.num_positive, beta)
+        return batch_of(self._schema, parameters, sample.gathered, factor, out)
+
+    def update_priorities(self, ids: NDArray[np.int64], td_errors: Any) -> tuple[int, int]:
+        """Set priorities of what was drawn to abs(td_errors): [B]. Returns how many were applied, and how many are
+        gone.
+        """
+        return self.memory.update_priorities(ids, td_errors)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._uuid:08x}: {self._schema!r}>"
+
+    def _configure(self, **changes: Any) -> None:
+        """Set parameters, checked against the schema; nothing is half done."""
+        self.memory.configure(**changes)
+
+    def _counts(self) -> dict[str, Any]:
+        memory = self.memory
+        return {
+            "num_episode": memory.num_episodes,
+            "num_entries": memory.num_entries,
+            "total_weight": memory.total_weight,
+            "num_positive": memory.num_positive,
+        }
+
+    def _leaves(self, *values: Any) -> tuple[Any, ...]:
+        """The columns of nested values, in the schema's order."""
+        given = zip((field for field in FIELDS if field != "qvest"), values, strict=True)
+        return tuple(leaf for field, value in given for leaf in self._schema.flatten(field, value))
+
+    def _per_dimension(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        return values * reward_size(self._schema) if len(values) == 1 else values
+
+
+PROPERTIES = tuple(name for name, each in vars(ReplayMemory).items() if isinstance(each, property) and each.fset)
+"""The read-write properties of `ReplayMemory`."""
+
+
+def uuid_of(value: int | str) -> int:
+    """`input_uuid` as 32 bits: a number, or an IPv4 address as text; 0 draws one. Raises ParameterError."""
+    if isinstance(value, str):
+        try:
+            value = int(ipaddress.IPv4Address(value))
+        except ValueError as error:
+            raise ParameterError(
+                "input_uuid", value, "a number below 2**32 or an IPv4 address such as '10.0.0.1'"
+            ) from error
+    return whole("input_uuid", value, 0, 2**32 - 1) or secrets.randbits(32) or 1

@@ -1,0 +1,256 @@
+"""The page's `ReplayMemoryServer` over `server.Server`, and the `rem` in which it has templates and parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from memoire.arguments import whole
+from memoire.errors import Closed, MemoireError, ParameterError
+from memoire.replay.guarded import Guarded
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.server.server import Server
+
+from .fields import ReplayBatch, batch_of, defaults, seven_fields
+from .memory import ReplayMemory, uuid_of
+
+
+class Mode(enum.Enum):
+    """Whether a worker binds its endpoint or connects to one that somebody else binds."""
+
+    Bind = "Bind"
+    Conn = "Conn"
+
+
+Bind, Conn = Mode.Bind, Mode.Conn
+
+
+class ServerMemory(ReplayMemory):
+    """A server's `rem`: templates and parameters for it and all its clients. Entries are its clients'."""
+
+    __slots__ = ("_max_step", "_server")
+
+    def __init__(self, server: Server, schema: Schema, max_step: int) -> None:
+        self._settle(schema, uuid_of(0), secrets.token_bytes(16))
+        self._server, self._max_step = server, max_step
+
+    @property
+    def max_step(self) -> int:
+        """Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: what fits."""
+        return self._max_step
+
+    @property
+    def memory(self) -> Memory:
+        """None: raises MemoireError, since what a server holds are its clients' caches."""
+        raise MemoireError(
+            "a server's rem holds templates and parameters, no entries: add entries to a ReplayMemoryClient's rem, and "
+            "draw with the server's get_batch()."
+        )
+
+    @property
+    def parameters(self) -> Parameters:
+        """What the server draws by, and what clients take over."""
+        return self._server.parameters
+
+    def num_episode(self) -> int:
+        """0: episodes are stored by clients; `total_episodes` counts them."""
+        return 0
+
+    def pub_bytes(self, topic: str, message: bytes | str) -> None:
+        """As the server's `pub_bytes`."""
+        self._server.publish(topic, message)
+
+    def _configure(self, **changes: Any) -> None:
+        self._server.configure(**changes)
+
+    def _counts(self) -> dict[str, Any]:
+        return {"num_episode": 0, "num_entries": 0}
+
+
+class ReplayMemoryServer(Guarded):
+    """The learner's side: takes caches, counters and log lines of many clients, and hands out batches.
+
+    Args:
+        state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: As of `ReplayMemory`.
+        max_step: Entries that a client's memory has room for unless `sync_sizes` says otherwise; 0: as fit 256 MiB.
+        pub_endpoint: Where messages are published; bound at once.
+        n_caches: Caches held; the oldest of the largest holder is overwritten. With storage="episodes", episodes.
+        run: Name of the experiment that totals and log lines belong to.
+        context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
+        seed: Makes draws repeatable.
+        options: Whatever else `server.Server` takes.
+
+    The `*_main` loops block; call each in a thread of its own. They end when `close` is called, from any thread. All
+    methods are safe to call from several threads.
+
+    Raises:
+        SchemaError, ParameterError: a template or number is wrong.
+        EndpointError: pub_endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        state_buf: Any,
+        action_buf: Any,
+        reward_buf: Any,
+        prob_buf: Any,
+        value_buf: Any,
+        qvest_buf: Any,
+        info_buf: Any,
+        max_step: int,
+        pub_endpoint: str,
+        n_caches: int,
+        *,
+        run: str | None = None,
+        context: Any = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        buffers = (state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf)
+        schema, most = seven_fields(buffers), whole("n_caches", n_caches, 1)
+        stores_episodes = options.get("storage") == "episodes"
+        self._server = Server(
+            None,
+            schema,
+            parameters=defaults(schema).replace(max_episode=most if stores_episodes else 0),
+            max_step=whole("max_step", max_step, 0),
+            pub_endpoint=pub_endpoint,
+            cache_limit=0 if stores_episodes else most,
+            run=run,
+            context=context,
+            seed=seed,
+            **options,
+        )
+        self._rem = ServerMemory(self._server, schema, int(max_step))
+        self._guard()
+
+    @property
+    def rem(self) -> ReplayMemory:
+        """Templates and parameters; setting one reaches every client with its next `update_counter` or `sync_sizes`."""
+        return self._rem
+
+    @property
+    def server(self) -> Server:
+        """The server itself, for whatever the page has no word for."""
+        return self._server
+
+    @property
+    def logfile(self) -> str | None:
+        """Path of the log file; None before `set_logfile`."""
+        return self._server.logfile
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes that clients of this run have closed."""
+        return self._server.total_episodes
+
+    @property
+    def total_caches(self) -> int:
+        """Caches accepted."""
+        return self._server.total_caches
+
+    @property
+    def total_steps(self) -> int:
+        """Entries of those episodes."""
+        return self._server.total_steps
+
+    def set_logfile(self, logfile_path: str | os.PathLike[str], mode: str) -> None:
+        r"""Write clients' log lines to a file from now on: '%s,%08x,%s\n' % (time received, uuid, message).
+
+        The time is ISO 8601 with offset; line breaks in messages are escaped. Lines are buffered, and flushed on a
+        timer and at close.
+
+        Args:
+            logfile_path: Its folder must exist.
+            mode: "w" begins a new file, "a" goes on with it; as in `man fopen`.
+
+        Raises:
+            ParameterError: another mode.
+            OSError: the file cannot be opened; the one before stays.
+        """
+        self._server.set_logfile(Path(logfile_path), mode)
+
+    def rep_worker_main(self, endpoint: str, mode: Mode | str) -> None:
+        """Answer clients' requests (sizes, counters, log lines) on an endpoint; returns when the server is closed.
+
+        Raises:
+            ParameterError: mode is not 'Bind' or 'Conn'.
+            EndpointError: the endpoint cannot be bound or connected to.
+        """
+        bind = binds(mode)
+        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+            self._server.add_request_worker(endpoint, bind=bind)
+            self._server.wait_closed()
+
+    def pull_worker_main(self, endpoint: str, mode: Mode | str) -> None:
+        """Take clients' caches on an endpoint; returns when the server is closed. Any number of these may run at once.
+
+        Raises:
+            ParameterError: mode is not 'Bind' or 'Conn'.
+            EndpointError: the endpoint cannot be bound or connected to.
+        """
+        bind = binds(mode)
+        with contextlib.suppress(Closed):  # a thread may be late: the loop is over before it began
+            self._server.add_pull_worker(endpoint, bind=bind)
+            self._server.wait_closed()
+
+    def rep_proxy_main(self, front_ep: str, back_ep: str) -> None:
+        """Share requests that come to `front_ep` among workers connected to `back_ep`. Binds both; ends on close."""
+        with contextlib.suppress(Closed):
+            self._server.run_request_proxy(front_ep, back_ep)
+
+    def pull_proxy_main(self, front_ep: str, back_ep: str) -> None:
+        """Hand caches that come to `front_ep` on to workers connected to `back_ep`. Binds both; ends on close."""
+        with contextlib.suppress(Closed):
+            self._server.run_pull_proxy(front_ep, back_ep)
+
+    def get_batch(
+        self, batch_size: int, *, timeout: float | None = None, out: ReplayBatch | Sequence[Any] | None = None
+    ) -> ReplayBatch:
+        """Draw a batch from the held caches, as if from all clients' memories at once. All or nothing.
+
+        Args:
+            batch_size: Samples, at least 1.
+            timeout: Seconds to wait for enough samples; None does not wait.
+            out: An earlier batch, or (prev, next, weight), whose arrays are filled and returned.
+
+        Returns:
+            (prev, next, weight), with attributes: see `ReplayBatch`.
+
+        Raises:
+            NotEnoughSamples: (a RuntimeError) says how many are there; none was taken.
+            Closed: the server was closed, perhaps while this call waited.
+        """
+        drawn = self._server.get_batch(whole("batch_size", batch_size, 1), timeout=timeout)
+        return batch_of(self._rem.schema, self._server.parameters, drawn.gathered, drawn.importance, out)
+
+    def pub_bytes(self, topic: str, message: bytes | str) -> None:
+        """Publish a message of any size; `sub_bytes(topic)` gets it as the type that it is, late comers the newest."""
+        self._server.publish(topic, message)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all loops, flush the log, give the addresses back, within `timeout` seconds. Further calls do nothing."""
+        self._server.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def binds(mode: Mode | str) -> bool:
+    """Whether a mode is Bind. Raises ParameterError."""
+    try:
+        return Mode(mode) is Mode.Bind
+    except ValueError as error:
+        raise ParameterError(
+            "mode", mode, "'Bind' or 'Conn', in this spelling (or memoire.Bind, memoire.Conn)"
+        ) from error
