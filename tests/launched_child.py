@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
 from memoire.nodes.http import REQUEST_TIME, NodePages, Page
 from memoire.nodes.launcher import LINE, Child, Launcher
-from memoire.nodes.tether import Tether, _inherited_line
+from memoire.nodes.supervision import Tether, _inherited_line
 from memoire.rl.demo import actor, demo
 
 
@@ -99,9 +99,9 @@ def test_the_line_of_a_launcher_is_taken_out_of_the_environment_and_waits(monkey
 
 LAUNCHED = """
 import sys
-from memoire.nodes import tether
-tether._hang_up_with_parent = lambda: sys.argv[1] == "True"
-with tether.Tether() as line:
+from memoire.nodes import supervision
+supervision._hang_up_with_parent = lambda: sys.argv[1] == "True"
+with supervision.Tether() as line:
     line.wait(60.0)
     print(line.stopping, line.finishing)
 """

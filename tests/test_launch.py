@@ -20,7 +20,7 @@ import memoire
 from memoire.errors import ChildDied, MemoireTimeout
 from memoire.nodes import restarts
 from memoire.nodes.launcher import Child, Launcher
-from memoire.nodes.tether import ABANDONED, LINE, Tether
+from memoire.nodes.supervision import ABANDONED, LINE, Tether
 
 pytestmark = pytest.mark.processes
 

@@ -22,7 +22,7 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.nodes.http import NodePages, listen
 from memoire.nodes.metrics import Exposition
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 from memoire.security.tokens import Tokens
 
 from .api import create_app

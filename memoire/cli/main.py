@@ -43,12 +43,12 @@ EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
-    from memoire.nodes import settings, tether
+    from memoire.nodes import settings, supervision
 
     top, commands = _parsers()
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        given = settings.parse(top, commands, words, {} if tether.LINE in os.environ else os.environ)
+        given = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
         command: Command = given.command
         return command(given)
     except MemoireError as error:

@@ -45,7 +45,7 @@ from memoire.security.exposure import is_loopback, warn
 from memoire.security.tokens import Guesses, Tokens
 
 from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, Request, as_error
-from .tether import LINE
+from .supervision import LINE
 
 _log = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """A cluster on one machine: nodes and actors as child processes that are ready when they say so, are started again when
 they die, and never outlive us.
 
-Each child has a line to this process (see `tether`): through it the child says that it is ready, and reports; through
-its end either side notices that the other has died. So nothing here sleeps and hopes, and no process is left behind
-when this one is interrupted, terminated, or killed.
+Each child has a line to this process (see `supervision`): through it the child says that it is ready, and reports;
+through its end either side notices that the other has died. So nothing here sleeps and hopes, and no process is left
+behind when this one is interrupted, terminated, or killed.
 
     with Launcher() as launcher:
         servers = [launcher.start(f"server-{n}", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0") for n in
@@ -29,7 +29,7 @@ from memoire.errors import ChildDied, MemoireTimeout
 
 from . import bootstrap
 from .restarts import Restarts
-from .tether import LINE
+from .supervision import LINE
 
 LAST_LINES = 40
 """Lines of each child's output that are kept."""

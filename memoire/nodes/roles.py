@@ -28,8 +28,8 @@ from . import snapshots
 from .environments import env_schema
 from .http import NodePages
 from .pages import security
+from .supervision import Tether
 from .tables_file import parameters_from
-from .tether import Tether
 
 REPORT_EVERY = 0.25
 """Seconds between two reports of a launched node."""

@@ -18,7 +18,7 @@ import memoire
 from memoire.client.client import Client
 from memoire.errors import MemoireError
 from memoire.limits import Limits
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 
 from .plants import plant
 from .record import Recorder

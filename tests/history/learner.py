@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from memoire.errors import MemoireError
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 from memoire.reader.reader import Reader
 
 from .actor import LAST, LIMITS, TOPIC

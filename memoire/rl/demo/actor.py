@@ -18,7 +18,7 @@ from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
 from memoire.nodes.environments import make_envs, sizes
 from memoire.nodes.http import NodePages
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 from memoire.replay.writer import Writer
 
 from .qlearning import Network, Settings, act

@@ -17,7 +17,7 @@ import numpy as np
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.nodes.http import NodePages
-from memoire.nodes.tether import Tether
+from memoire.nodes.supervision import Tether
 from memoire.reader.reader import Reader
 
 from .actor import POLICY
