@@ -152,7 +152,7 @@ def test_every_role_reads_its_settings(values, tmp_path):
     path.write_text(written, encoding="utf-8")
     roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(settings.COMMANDS)
     for role in roles:
-        given = settings.parse(*main._parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
+        given = settings.parse(*main.parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
         assert given.probes == "*:8081", role
         if role == "server":  # what it stores is understood, too
             if given.tables:

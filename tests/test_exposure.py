@@ -10,7 +10,8 @@ import pytest
 import memoire
 import netkit
 from history.ports import block
-from memoire.cli.main import _doors, main, parser
+from memoire.cli.main import main, parser
+from memoire.cli.options import page_options
 from memoire.errors import InsecureWarning, ParameterError
 from memoire.nodes.http import NodePages
 from memoire.security import exposure
@@ -152,6 +153,6 @@ def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_pa
     guarded = parser().parse_args(
         [*wide, "--keys", str(tmp_path / "keys"), "--http-token-file", str(tmp_path / "token")]
     )
-    found = _doors(guarded)
+    found = page_options(guarded)
     assert found["http"] == "*:0" and found["http_token"].first == "a-token-that-is-long"
-    assert _doors(parser().parse_args([*wide, "--insecure"]))["http_token"] is None
+    assert page_options(parser().parse_args([*wide, "--insecure"]))["http_token"] is None

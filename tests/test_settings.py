@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def parsed(words, environment=None):
-    return settings.parse(*main._parsers(), words, environment or {})
+    return settings.parse(*main.parsers(), words, environment or {})
 
 
 def written(folder, content, name="memoire.json"):
@@ -192,7 +192,7 @@ def test_the_example_in_the_docs_is_one(tmp_path):
 
 def test_every_setting_has_a_flag_that_a_file_can_spell():
     for name in settings.COMMANDS:
-        for action in settings._settings(main._parsers()[1][name]):
+        for action in settings._settings(main.parsers()[1][name]):
             assert isinstance(action, argparse._StoreAction | argparse._StoreTrueAction | argparse._AppendAction)
             assert not action.option_strings or action.option_strings[-1] == "--" + settings._key(action)
 

@@ -28,7 +28,7 @@ def row(command, action):
 
 
 def tables():
-    commands = main._parsers()[1]
+    commands = main.parsers()[1]
     for name in settings.COMMANDS:
         yield f"\n## memoire {name}\n\n| key | variable | value | what it is |\n| --- | --- | --- | --- |\n"
         yield from (row(commands[name], action) + "\n" for action in settings._settings(commands[name]))

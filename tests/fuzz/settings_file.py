@@ -40,7 +40,7 @@ def one(data: bytes) -> str:
     words = ["server", "--settings", str(path)]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            given = settings.parse(*main._parsers(), words, {})
+            given = settings.parse(*main.parsers(), words, {})
     except ParameterError as error:
         assert path.name in str(error)
         return "refused"

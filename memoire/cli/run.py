@@ -1,0 +1,267 @@
+"""Commands that run nodes until somebody ends them: server, proxy and relay, up, demo."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from memoire.errors import ParameterError
+from memoire.net.sockets import use_io_threads
+
+from .options import (
+    ELSEWHERE,
+    HERE,
+    RUN,
+    Commands,
+    add_beside,
+    add_counts,
+    add_http,
+    add_insecure,
+    add_io_threads,
+    add_keys,
+    add_limits,
+    add_no_dashboard,
+    add_schema,
+    add_state,
+    check_endpoint,
+    page_options,
+)
+
+if TYPE_CHECKING:
+    from memoire.pool.tables import Table
+
+
+def add_server(commands: Commands) -> None:
+    """`memoire server`."""
+    server = commands.add_parser(
+        "server",
+        help="a replay server of its own",
+        description="Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on "
+        "the one after it.",
+    )
+    server.add_argument("--endpoint", default=HERE, help=f"address for requests (default: %(default)s){ELSEWHERE}")
+    add_beside(server)
+    add_insecure(server)
+    add_schema(server)
+    server.add_argument("--run", help=RUN)
+    server.add_argument("--name", help="name of this server, the same after a restart (default: host and port)")
+    server.add_argument("--cache-limit", type=int, default=0, metavar="N", help="caches held; 0: limited by bytes only")
+    server.add_argument("--storage", choices=("caches", "episodes"), help="what is stored (default: caches)")
+    server.add_argument("--capacity", type=int, default=0, metavar="N", help="entries of episodes that are stored")
+    add_http(server)
+    add_state(server, "folder of this server's own, where totals, log lines, models and runs survive it")
+    server.add_argument(
+        "--snapshot-caches",
+        action="store_true",
+        help="keep what the server holds in the state folder over an orderly restart",
+    )
+    server.add_argument(
+        "--snapshot-every",
+        type=float,
+        metavar="SECONDS",
+        help="keep it there while the server goes on, too, so that one that is killed has again what it held then",
+    )
+    server.add_argument(
+        "--close-timeout",
+        type=float,
+        default=8.0,
+        metavar="SECONDS",
+        help="time that it has to save its state and close its connections when it is told to end; three quarters of "
+        "it are for what it holds (default: %(default)s)",
+    )
+    server.add_argument(
+        "--restore",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="put these snapshots into the server at its start, once into each state folder; their parameters hold, "
+        "unless --set says others",
+    )
+    server.add_argument("--part", metavar="K/N", help="take what belongs to the K-th of N servers that restore them")
+    server.add_argument("--skip-damaged", action="store_true", help="restore what is whole of a damaged file")
+    server.add_argument("--byte-limit", type=int, default=0, metavar="BYTES", help="bytes of caches held; 0: 1 GiB")
+    add_keys(server)
+    add_io_threads(server)
+    add_limits(server)
+    server.set_defaults(command=_server)
+
+
+def add_proxies(commands: Commands) -> None:
+    """`memoire proxy` and `memoire relay`."""
+    for role, default, words in (
+        ("proxy", HERE, "one stable address in front of several servers"),
+        ("relay", "ipc:///run/memoire/relay", "a proxy on a Unix socket, for the processes of one pod"),
+    ):
+        one = commands.add_parser(role, help=words, description=f"Run {words}, until SIGINT or SIGTERM.")
+        one.add_argument(
+            "--endpoint", default=default, help=f"address that clients connect to (default: %(default)s){ELSEWHERE}"
+        )
+        add_beside(one)
+        add_insecure(one)
+        add_http(one)
+        one.add_argument("servers", nargs="*", metavar="SERVER", help="address of a server, or of another proxy")
+        one.add_argument(
+            "--servers-file",
+            metavar="FILE",
+            help="a file with one of these addresses on each line instead; read again when it changes: clients of "
+            "servers that are taken off go to others",
+        )
+        add_keys(one)
+        add_io_threads(one)
+        add_limits(one)
+        one.set_defaults(command=_proxy, role=role)
+
+
+def add_up(commands: Commands) -> None:
+    """`memoire up`."""
+    up = commands.add_parser(
+        "up",
+        help="servers and proxies on this machine",
+        description="Run servers and proxies as child processes and print the address that actors and learners connect "
+        "to. Ctrl-C or SIGTERM ends all of them.",
+    )
+    add_schema(up)
+    add_counts(up)
+    up.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help='where to listen; "*" is every address, which takes --keys or --insecure (default: %(default)s)',
+    )
+    add_insecure(up)
+    up.add_argument(
+        "--port", type=int, default=5560, help="first of three ports; 0 takes free ones (default: %(default)s)"
+    )
+    up.add_argument("--run", help=RUN)
+    add_state(up, "folder in which each server has one of its own; what was counted survives the cluster")
+    add_no_dashboard(up)
+    add_keys(up)
+    up.set_defaults(command=_up)
+
+
+def add_demo(commands: Commands) -> None:
+    """`memoire demo`."""
+    demo = commands.add_parser(
+        "demo",
+        help="a cluster that learns to balance a pole, on this machine",
+        description="Run servers, proxies, actors on a Gymnasium environment with discrete actions, and a learner with "
+        "a small NumPy network, until the last 20 episodes return more than the goal. Exit status: 0 reached, 1 not "
+        "reached within the limit.",
+    )
+    demo.add_argument("--env", default="CartPole-v1", help="Gymnasium environment (default: %(default)s)")
+    demo.add_argument("--actors", type=int, default=2, metavar="N", help="actor processes (default: %(default)s)")
+    add_counts(demo)
+    demo.add_argument(
+        "--num-envs", type=int, default=4, metavar="N", help="environments of each actor (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of environments and networks (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--goal", type=float, help="mean return to reach (default: the environment's threshold; CartPole: 195)"
+    )
+    demo.add_argument("--seconds", type=float, default=60.0, help="give up after this time (default: %(default)s)")
+    demo.add_argument("--keep", action="store_true", help="go on beyond goal and time, until Ctrl-C")
+    add_no_dashboard(demo)
+    add_keys(demo)
+    demo.set_defaults(command=_demo)
+
+
+def _server(given: argparse.Namespace) -> int:
+    pages = page_options(given)
+    use_io_threads(given.io_threads)
+    from memoire.nodes import roles
+
+    tables = _tables(given)
+    return roles.serve(
+        given.endpoint,
+        None if tables else roles.schema_of(given.schema, given.env),
+        given.set,
+        tables=tables,
+        run=given.run,
+        name=given.name,
+        cache_limit=given.cache_limit,
+        storage=given.storage,
+        capacity=given.capacity,
+        byte_limit=given.byte_limit,
+        state_dir=given.state_dir,
+        snapshot_caches=given.snapshot_caches,
+        snapshot_every=given.snapshot_every,
+        restore=given.restore,
+        part=given.part,
+        skip_damaged=given.skip_damaged,
+        close_timeout=given.close_timeout,
+        limits=given.limit,
+        beside=given.beside,
+        keys=given.keys,
+        **pages,
+    )
+
+
+def _tables(given: argparse.Namespace) -> "dict[str, Table] | None":
+    """Those of --tables; a wrong one is said here, and not by a child."""
+    from memoire.nodes.tables_file import read_tables
+
+    if given.tables is None:
+        return None
+    if given.set:
+        raise ParameterError("--set", given.set, 'absent beside --tables: each table has "parameters" of its own')
+    return read_tables(given.tables)
+
+
+def _proxy(given: argparse.Namespace) -> int:
+    pages = page_options(given)
+    use_io_threads(given.io_threads)
+    from memoire.nodes import roles
+
+    if bool(given.servers) == bool(given.servers_file):
+        raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
+    return roles.relay(
+        given.endpoint,
+        given.servers,
+        role=given.role,
+        servers_file=given.servers_file,
+        limits=given.limit,
+        beside=given.beside,
+        keys=given.keys,
+        **pages,
+    )
+
+
+def _up(given: argparse.Namespace) -> int:
+    check_endpoint(given, "--host", f"tcp://{given.host}:{given.port}")
+    from memoire.nodes import local_cluster, roles
+
+    roles.read_parameters(given.set)  # a wrong one is said here, and not by a child
+    return local_cluster.up(
+        None if _tables(given) else roles.schema_of(given.schema, given.env),
+        given.set,
+        tables=given.tables,
+        servers=given.servers,
+        proxies=given.proxies,
+        host=given.host,
+        port=given.port,
+        run=given.run,
+        state_dir=given.state_dir,
+        dashboard=not given.no_dashboard,
+        insecure=given.insecure,
+        keys=given.keys,
+    )
+
+
+def _demo(given: argparse.Namespace) -> int:
+    began = time.monotonic()
+    from memoire.rl.demo.demo import Demo, Options
+
+    options = Options(
+        env=given.env,
+        actors=given.actors,
+        servers=given.servers,
+        proxies=given.proxies,
+        num_envs=given.num_envs,
+        seed=given.seed,
+        keep=given.keep,
+        seconds=given.seconds,
+        goal=given.goal,
+        dashboard=not given.no_dashboard,
+        keys=given.keys,
+    )
+    return Demo(options, began).run()

@@ -1,0 +1,198 @@
+"""Commands that look at a cluster and change nothing: dashboard, top, logs, doctor, totals."""
+
+import argparse
+
+from memoire.errors import ParameterError
+
+from .options import Commands, add_keys, add_nodes, add_probes, tokens
+
+
+def add_dashboard(commands: Commands) -> None:
+    """`memoire dashboard`."""
+    board = commands.add_parser(
+        "dashboard",
+        help="the whole cluster in a browser",
+        description="Ask all nodes how they stand, once a second, and show it: totals, rates, actors, curves, log "
+        "lines. It only reads, and never has to run: a cluster works the same without it.",
+    )
+    board.add_argument(
+        "nodes",
+        nargs="+",
+        metavar="NODE",
+        help="where a node's pages are (its --http), such as http://server-0:8080; dns:NAME:PORT is every address of a "
+        "name, such as a headless service",
+    )
+    board.add_argument(
+        "--listen", default="127.0.0.1:8265", metavar="HOST:PORT", help="where to show it (default: %(default)s)"
+    )
+    board.add_argument("--history", metavar="FILE", help="keep the curves in this file (default: in memory)")
+    board.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with the token that people have to know, read again when it changes",
+    )
+    board.add_argument(
+        "--node-token-file", metavar="FILE", help="a file with the token that the nodes ask for; the same"
+    )
+    add_probes(board, "--listen")
+    board.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name for it; may be repeated",
+    )
+    board.add_argument("--insecure", action="store_true", help="serve other machines without a token")
+    board.add_argument("--root-path", default="", metavar="PATH", help="path under which a reverse proxy shows it")
+    board.add_argument(
+        "--expected-actors", type=int, default=0, metavar="N", help="how many there should be (default: nobody knows)"
+    )
+    board.add_argument("--goal-steps", type=int, default=0, metavar="N", help="steps after which the run is done")
+    board.add_argument("--goal-episodes", type=int, default=0, metavar="N", help="episodes after which the run is done")
+    board.set_defaults(command=_dashboard)
+
+
+def _dashboard(given: argparse.Namespace) -> int:
+    from memoire.dashboard.settings import Settings
+    from memoire.dashboard.web.serve import serve
+
+    return serve(
+        Settings(
+            nodes=tuple(given.nodes),
+            listen=given.listen,
+            history=given.history,
+            probes=given.probes,
+            token=tokens(given.token_file),
+            node_token=tokens(given.node_token_file),
+            hosts=tuple(given.allow_host),
+            insecure=given.insecure,
+            root_path=given.root_path.rstrip("/"),
+            expected_actors=given.expected_actors,
+            goal_steps=given.goal_steps,
+            goal_episodes=given.goal_episodes,
+        )
+    )
+
+
+def add_top(commands: Commands) -> None:
+    """`memoire top`."""
+    top = commands.add_parser(
+        "top",
+        help="the whole cluster on a terminal",
+        description="Show totals with their rates, what holds the run up, tables, actors, learners and nodes, again "
+        "and again until Ctrl-C: in place on a terminal where rich is installed, as plain lines elsewhere. Exit "
+        "status: 0 every node answered; 1 nobody did; 3 with --once, some did not; 130 Ctrl-C.",
+    )
+    add_nodes(top)
+    top.add_argument("--once", action="store_true", help="look once, print lines, and end")
+    top.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="(default: %(default)s)")
+    top.add_argument("--actors", type=int, default=5, metavar="N", help="actors that are named (default: %(default)s)")
+    top.add_argument("--expected-actors", type=int, default=0, metavar="N", help="how many there should be")
+    top.set_defaults(command=_top)
+
+
+def add_logs(commands: Commands) -> None:
+    """`memoire logs`."""
+    logs = commands.add_parser(
+        "logs",
+        help="the log lines of all servers",
+        description="Print the lines that actors have logged, of all servers together, the oldest first: "
+        "TIME,LABEL,TEXT, one line each, with control characters escaped. Exit status: 0 every node answered; 1 no "
+        "server did; 3 some node did not, and its lines may be missing; 130 Ctrl-C.",
+    )
+    add_nodes(logs)
+    logs.add_argument("--text", default="", help="lines with this in them; A to Z in either case")
+    logs.add_argument("--client", metavar="ID", help="lines of this actor, by its id in hex")
+    logs.add_argument("--label", metavar="HEX", help="lines with this label, as it stands in them")
+    moment = "2026-01-31T12:00:00 (UTC), or 10m (ago; s, m, h, d)"
+    logs.add_argument("--since", metavar="TIME", help=f"lines of this time and later: {moment}")
+    logs.add_argument("--until", metavar="TIME", help="lines before this time")
+    logs.add_argument("--run", metavar="NAME", help="of this experiment (default: the one that is counted now)")
+    logs.add_argument("--last", type=int, metavar="N", help="only the newest N (default: all; with --follow 10)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with lines that come later, until Ctrl-C")
+    logs.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (%(default)s)")
+    logs.add_argument("--timeout", type=float, default=5.0, help="seconds for each node (default: %(default)s)")
+    logs.set_defaults(command=_logs)
+
+
+def _top(given: argparse.Namespace) -> int:
+    from memoire.dashboard.terminal.top import top
+
+    return top(
+        given.nodes,
+        node_token=tokens(given.token_file),
+        every=given.every,
+        once=given.once,
+        actors=given.actors,
+        expected=given.expected_actors,
+    )
+
+
+def _logs(given: argparse.Namespace) -> int:
+    from memoire.dashboard.terminal.log_tail import tail, wanted_lines
+
+    if given.last is not None and given.last < 1:
+        raise ParameterError("--last", given.last, "a number of lines above 0")
+    if given.follow and given.until is not None:
+        raise ParameterError("--until", given.until, "left out with --follow, which has no end")
+    names = ("text", "client", "label", "since", "until", "run")
+    return tail(
+        given.nodes,
+        wanted_lines(**{name: getattr(given, name) for name in names}),
+        token=tokens(given.token_file),
+        follow=given.follow,
+        last=given.last,
+        every=given.every,
+        timeout=given.timeout,
+    )
+
+
+def add_doctor(commands: Commands) -> None:
+    """`memoire doctor`."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="find out why an address does not answer",
+        description="Make a round trip to a server, proxy or relay, one step after the other, and say what to do about "
+        "the first one that fails. Exit status: 0 all is well; 1 the address is none; 3 the name does not resolve; "
+        "4 nothing listens; 5 what listens is not memoire's request address; 6 it speaks another version of the "
+        "protocol; 7 it does not answer; 8 it answers but gives no schema; 9 it refuses; 10 a cache did not come back "
+        "(--roundtrip).",
+    )
+    doctor.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://proxy:5560 or ipc:///run/memoire/relay")
+    doctor.add_argument(
+        "--roundtrip",
+        action="store_true",
+        help="push a small cache, too, into a table that no learner reads, and draw it back",
+    )
+    doctor.add_argument("--timeout", type=float, default=5.0, help="seconds for each step (default: %(default)s)")
+    add_keys(doctor)
+    doctor.set_defaults(command=_doctor)
+
+
+def add_totals(commands: Commands) -> None:
+    """`memoire totals`."""
+    totals = commands.add_parser(
+        "totals",
+        help="what a cluster has counted",
+        description="Print what all servers behind an address have counted for a run, each client once, wherever it "
+        "was at home. Exit status: 0 every server answered; 1 nobody did; 3 some did not, and what they alone have "
+        "counted is missing.",
+    )
+    totals.add_argument("endpoints", nargs="+", metavar="ENDPOINT", help="addresses of a proxy, or of all servers")
+    totals.add_argument("--run", help="name of the experiment (default: the one that is counted now)")
+    totals.add_argument("--json", action="store_true", help="print one JSON object")
+    totals.add_argument("--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)s)")
+    add_keys(totals)
+    totals.set_defaults(command=_totals)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from .doctor import examine
+
+    return examine(given.endpoint, timeout=given.timeout, roundtrip=given.roundtrip, keys=given.keys)
+
+
+def _totals(given: argparse.Namespace) -> int:
+    from .totals import show
+
+    return show(given.endpoints, given.run, timeout=given.timeout, keys=given.keys, as_json=given.json)
