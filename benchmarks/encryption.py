@@ -16,6 +16,8 @@ from memoire.net import sockets
 from memoire.security import keyfolder
 from memoire.security.keyfolder import Keys
 from memoire.wire import _bytes, container, messages
+from memoire.wire.frames import encode
+from memoire.wire.identity import name_hash
 
 FOLLOWS = """Senders, proxies and server run on the same cores: both sides of each connection pay on them, and only
 the ratios say something. Where one I/O thread already finds no further core, more threads and proxies bring little.
@@ -31,8 +33,8 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | No
     payloads = [container.build(memory, BATCH, now=time.time()) for _ in range(64)]
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
-        "client": f"bench sender {rank:03}".encode(), "run": messages.name_hash("default"),
-        "home": messages.name_hash("bench"), "fingerprint": workload.schema.fingerprint,
+        "client": f"bench sender {rank:03}".encode(), "run": name_hash("default"),
+        "home": name_hash("bench"), "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
@@ -51,7 +53,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | No
                 pushed += payload.nbytes
                 body = messages.Cache(number=sequence, pushed_bytes=pushed)
                 known_sum = checksums[turn % len(payloads)]
-                frames = messages.encode(body, sequence=sequence, payload=payload, payload_checksum=known_sum, **facts)
+                frames = encode(body, sequence=sequence, payload=payload, payload_checksum=known_sum, **facts)
                 push.send_multipart(frames, copy=False)
         push.close(0)
 

@@ -19,6 +19,8 @@ from memoire.net import sockets
 from memoire.replay.memory import Memory
 from memoire.wire import _bytes, container
 from memoire.wire import messages as wire
+from memoire.wire.frames import encode
+from memoire.wire.identity import name_hash
 
 TCP = "tcp://127.0.0.1:0"
 W1_BYTES = 152_256
@@ -173,7 +175,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
-        "client": b"benchmark sender", "run": wire.name_hash("default"), "fingerprint": workload.schema.fingerprint,
+        "client": b"benchmark sender", "run": name_hash("default"), "fingerprint": workload.schema.fingerprint,
     }  # fmt: skip
     sequence = pushed = 0
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
@@ -187,7 +189,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
                 sequence += 1
                 pushed += payload.nbytes
                 body = message_of(number=sequence, pushed_bytes=pushed)
-                messages.append(wire.encode(body, sequence=sequence, payload=payload, payload_checksum=known, **facts))
+                messages.append(encode(body, sequence=sequence, payload=payload, payload_checksum=known, **facts))
             for message in messages:
                 push.send_multipart(message, copy=False)
         push.close(0)

@@ -1,14 +1,14 @@
 """Replies of a home, without one."""
 
-from memoire.wire import messages
+from memoire.wire.frames import Header, Message
 
 CLIENT = b"\7" * 16
 
 
 def reply(body, *, run=0, home=0, fingerprint=0, payload=None):
     """What a client hears of this body."""
-    header = messages.Header(
+    header = Header(
         type=body.type, table=0, client=CLIENT, run=run, home=home, sequence=1, fingerprint=fingerprint,
         payload_bytes=0, payload_checksum=0,
     )  # fmt: skip
-    return messages.Message(header, body, payload)
+    return Message(header, body, payload)

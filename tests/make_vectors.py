@@ -15,6 +15,8 @@ import numpy as np
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages as wire
 from memoire.wire.container import Kind, Part
+from memoire.wire.frames import encode
+from memoire.wire.identity import NO_CLIENT, name_hash, table_number
 
 FOLDER = Path(__file__).with_name("vectors")
 SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})
@@ -159,7 +161,7 @@ def sums_row(client: bytes) -> bytes:
 def account_row(client: bytes) -> bytes:
     counts = (5, 2, 70, 9000, 1, 0, 1, 2, 9, 3, 4, 4, 5000, 3, 4096, 2, 3000, 512, 1, 1, 904, 2)
     return client + struct.pack(
-        "<Q22QdddII", wire.name_hash("server-0"), *counts, -1.5, 1700000000.25, 1700000000.5, 0xC0FFEE, 0
+        "<Q22QdddII", name_hash("server-0"), *counts, -1.5, 1700000000.25, 1700000000.5, 0xC0FFEE, 0
     )
 
 
@@ -180,7 +182,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
                 servers=["server-0", "server-1"],
                 endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
                 credit=1 << 26, models={"policy": 9}, codecs=["zlib"], limits={"message_bytes": 1 << 28},
-                since=4, durable=True, leaving=["server-1"], table=wire.table_number("demo"), table_name="demo",
+                since=4, durable=True, leaving=["server-1"], table=table_number("demo"), table_name="demo",
             ),
             b"",
         ),
@@ -238,16 +240,16 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
 
 def header_of(name: str) -> dict[str, Any]:
     """What every vector's header says."""
-    client = wire.NO_CLIENT if name.startswith(("notice", "news")) else CLIENT
+    client = NO_CLIENT if name.startswith(("notice", "news")) else CLIENT
     return {
-        "client": client, "sequence": 12, "run": wire.name_hash("ant-7"), "home": wire.name_hash("server-0"),
+        "client": client, "sequence": 12, "run": name_hash("ant-7"), "home": name_hash("server-0"),
         "table": 1, "fingerprint": SCHEMA.fingerprint,
     }  # fmt: skip
 
 
 def messages() -> dict[str, list[bytes]]:
     """Name -> frames."""
-    return {name: wire.encode(body, payload=payload, **header_of(name)) for name, (body, payload) in bodies().items()}
+    return {name: encode(body, payload=payload, **header_of(name)) for name, (body, payload) in bodies().items()}
 
 
 def _plain(value: Any) -> Any:

@@ -15,18 +15,21 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import container, messages
+from memoire.wire.frames import Header, Message
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import unpack_counts
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
 OTHER = Schema({"obs": (np.float32, (4,)), "action": np.int32})
 PARAMETERS = Parameters(cache_size=64, importance_exponent=1.0)
-RUN = messages.name_hash("one")
+RUN = name_hash("one")
 READER = b"r" * 16
 
 
 def message(body, run=RUN, payload=None):
     """A message as it is parsed."""
-    header = messages.Header(body.type, 0, READER, run, 0, 1, 0, 0, 0)
-    return messages.Message(header, body, payload)
+    header = Header(body.type, 0, READER, run, 0, 1, 0, 0, 0)
+    return Message(header, body, payload)
 
 
 def welcome(name="a", servers=(), schema=SCHEMA, parameters=PARAMETERS, **facts):
@@ -80,7 +83,7 @@ class PoolServer:
         self.asked.append(body)
         payload = None
         if isinstance(body, messages.Draw):
-            payload = self.pool.draw_counts(READER, messages.unpack_counts(body.counts))
+            payload = self.pool.draw_counts(READER, unpack_counts(body.counts))
         table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of))
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
         made = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed

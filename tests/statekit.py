@@ -14,8 +14,8 @@ from memoire.accounting.ledger import Account
 from memoire.accounting.logbook import Entry
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
-from memoire.wire import messages
 from memoire.wire.messages import Line, Update
+from memoire.wire.rows import ACCOUNT
 from netkit import until
 
 RUN = "ant/7"
@@ -121,7 +121,7 @@ class Keeper:
 
 
 def rows(*homes, episodes=1):
-    packed = np.zeros(len(homes), messages.ACCOUNT)
+    packed = np.zeros(len(homes), ACCOUNT)
     packed["home"], packed["episodes"] = homes, episodes
     packed["client"] = np.frombuffer(CLIENTS[0], "<u8")
     return packed.tobytes()

@@ -22,6 +22,7 @@ from memoire.security import keyfolder
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 
 
@@ -404,11 +405,11 @@ class Sender:
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
         facts = {"run": self.server._desk.run, "home": self.server._desk.home}
-        sent = messages.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
+        sent = encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
         made = self.open(zmq.DEALER, self.server.endpoint)
         made.send_multipart([*extra, b"", *sent])
         frames = made.recv_multipart()
-        return messages.parse(frames[frames.index(b"") + 1 :]).body
+        return parse(frames[frames.index(b"") + 1 :]).body
 
 
 BODIES = {
@@ -444,9 +445,7 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
         sender = Sender(context, server, keys / role)
         made = sender.open(zmq.PUSH, server.push_endpoint)
         before = server._gate.refused.get("role", 0), server.stats().refused.get("schema", 0)
-        made.send_multipart(
-            messages.encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64)
-        )
+        made.send_multipart(encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
         counted = (
             (lambda: server.stats().refused.get("schema", 0))
             if is_taken
@@ -470,9 +469,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
         said = other.ask(messages.Update(episodes=1000), client=mine.client)
         assert said.code == "owner" and "belongs to the key actor/actors, not actor/other" in said.text
         made = other.open(zmq.PUSH, server.push_endpoint)
-        made.send_multipart(
-            messages.encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64)
-        )
+        made.send_multipart(encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
         until(lambda: server._gate.refused.get("owner", 0) == 2)
         assert server.total_episodes == 1
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
@@ -491,13 +488,13 @@ def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
         with pytest.raises(zmq.Again):
             sender.open(zmq.DEALER, server.endpoint)
             sender.sockets[-1].rcvtimeo = 300
-            sent = messages.encode(messages.Control(finish=True), client=sender.client, sequence=1)
+            sent = encode(messages.Control(finish=True), client=sender.client, sequence=1)
             sender.sockets[-1].send_multipart([forged, b"", *sent])
             until(lambda: server._gate.refused.get("passport", 0) > before)  # noqa: B023
             sender.sockets[-1].recv_multipart()
     damaged = Sender(context, server, keys / "proxy")
     made = damaged.open(zmq.DEALER, server.endpoint)
-    made.send_multipart([b"MEMP\x01\x09x", b"", *messages.encode(messages.Hello(), client=damaged.client, sequence=1)])
+    made.send_multipart([b"MEMP\x01\x09x", b"", *encode(messages.Hello(), client=damaged.client, sequence=1)])
     until(lambda: server._gate.refused["passport"] == 3)
 
 
@@ -516,7 +513,7 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     try:
         sender = Sender(context, server, keys / "learner")
         made = sender.open(zmq.DEALER, way.endpoint)
-        made.send_multipart([b"", *messages.encode(messages.Control(run="second"), client=sender.client, sequence=1)])
+        made.send_multipart([b"", *encode(messages.Control(run="second"), client=sender.client, sequence=1)])
         made.recv_multipart()
     finally:
         way.close()

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from memoire.accounting import merge
 from memoire.accounting.ledger import Account, Ledger
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
 from memoire.wire.messages import Ended, Update
+from memoire.wire.rows import ACCOUNT
 
 CLIENTS = [bytes([n]) * 15 + b"\0" for n in range(4)]
-HOMES = [messages.name_hash(name) for name in ("a", "b", "c")]
+HOMES = [name_hash(name) for name in ("a", "b", "c")]
 moves = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.integers(0, 90), st.booleans()), max_size=25
 )
@@ -94,7 +95,7 @@ def test_no_rows_are_no_totals():
 @settings(max_examples=20)
 @given(st.integers(0, 2500), st.integers(0, 2500))
 def test_pages_have_every_row_once_in_order(rows, start):
-    table = np.zeros(rows, messages.ACCOUNT)
+    table = np.zeros(rows, ACCOUNT)
     table["client"][:, 0] = np.random.default_rng(1).permutation(rows)
     table["home"] = 5
     table = merge.merge(table)
@@ -112,7 +113,7 @@ def test_pages_have_every_row_once_in_order(rows, start):
 
 
 def test_huge_counts_add_up_exactly():
-    table = np.zeros(3000, messages.ACCOUNT)
+    table = np.zeros(3000, ACCOUNT)
     table["client"][:, 0] = range(3000)
     table["steps"] = 2**53 - 1
     assert merge.totals_of(table).steps == 3000 * (2**53 - 1)

@@ -24,6 +24,7 @@ from memoire.cli import doctor, main
 from memoire.errors import InsecureWarning, ParameterError, SchemaError
 from memoire.nodes import local_cluster, roles
 from memoire.wire import messages
+from memoire.wire.frames import Message, parse, reply
 
 pytestmark = pytest.mark.processes
 
@@ -348,7 +349,7 @@ def test_memoire_s_other_ports_are_told_apart() -> None:
 
 
 @contextlib.contextmanager
-def router(answer: Callable[[messages.Message], list[Any] | None]) -> Iterator[str]:
+def router(answer: Callable[[Message], list[Any] | None]) -> Iterator[str]:
     """A ZeroMQ ROUTER that answers requests as told; its address."""
     context = zmq.Context()
     made = context.socket(zmq.ROUTER)
@@ -360,7 +361,7 @@ def router(answer: Callable[[messages.Message], list[Any] | None]) -> Iterator[s
         while not ending.is_set():
             if made.poll(50):
                 identity, empty, *frames = made.recv_multipart()
-                frames = answer(messages.parse(frames))
+                frames = answer(parse(frames))
                 if frames is not None:
                     made.send_multipart([identity, empty, *frames])
 
@@ -375,13 +376,13 @@ def router(answer: Callable[[messages.Message], list[Any] | None]) -> Iterator[s
         context.term()
 
 
-def welcome(schema: str) -> Callable[[messages.Message], list[Any]]:
-    return lambda asked: messages.reply(asked.header, messages.Welcome(schema=schema, run_name="r", home_name="h"))
+def welcome(schema: str) -> Callable[[Message], list[Any]]:
+    return lambda asked: reply(asked.header, messages.Welcome(schema=schema, run_name="r", home_name="h"))
 
 
-def from_the_future(asked: messages.Message) -> list[Any]:
+def from_the_future(asked: Message) -> list[Any]:
     """An answer in version 9 of the protocol."""
-    frame = bytearray(messages.reply(asked.header, messages.Welcome(schema=SCHEMA.to_json()))[0])
+    frame = bytearray(reply(asked.header, messages.Welcome(schema=SCHEMA.to_json()))[0])
     struct.pack_into("<H", frame, 4, 9)
     return [bytes(frame)]
 
@@ -393,28 +394,26 @@ def from_the_future(asked: messages.Message) -> list[Any]:
         (lambda asked: [b"pong"], doctor.NOT_MEMOIRE, "the answer is not memoire's"),
         (from_the_future, doctor.OTHER_VERSION, "of another version: version 9"),
         (
-            lambda asked: messages.reply(
-                asked.header, messages.Refused(code="version", text="speak 2", versions=[2, 3])
-            ),
+            lambda asked: reply(asked.header, messages.Refused(code="version", text="speak 2", versions=[2, 3])),
             doctor.OTHER_VERSION,
             "it speaks [2, 3]",
         ),
         (
-            lambda asked: messages.reply(asked.header, messages.Refused(code="busy", text="later")),
+            lambda asked: reply(asked.header, messages.Refused(code="busy", text="later")),
             doctor.REFUSED,
             "refuses (busy): later",
         ),
         (welcome(""), doctor.NO_SCHEMA, "gives no schema"),
         (welcome("[]"), doctor.NO_SCHEMA, "gives no schema"),
         (
-            lambda asked: messages.reply(asked.header, messages.Taken()),
+            lambda asked: reply(asked.header, messages.Taken()),
             doctor.NOT_MEMOIRE,
             "HELLO was answered by TAKEN",
         ),
     ],
 )
 def test_what_answers_is_not_a_memoire_that_can_be_used(
-    answer: Callable[[messages.Message], list[Any] | None], status: int, words: str
+    answer: Callable[[Message], list[Any] | None], status: int, words: str
 ) -> None:
     with router(answer) as endpoint:
         found, said = examine(endpoint, 0.5)
@@ -425,11 +424,11 @@ def test_a_blocked_port_for_caches_is_found() -> None:
     """What a network policy that opens only the first port does."""
     nobody = ports.address()
 
-    def answer(asked: messages.Message) -> list[Any]:
+    def answer(asked: Message) -> list[Any]:
         if isinstance(asked.body, messages.Update):
-            return messages.reply(asked.header, messages.Updated())
+            return reply(asked.header, messages.Updated())
         ports = messages.Endpoints(push=nobody, publish=nobody)
-        return messages.reply(asked.header, messages.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
+        return reply(asked.header, messages.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
 
     with router(answer) as endpoint:
         status, said = examine(endpoint, 2.0)

@@ -21,6 +21,7 @@ from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSampl
 from memoire.limits import Limits
 from memoire.wire import container
 from memoire.wire import messages as wire
+from memoire.wire.frames import encode, parse
 
 
 def arguments_of(function):
@@ -844,11 +845,9 @@ class Actors:
             made.connect(at)
         self.welcomes = {}
         for number in range(1, count + 1):
-            self.requests.send_multipart(
-                [b"", *wire.encode(wire.Hello(), client=number.to_bytes(16, "big"), sequence=1)]
-            )
+            self.requests.send_multipart([b"", *encode(wire.Hello(), client=number.to_bytes(16, "big"), sequence=1)])
         for _ in range(count):
-            said = wire.parse(self.requests.recv_multipart()[1:])
+            said = parse(self.requests.recv_multipart()[1:])
             assert isinstance(said.body, wire.Welcome), said.body
             self.welcomes[said.header.client] = said
         self.pushed = 0
@@ -861,7 +860,7 @@ class Actors:
                 since=welcome.body.since, number=self.pushed, pushed_bytes=self.pushed * len(self.payload)
             )
             facts = {name: getattr(welcome.header, name) for name in ("run", "home", "table", "fingerprint")}
-            self.pushes.send_multipart(wire.encode(body, client=client, sequence=2, payload=self.payload, **facts))
+            self.pushes.send_multipart(encode(body, client=client, sequence=2, payload=self.payload, **facts))
 
 
 def test_three_hundred_actors_and_ten_learners_share_a_server_whose_memory_stays_flat():

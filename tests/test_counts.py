@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.client.counts import MAX_ENDED, ClientCounts, RunCounts
-from memoire.wire.messages import MOST_RETURN
+from memoire.wire.rows import MOST_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
 

@@ -6,7 +6,8 @@ import pytest
 from memoire.dashboard.collect.cluster import Answer, Cluster
 from memoire.dashboard.settings import Settings
 from memoire.pool.freshness import BOUNDS
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 
 A, B = "http://a:1", "http://b:1"
 FRESH = {"age_median": 1.0, "age_p90": 5.0, "age_max": 9.0, "lag_mean": 2.0, "lag_max": 7.0, "left_out": 0.3, "effective": 0.9}  # fmt: skip
@@ -14,8 +15,8 @@ FAR = {"age_median": 4.0, "age_p90": 4.5, "age_max": 5.0, "lag_mean": 3.0, "lag_
 
 
 def account(client, home, **counts):
-    row = np.zeros(1, messages.ACCOUNT)
-    row["client"], row["home"], row["since"] = (client, client), messages.name_hash(home), 1
+    row = np.zeros(1, ACCOUNT)
+    row["client"], row["home"], row["since"] = (client, client), name_hash(home), 1
     for name, value in counts.items():
         row[name] = value
     return row
@@ -50,7 +51,7 @@ class Watched:
     def look(self, now, a, b, *rows):
         for url, status in ((A, a), (B, b)):
             packed = np.concatenate(rows).tobytes() if rows and url == A else b""
-            told = {"run": "r", "runs": ["r"], "row_bytes": messages.ACCOUNT.itemsize, "rows": packed}
+            told = {"run": "r", "runs": ["r"], "row_bytes": ACCOUNT.itemsize, "rows": packed}
             self.cluster.apply(Answer(url, now, status=status, accounts=[told]))
         return self.cluster.look(now)[0]
 

@@ -13,6 +13,7 @@ import memoire
 from boardkit import three_actors
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import Cluster, until
 from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
 
@@ -128,7 +129,7 @@ def test_whatever_actors_call_themselves_stays_text(browser):
             messages.Update(steps=5, scalars={names["scalar"]: 0.5}),
         ]
         for number, body in enumerate(bodies, 1):
-            server._desk.answer(messages.parse(messages.encode(body, client=client, sequence=number, run=run)))
+            server._desk.answer(parse(encode(body, client=client, sequence=number, run=run)))
         with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
             with window(browser, board.url) as page:

@@ -22,16 +22,17 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
 from memoire.pool.freshness import BOUNDS
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 
 
 def account(client, home, *, steps, accepted, seen, since=0):
     """One row: this client's steps in all, and its caches that this account of this home has taken."""
-    row = np.zeros(1, messages.ACCOUNT)
+    row = np.zeros(1, ACCOUNT)
     row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
-    row["home"], row["since"] = messages.name_hash(f"server-{home}"), since
+    row["home"], row["since"] = name_hash(f"server-{home}"), since
     row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
     row["first_seen"], row["last_seen"] = 1.0, seen
     return row
@@ -61,7 +62,7 @@ class Servers:
     def read(self, home):
         mine = self.accounts[home].items()
         rows = [account(c, home, steps=s, accepted=a, seen=self.now, since=opened) for c, (s, a, opened) in mine]
-        self.said.append(np.concatenate(rows) if rows else np.empty(0, messages.ACCOUNT))
+        self.said.append(np.concatenate(rows) if rows else np.empty(0, ACCOUNT))
         return self.said[-1]
 
 
@@ -87,7 +88,7 @@ def test_kept_totals_are_what_clients_did_though_servers_forget_and_answers_come
         elif step == "late" and servers.said:
             kept.take(servers.said[arguments[0] % len(servers.said)])
         elif step == "restart":
-            kept = Kept(np.frombuffer(kept.rows.tobytes(), messages.ACCOUNT))
+            kept = Kept(np.frombuffer(kept.rows.tobytes(), ACCOUNT))
     for home in (0, 1):
         kept.take(servers.read(home))
     totals = kept.totals()

@@ -14,6 +14,9 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import FEEDBACK_SAMPLES, Desk
 from memoire.wire import container, messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from netkit import SCHEMA
 
 ME, YOU = b"m" * 16, b"y" * 16
@@ -27,8 +30,8 @@ class Asker:
 
     def ask(self, body, *, again=False, run=0, payload=None):
         self.number += not again
-        frames = messages.encode(body, client=self.client, sequence=self.number, run=run, payload=payload)
-        return self.desk.answer(messages.parse(frames))
+        frames = encode(body, client=self.client, sequence=self.number, run=run, payload=payload)
+        return self.desk.answer(parse(frames))
 
 
 @pytest.fixture
@@ -64,9 +67,7 @@ def cache_of(entries=20):
 
 def arrive(desk, payload, **changed):
     facts = {"client": ME, "fingerprint": SCHEMA.fingerprint, "sequence": 1} | changed
-    message = messages.parse(
-        messages.encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts)
-    )
+    message = parse(encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
     return desk.arrived(message.header, message.body, message.payload)
 
 
@@ -108,7 +109,7 @@ def test_another_run_begins_its_band_anew():
     you = Asker(desk, YOU)
     assert you.ask(messages.Hello()).body.granted_steps == 30, "what a client of the former run was granted is free"
     again = me.ask(messages.Hello(inserted=0)).body
-    me.ask(messages.Update(epoch=again.epoch, steps=4), run=messages.name_hash("next"))
+    me.ask(messages.Update(epoch=again.epoch, steps=4), run=name_hash("next"))
     assert limiter.stats().surplus == 4.0
 
 
@@ -118,8 +119,8 @@ def test_hello_says_all_that_a_client_needs(desk):
     assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
     assert Parameters.from_wire(told.parameters).cache_size == 64 and told.credit == Limits().credit
     assert reply.changed == {
-        "run": messages.name_hash("run"),
-        "home": messages.name_hash("home"),
+        "run": name_hash("run"),
+        "home": name_hash("home"),
         "fingerprint": SCHEMA.fingerprint,
         "table": 0,
     }
@@ -146,8 +147,8 @@ def test_parameters_are_sent_to_those_that_have_others(desk):
 def test_a_draw_that_is_asked_for_again_takes_no_samples(desk):
     arrive(desk, cache_of())
     reader = Asker(desk, YOU)
-    rows = messages.unpack_sums(reader.ask(messages.Sums(reserve=64)).body.clients)
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    rows = unpack_sums(reader.ask(messages.Sums(reserve=64)).body.clients)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = rows["client"], 10
     first = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64))
     again = reader.ask(messages.Draw(counts=counts.tobytes(), reserve=64), again=True)
@@ -354,7 +355,7 @@ def test_credit_is_shared_when_many_ask(desk):
 
 def test_accounts_of_a_drained_server_are_kept_once(desk):
     def brought(count, steps, name="run"):
-        rows = np.zeros(count, messages.ACCOUNT)
+        rows = np.zeros(count, ACCOUNT)
         rows["client"][:, 0], rows["home"], rows["steps"] = range(count), 7, steps
         return Asker(desk, YOU).ask(messages.Inherit(run_name=name, accounts=rows.tobytes())).body
 
@@ -362,7 +363,7 @@ def test_accounts_of_a_drained_server_are_kept_once(desk):
     assert brought(10, 5).samples == 10  # again
     Asker(desk).ask(messages.Update(steps=3))
     told = Asker(desk).ask(messages.Ledger()).body
-    rows = messages.unpack_accounts(told.accounts)
+    rows = unpack_accounts(told.accounts)
     assert (len(rows), rows["steps"].sum(), told.run_name, told.runs) == (11, 53, "run", ["run"])
     assert brought(2, 5, "elsewhere").samples == 2
     assert Asker(desk).ask(messages.Ledger(run="elsewhere")).body.runs == ["elsewhere", "run"]

@@ -15,6 +15,8 @@ from memoire.replay.parameters import Parameters
 from memoire.server import server as server_module
 from memoire.server.server import Server
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse, parse_notice
+from memoire.wire.identity import NEWS_FRAME, name_hash
 from netkit import DEADLINE, QUICK, Cluster, record, until
 
 
@@ -204,14 +206,14 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     asker.connect(server.endpoint)
     me = b"m" * 16
     durable.disk.may_save.clear()
-    asker.send_multipart([b"", *messages.encode(messages.Update(episodes=3), client=me, sequence=1)])
+    asker.send_multipart([b"", *encode(messages.Update(episodes=3), client=me, sequence=1)])
     until(lambda: server.total_episodes == 3)
     closing = threading.Thread(target=server.close, args=(5.0,))
     closing.start()
     until(server._is_drained.is_set)
     assert not asker.poll(0)
     durable.disk.may_save.set()
-    reply = messages.parse(asker.recv_multipart()[1:]).body
+    reply = parse(asker.recv_multipart()[1:]).body
     assert (reply.episodes, reply.durable) == (3, True)
     assert durable.saved(me).report.episodes == 3
     closing.join(100.0)
@@ -262,7 +264,7 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
 def news_of(cluster, server):
     sub = cluster.context.socket(zmq.SUB)
     sub.linger, sub.rcvtimeo = 0, 10_000
-    sub.subscribe(messages.NEWS_FRAME)
+    sub.subscribe(NEWS_FRAME)
     sub.connect(server.pub_endpoint)
     return sub
 
@@ -278,7 +280,7 @@ def test_whoever_listens_hears_at_once_that_there_is_news(cluster, durable, chan
     server.publish("topic", b"x")
     client.model("topic").wait(100.0)
     change(server)
-    message = messages.parse_notice(sub.recv_multipart())
+    message = parse_notice(sub.recv_multipart())
     assert message.body == messages.News(epoch=server.stats().epoch)
 
 
@@ -310,8 +312,8 @@ def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     me = b"m" * 16
 
     def ask(body, number, run):
-        header = {"client": me, "sequence": number, "run": messages.name_hash(run)}
-        return desk.answer(messages.parse(messages.encode(body, **header))).body
+        header = {"client": me, "sequence": number, "run": name_hash(run)}
+        return desk.answer(parse(encode(body, **header))).body
 
     ask(messages.Hello(), 1, "a")
     ask(messages.Update(episodes=3), 2, "a")
@@ -434,7 +436,7 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
         asker = cluster.context.socket(zmq.DEALER)
         asker.linger, asker.rcvtimeo = 0, 60_000
         asker.connect(server.endpoint)
-        asker.send_multipart([b"", *messages.encode(body, client=client, sequence=number, payload=payload)])
+        asker.send_multipart([b"", *encode(body, client=client, sequence=number, payload=payload)])
         until(lambda: sum(sum(timing.counts) for timing in server.stats().requests.values()) >= number)
         return asker
 
@@ -451,6 +453,6 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
     assert len(durable.disk.saved) == before
     durable.disk.may_save.set()
     for what, asker in held:
-        reply = messages.parse(asker.recv_multipart()[1:]).body
+        reply = parse(asker.recv_multipart()[1:]).body
         assert not isinstance(reply, messages.Refused), f"{what}: {reply}"
     assert len(durable.disk.saved) > before and set(durable.disk.models["default"]) == {"t", "u"}

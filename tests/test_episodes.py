@@ -25,6 +25,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.wire import _bytes, container, messages
+from memoire.wire.rows import CLIENT_COUNTS
 from netkit import in_thread, until
 
 SCHEMA = Schema(
@@ -385,7 +386,7 @@ def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() 
 
 def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = filled(Parameters(max_age=10.0))
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = made.reserve(b"r" * 16, 5)["client"], 5
 
     def later(*arguments: Any, **options: Any) -> Any:
@@ -515,7 +516,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     waiting.join(100.0)
     assert isinstance(box["error"], Closed)
     with pytest.raises(Closed):
-        made.draw_counts(b"r" * 16, np.zeros(0, messages.CLIENT_COUNTS))
+        made.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
     shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
     assert received(made, shipment) == 0
     assert made.stats().held == 0
@@ -561,7 +562,7 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
 
 
 def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
-    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, messages.CLIENT_COUNTS)
+    made, counts = EpisodePool(SCHEMA, capacity=300), np.zeros(2, CLIENT_COUNTS)
     assert len(made.reserve(b"r" * 16, 10)) == 0
     assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
     counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3

@@ -10,6 +10,7 @@ import zmq
 from memoire.client.client import Client
 from memoire.net import descriptors, sockets
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, QUICK, Cluster, record, until
 from tcpkit import CutWay, place
 
@@ -101,7 +102,7 @@ class Simulated:
 
     def ask(self, body):
         self.sequence += 1
-        self.frames = [b"", *messages.encode(body, client=self.id, sequence=self.sequence, **self.facts)]
+        self.frames = [b"", *encode(body, client=self.id, sequence=self.sequence, **self.facts)]
         self.is_sent = False
 
     def turn(self):
@@ -110,7 +111,7 @@ class Simulated:
         frames = sockets.receive(self.socket)
         if frames is None:
             return
-        message = messages.parse(frames[1:])
+        message = parse(frames[1:])
         assert message.header.client == self.id and message.header.sequence == self.sequence
         header, body = message.header, message.body
         if isinstance(body, messages.Welcome):

@@ -19,6 +19,9 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Desk
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 from netkit import SCHEMA
 from test_desk import Asker
 
@@ -47,8 +50,8 @@ class Home:
         )
 
     def ask(self, client, body, number, run=RUN):
-        frames = messages.encode(body, client=client, sequence=number, run=messages.name_hash(run) if run else 0)
-        return self.desk.answer(messages.parse(frames)).body
+        frames = encode(body, client=client, sequence=number, run=name_hash(run) if run else 0)
+        return self.desk.answer(parse(frames)).body
 
     def save(self):
         """Have all that waits on disk, as a store's thread does."""
@@ -124,7 +127,7 @@ class FoldingMachine(RuleBasedStateMachine):
     def arrive(self, who):
         """A cache of a client comes, whether its account is in memory or not; its run's schema is another: refused."""
         home = self.homes[self.place[CLIENTS[who]]]
-        header = messages.parse(messages.encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
+        header = parse(encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
         with pytest.raises(ProtocolError):
             home.desk.arrived(header, messages.Cache(), b"x")
         home.save()
@@ -340,7 +343,7 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
 
 
 def test_what_other_servers_counted_is_not_taken_once_more(home):
-    rows = np.zeros(1, messages.ACCOUNT)
+    rows = np.zeros(1, ACCOUNT)
     me = Asker(home.desk)
     rows["client"], rows["home"], rows["since"] = np.frombuffer(me.client, "<u8"), 7, 3
     rows["steps"], rows["lines_through"], rows["ended_through"], rows["returns_count"] = 50, 2, 1, 1

@@ -23,8 +23,8 @@ from memoire.replay.schema import Schema
 from memoire.storage import database, snapshot
 from memoire.storage.snapshot_file import Client, Episode, Record
 from memoire.storage.state_folder import Store
-from memoire.wire import messages
 from memoire.wire.messages import Ended, Update
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MOST_RETURN, MOST_RETURNS, unpack_accounts
 
 ROUNDS = {
     "wire_message": 4000,
@@ -83,13 +83,13 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
     with pytest.raises(ProtocolError, match="at most 1e\\+280"):
         ledger.report(b"c" * 16, 1, Update(ended=[Ended(1, 0.0, 5, 1.7e308)]), 1.0)
     for client in (b"c" * 16, b"d" * 16):
-        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, messages.MOST_RETURN) for n in range(1, 4000)]), 1.0)
-    assert ledger.totals().returns_sum == pytest.approx(7998 * messages.MOST_RETURN)
-    row = [0] * len(messages.ACCOUNT.names)
-    row[0], row[messages.ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
+        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, MOST_RETURN) for n in range(1, 4000)]), 1.0)
+    assert ledger.totals().returns_sum == pytest.approx(7998 * MOST_RETURN)
+    row = [0] * len(ACCOUNT.names)
+    row[0], row[ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
     with pytest.raises(ValueError, match="returns_sum"):
-        messages.unpack_accounts(rows_of([tuple(row)]).tobytes())
-    row[messages.ACCOUNT.names.index("returns_sum")] = messages.MOST_RETURNS
+        unpack_accounts(rows_of([tuple(row)]).tobytes())
+    row[ACCOUNT.names.index("returns_sum")] = MOST_RETURNS
     assert totals_of(rows_of([tuple(row)] * 3)).returns_sum < float("inf")
 
 
@@ -101,7 +101,7 @@ def test_readers_that_make_their_names_up_are_bounded():
     with pytest.raises(ProtocolError, match="1024 readers"):
         pool.reserve(b"r" * 16, 5)
     with pytest.raises(ProtocolError, match="1024 readers"):
-        pool.draw_counts(b"r" * 16, np.zeros(0, messages.CLIENT_COUNTS))
+        pool.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
     pool.reserve(bytes(16), 5)  # one that is known goes on
     for number in range(2 * MOST_HUNGRY):
         desk.tables.first.limiter.wants(number, 5)
@@ -113,7 +113,7 @@ def test_readers_that_make_their_names_up_are_bounded():
 def test_runs_of_other_servers_are_bounded(monkeypatch):
     desk = engine.load("desk")._desk(Parameters())
     monkeypatch.setattr("memoire.server.dispatch.MOST_FORMER", 3)
-    nothing = messages.unpack_accounts(b"")
+    nothing = unpack_accounts(b"")
     for number in range(2):
         desk.inherit(f"run {number}", False, nothing)
     desk.inherit("run 1", False, nothing)

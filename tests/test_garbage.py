@@ -17,6 +17,9 @@ import zmq
 
 from memoire.net.sockets import connect
 from memoire.wire import messages as wire
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
+from memoire.wire.refusals import CODES
 from netkit import SCHEMA, Cluster, record, until
 from rawpeer import GREETING, ready
 
@@ -65,7 +68,7 @@ def resident():
 
 
 def reply_of(dealer):
-    return wire.parse(dealer.recv_multipart()[1:]).body
+    return parse(dealer.recv_multipart()[1:]).body
 
 
 class Attack:
@@ -139,11 +142,7 @@ def test_garbage_everywhere_is_counted_by_code_and_nobody_else_notices(cluster, 
     gc.collect()
     assert resident() - before < 30_000_000
     for node in nodes:
-        assert (
-            {"short", "magic", "frames", "checksum", "unexpected"}
-            <= set(node.stats().refused)
-            <= {*wire.CODES, "other"}
-        )
+        assert {"short", "magic", "frames", "checksum", "unexpected"} <= set(node.stats().refused) <= {*CODES, "other"}
     assert nodes[0].stats().refused["run"] > 0  # the golden messages as they are
     goes_on(nodes, client, 3)
 
@@ -157,14 +156,14 @@ def test_messages_of_another_run_schema_or_layout_are_refused_each_with_its_reas
     pusher = cluster.context.socket(zmq.PUSH)
     pusher.linger = 0
     connect(pusher, server.push_endpoint)
-    me = {"client": b"s" * 16, "home": wire.name_hash(server.name)}
+    me = {"client": b"s" * 16, "home": name_hash(server.name)}
     for number, (wrong, code) in enumerate(
         [({"run": 9}, "run"), ({"fingerprint": 9}, "schema"), ({"fingerprint": SCHEMA.fingerprint}, "container")], 1
     ):
-        pusher.send_multipart(wire.encode(wire.Cache(number=number), payload=b"\0" * 640, **me | wrong))
+        pusher.send_multipart(encode(wire.Cache(number=number), payload=b"\0" * 640, **me | wrong))
         until(lambda code=code: server.stats().refused.get(code) == 1)
     assert Counter(server.stats().refused) == {"run": 1, "schema": 1, "container": 1}
-    dealer.send_multipart([b"", *wire.encode(wire.Update(), run=9, sequence=1, **me)])
+    dealer.send_multipart([b"", *encode(wire.Update(), run=9, sequence=1, **me)])
     assert dealer.poll(30_000) and reply_of(dealer).code == "run"
     goes_on(nodes, client, 1)
 

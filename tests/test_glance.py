@@ -14,8 +14,9 @@ from memoire.pool.inspection import PER_TEN, Histogram
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container, messages
+from memoire.wire import container
 from memoire.wire.container import Kind, Part
+from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import Clock, name
 
 SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
@@ -109,7 +110,7 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
     drawn = pool.get(8).gathered.age
     assert drawn.min() >= before.least + 7.0
     layout = container.layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
     clock.now += 20.0
     ages = np.frombuffer(container.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")

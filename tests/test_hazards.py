@@ -16,6 +16,7 @@ from classic_help import DEADLINE, Cluster, check_content, in_thread, play, tcp,
 from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from test_wire import changed, golden, with_tail
 
 
@@ -178,12 +179,12 @@ def request(context, endpoint, frames):
 
 
 def test_another_version_of_the_protocol_is_refused_with_a_reason():
-    hello = bytearray(messages.encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0])
+    hello = bytearray(encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0])
     hello[4:6] = (99).to_bytes(2, "little")
     with Cluster() as cluster, zmq.Context() as context:
         answer = request(context, cluster.req, [bytes(hello)])
         assert answer is not None
-        refused = messages.parse(answer).body
+        refused = parse(answer).body
         assert refused.code == "version"
         assert "99" in refused.text
         cluster.client()  # and others go on
@@ -191,7 +192,7 @@ def test_another_version_of_the_protocol_is_refused_with_a_reason():
 
 def test_garbage_on_every_port_ends_nothing():
     rng = np.random.default_rng(0)
-    hello = messages.encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0]
+    hello = encode(messages.Hello(), client=bytes(range(16)), sequence=1)[0]
     garbage = [[b""], [b"x"], [rng.bytes(500)], [hello[:-1]], [hello, b"more"], [hello[:50]], [b"MEMR" + rng.bytes(92)]]
     garbage += [[bytes([*hello[:k], hello[k] ^ 1, *hello[k + 1 :]])] for k in range(0, len(hello), 7)]
     garbage += [changed("hello", 6, b"\xff\x00"), changed("hello", 6, b"\x04\x00"), with_tail("hello", b"\xc0")]

@@ -11,6 +11,7 @@ from memoire.net import sockets
 from memoire.net.lanes import Lane, Lanes
 from memoire.nodes import metrics
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, Cluster, in_thread, until
 
 REPLIES = 60
@@ -119,13 +120,13 @@ def test_one_connection_that_reads_late_gets_every_reply(cluster, monkeypatch, t
     late.rcvhwm, late.rcvbuf, late.rcvtimeo = 1, 4096, int(1000 * DEADLINE)
     late.connect(endpoint)
     asked = messages.Fetch(topic="policy", version=1, offset=0, size=256 << 10)
-    late.send_multipart([b"", *messages.encode(messages.Hello(role="actor"), client=bytes(15) + b"1", sequence=1)])
-    home = messages.parse(late.recv_multipart()[1:]).header.home
+    late.send_multipart([b"", *encode(messages.Hello(role="actor"), client=bytes(15) + b"1", sequence=1)])
+    home = parse(late.recv_multipart()[1:]).header.home
     for number in range(2, 2 + REPLIES):
-        late.send_multipart([b"", *messages.encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
+        late.send_multipart([b"", *encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
     nodes = [node for node in cluster.made if hasattr(node, "_lanes")]
     until(lambda: any(lanes for node in nodes for lanes in getattr(node, "_all_lanes", [node._lanes])))
-    came = [messages.parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
+    came = [parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
     assert sorted(came) == list(range(2, 2 + REPLIES))
     assert [node.stats().dropped_replies for node in nodes] == [0] * len(nodes)
 

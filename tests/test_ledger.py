@@ -11,7 +11,8 @@ from memoire.accounting.kept_accounts import MemoryAccounts
 from memoire.accounting.ledger import Ledger
 from memoire.errors import ProtocolError
 from memoire.security.throttle import TokenBuckets
-from memoire.wire.messages import MOST_RETURN, Ended, Line, Update
+from memoire.wire.messages import Ended, Line, Update
+from memoire.wire.rows import MOST_RETURN
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 

@@ -14,6 +14,8 @@ from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
 from memoire.models import topics
 from memoire.wire import messages
+from memoire.wire.frames import parse_notice
+from memoire.wire.identity import topic_frame
 from netkit import DEADLINE, QUICK, Cluster, in_thread, until
 
 NAMES = ["anna", "bert"]
@@ -262,7 +264,7 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
     # As if there had been no room for it when the socket connected anew.
-    client._io.worker.post(lambda: client._io.data._sub.setsockopt(zmq.UNSUBSCRIBE, messages.topic_frame("policy")))
+    client._io.worker.post(lambda: client._io.data._sub.setsockopt(zmq.UNSUBSCRIBE, topic_frame("policy")))
     count = 1
     while not client.stats().resubscribed:
         count += 1
@@ -305,7 +307,7 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     # What waited for it is bounded, whatever was published: it has skipped, and hears of the newest in the end.
     heard = []
     while stalled.poll(200):
-        heard.append(messages.parse_notice(stalled.recv_multipart()).body.version)
+        heard.append(parse_notice(stalled.recv_multipart()).body.version)
     assert len(heard) < count
 
 

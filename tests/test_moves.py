@@ -17,6 +17,9 @@ from memoire.net import resolver as names
 from memoire.net.resolver import Names
 from memoire.nodes.roles import ServersFile
 from memoire.wire import messages
+from memoire.wire.frames import parse
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 from netkit import QUICK, Cluster, in_thread, record, until
 
 
@@ -316,8 +319,8 @@ def test_a_drain_needs_one_server_and_another(cluster):
 
 
 def test_a_client_that_is_silent_or_elsewhere_no_longer_holds_a_drain_up():
-    home, other = messages.name_hash("a"), messages.name_hash("b")
-    rows = np.zeros(5, messages.ACCOUNT)
+    home, other = name_hash("a"), name_hash("b")
+    rows = np.zeros(5, ACCOUNT)
     rows["client"][:, 0] = range(5)
     rows["home"], rows["steps"], rows["last_seen"] = home, 10, 998.0
     rows["last_seen"][0] = 980.0  # silent
@@ -367,9 +370,9 @@ def test_a_run_that_some_servers_count_already_is_begun_at_the_others(cluster, i
     reader = cluster.reader([cluster.proxy(servers)] if is_behind_a_proxy else servers)
     until(lambda: len(reader.servers) == 2)
     (channel,) = list(reader._thread.channels.of.values())[:1]
-    other, ahead = sorted(servers, key=lambda server: messages.name_hash(server.name) == channel.home)
+    other, ahead = sorted(servers, key=lambda server: name_hash(server.name) == channel.home)
     ahead.begin_run("next")  # as a call does that one server did not answer in time
-    until(lambda: channel.run == messages.name_hash("next"))  # what it says of itself holds for all behind this address
+    until(lambda: channel.run == name_hash("next"))  # what it says of itself holds for all behind this address
     reader.begin_run("next", timeout=100.0)
     assert [server.run for server in servers] == ["next", "next"]
     other.begin_run("another")
@@ -572,7 +575,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
 
     def reply(back, frames):
         sizes = [len(frame) for frame in frames]
-        told = messages.parse(frames[sizes.index(0) + 1 :]).body
+        told = parse(frames[sizes.index(0) + 1 :]).body
         if isinstance(told, messages.Welcome) and told.home_name == "b" and not is_over.is_set():
             held.append(frames)
         else:

@@ -30,7 +30,7 @@ from memoire.nodes.http import NodePages
 from memoire.security.keyfolder import write_cluster
 from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.server.server import ServerStats
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
@@ -119,7 +119,7 @@ def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, page
         record(client, episodes=2, length=20)
         client.update(100.0)
         told = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
-        rows = np.frombuffer(told["rows"], messages.ACCOUNT)
+        rows = np.frombuffer(told["rows"], ACCOUNT)
         assert (told["name"], told["run"], told["epoch"], told["durable"]) == ("home", "r-1", server.epoch, False)
         assert totals_of(rows) == server.totals()
         assert rows["since"].tolist() == [server.epoch] and told["next"] == ""

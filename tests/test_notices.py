@@ -3,7 +3,8 @@
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
 from memoire.models.notices import GATHER, REPEAT, Notices, newest_of, notice_of
-from memoire.wire import messages
+from memoire.wire.frames import parse_notice
+from memoire.wire.identity import topic_frame
 
 
 def store():
@@ -30,7 +31,7 @@ def test_the_newest_of_each_topic_is_announced_again_every_few_seconds():
 def test_a_thousand_that_join_together_cost_one_notice():
     notices, models = Notices(100.0), store()
     for number in range(1000):
-        notices.subscribed([messages.topic_frame("a"), b"unknown %d" % number], models, 100.0 + number * 1e-6)
+        notices.subscribed([topic_frame("a"), b"unknown %d" % number], models, 100.0 + number * 1e-6)
     assert notices.due(models, 100.0) == []
     assert named(notices.due(models, 100.0 + GATHER)) == [("a", 2)]
     assert notices.next_time() == 100.0 + REPEAT
@@ -40,14 +41,14 @@ def test_a_thousand_that_join_together_cost_one_notice():
 
 def test_an_empty_subscription_is_to_every_topic():
     assert named(newest_of(store(), [b""])) == [("a", 2), ("ab", 2)]
-    assert named(newest_of(store(), [messages.topic_frame("ab"), messages.topic_frame("none")])) == [("ab", 2)]
+    assert named(newest_of(store(), [topic_frame("ab"), topic_frame("none")])) == [("ab", 2)]
 
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
     model = store().newest("a")
-    first = messages.parse_notice(notice_of(model, Limits(), home=6, epoch=5, run=7))
-    again = messages.parse_notice(notice_of(model, Limits(), epoch=5, run=7, again=True))
+    first = parse_notice(notice_of(model, Limits(), home=6, epoch=5, run=7))
+    again = parse_notice(notice_of(model, Limits(), epoch=5, run=7, again=True))
     assert bytes(first.payload) == b"new a" and again.payload is None
     assert first.body == again.body and (first.body.epoch, first.header.run, first.header.home) == (5, 7, 6)
-    large = messages.parse_notice(notice_of(model, Limits(inline_model=2), epoch=5, run=7))
+    large = parse_notice(notice_of(model, Limits(inline_model=2), epoch=5, run=7))
     assert large.payload is None

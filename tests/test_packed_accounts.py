@@ -11,10 +11,12 @@ from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
 from memoire.accounting.ledger import Account, FoldedSums, counts_of
 from memoire.accounting.merge import key_of, merge, row_of, rows_of
 from memoire.accounting.packing import Packing, Words
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes
+from memoire.wire.identity import name_hash
 from memoire.wire.messages import Update
+from memoire.wire.rows import ACCOUNT, unpack_accounts
 
-HOME = messages.name_hash("home")
+HOME = name_hash("home")
 CLIENTS = [bytes([n]) * 16 for n in range(1, 6)]
 counts = st.integers(0, 2**53 - 1) | st.integers(0, 200)
 moments = st.integers(0, 2**41).map(lambda milliseconds: milliseconds / 1000.0)
@@ -113,7 +115,7 @@ def test_a_body_that_was_changed_is_an_error_or_another_account_and_nothing_else
         found = packing.unpack(account.client, bytes(body[: data.draw(st.integers(0, len(body)))]))
     except ValueError:
         return
-    assert messages.unpack_accounts(rows_of([row_of(found, HOME)]).tobytes()) is not None
+    assert unpack_accounts(rows_of([row_of(found, HOME)]).tobytes()) is not None
 
 
 @given(st.lists(accounts(), min_size=1, max_size=5))
@@ -132,7 +134,7 @@ def test_what_accounts_add_up_to_is_the_same_packed_or_not(found):
 
 def elsewhere(client, home, since=3, **facts):
     """A row of another server."""
-    row = np.zeros(1, messages.ACCOUNT)
+    row = np.zeros(1, ACCOUNT)
     row["client"], row["home"], row["since"] = np.frombuffer(client, "<u8"), home, since
     for name, value in facts.items():
         row[name] = value

@@ -11,6 +11,7 @@ from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import container, messages
+from memoire.wire.frames import _decode
 from netkit import SCHEMA, Cluster, entry, until
 from poolkit import name
 
@@ -66,10 +67,10 @@ def test_a_part_that_is_none_is_refused():
         with pytest.raises(ValueError, match="part"):
             pool.reserve(name(100), 1, 0, part)
     for kind in (messages.Type.SUMS, messages.Type.DRAW):
-        assert messages._decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
+        assert _decode(kind, memoryview(msgspec.msgpack.encode({"part": 1, "of": 2}))).of == 2
         for part, of in ((2, 2), (0, 0)):
             with pytest.raises(ProtocolError, match="of"):
-                messages._decode(kind, memoryview(msgspec.msgpack.encode({"part": part, "of": of})))
+                _decode(kind, memoryview(msgspec.msgpack.encode({"part": part, "of": of})))
 
 
 @pytest.mark.parametrize("wrong", [(2, 2), (-1, 2), (0, 0), (0,), 1, ("0", 2), (True, 2), (0, 1 << 32)])

@@ -13,8 +13,9 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolErr
 from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import _bytes, _container, container, messages
+from memoire.wire import _bytes, _container, container
 from memoire.wire.container import Head, Kind, Part
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
 from poolkit import PLAIN, SCHEMA, Clock, name
 
 STACKED = Parameters(frame_stack=3, multi_step=2)
@@ -650,7 +651,7 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
     layout = container.layout_of(SCHEMA, pools[0].parameters, Kind.DRAWN)
     helds = []
     for pool, counts in zip(pools, chosen.counts, strict=True):
-        messages.unpack_counts(counts.tobytes())
+        unpack_counts(counts.tobytes())
         payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
         if payload is not None:
             helds.append(container.check(payload, layout, checksum=_bytes.checksum(payload)))
@@ -707,7 +708,7 @@ def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
     assert other["reserved"][0] == 20 - kept
     pool.reserve(b"s" * 16, 0)
     pool.get(20 - kept)
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 100
     payload = pool.draw_counts(b"r" * 16, counts)
     held = container.check(payload, container.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
@@ -777,7 +778,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     pool = pool_of([10, 10])
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
     assert chosen is not None
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     other = name(0) if name(1) in chosen.share else name(1)
     counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
     layout = container.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
@@ -789,11 +790,11 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
 def test_samples_of_a_client_without_a_share_are_refused() -> None:
     pool = pool_of([10, 10])
     pool.sums(name(1), 100, 0.0, 0, 0.0)
-    table = np.concatenate([pool.reserve(b"r" * 16, 100), np.zeros(1, messages.CLIENT_SUMS)])
+    table = np.concatenate([pool.reserve(b"r" * 16, 100), np.zeros(1, CLIENT_SUMS)])
     table["client"][-1] = np.frombuffer(name(1), "<u8")
     chosen = plan([table], 5, 0.5)
     assert chosen is not None and chosen.share[name(1)] == 0.0
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
     layout = container.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
     with pytest.raises(ProtocolError, match="not asked for"):
@@ -803,7 +804,7 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
-    counts = np.zeros(3, messages.CLIENT_COUNTS)
+    counts = np.zeros(3, CLIENT_COUNTS)
     counts["count"] = 5
     held = container.check(pool.draw_counts(b"r" * 16, counts), container.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
     assert held.samples == (15 if reuse else 7)
@@ -811,7 +812,7 @@ def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
 
 def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=True))
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["count"] = 2**32 - 1
     with pytest.raises(ProtocolError, match="4294967295 samples at once; 1048576 are allowed"):
         pool.draw_counts(b"r" * 16, counts)
@@ -820,7 +821,7 @@ def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
 def test_a_frame_is_packed_once_for_a_reader() -> None:
     pool = pool_of([5], STACKED)
     pool.reserve(b"r" * 16, 100)
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["count"] = 5
     rows = container.table(pool.draw_counts(b"r" * 16, counts))
     used = containers.make(container.layout_of(SCHEMA, STACKED), 5)

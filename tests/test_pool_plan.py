@@ -12,8 +12,9 @@ from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.parameters import Parameters
-from memoire.wire import container, messages
+from memoire.wire import container
 from memoire.wire.container import Kind
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from poolkit import PLAIN, SCHEMA, Clock, name
 from test_pool import made
 from test_pool_limits import held
@@ -36,7 +37,7 @@ tables = st.lists(st.lists(row, max_size=5, unique_by=lambda said: said["client"
 
 
 def packed(said: list[dict[str, Any]]) -> Any:
-    rows = np.zeros(len(said), messages.CLIENT_SUMS)
+    rows = np.zeros(len(said), CLIENT_SUMS)
     for at, each in enumerate(said):
         rows[at]["client"] = np.frombuffer(name(each["client"]), "<u8")
         for field in each.keys() - {"client"}:
@@ -104,7 +105,7 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
 
 
 def taken(pool: Pool, reader: bytes, wanted: dict[bytes, int]) -> Any:
-    counts = np.zeros(len(wanted), messages.CLIENT_COUNTS)
+    counts = np.zeros(len(wanted), CLIENT_COUNTS)
     for at, (who, count) in enumerate(wanted.items()):
         counts[at]["client"], counts[at]["count"] = np.frombuffer(who, "<u8"), count
     payload = pool.draw_counts(reader, counts, now=1.0)

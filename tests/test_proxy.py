@@ -15,6 +15,9 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Lane, Proxy
 from memoire.proxy.router import rendezvous
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
+from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, KeepingContext, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(4)]
@@ -157,13 +160,13 @@ def test_welcome_names_the_proxys_own_addresses(cluster, tmp_path):
         dealer = cluster.context.socket(zmq.DEALER)
         dealer.linger = 0
         dealer.connect(node.endpoint.replace("*", "127.0.0.1"))
-        dealer.send_multipart([b"", *messages.encode(messages.Hello(), client=b"c" * 16, sequence=1)])
+        dealer.send_multipart([b"", *encode(messages.Hello(), client=b"c" * 16, sequence=1)])
         assert dealer.poll(30_000)
-        message = messages.parse(dealer.recv_multipart()[1:])
+        message = parse(dealer.recv_multipart()[1:])
         told = message.body.endpoints
         assert (told.request, told.push, told.publish) == (node.endpoint, node.push_endpoint, node.pub_endpoint)
         assert set(message.body.servers) == set(NAMES[:2])
-        assert message.header.home == messages.name_hash(rendezvous(b"c" * 16, NAMES[:2]))
+        assert message.header.home == name_hash(rendezvous(b"c" * 16, NAMES[:2]))
     assert relay.push_endpoint == f"ipc://{tmp_path}/r.push" and "front" in repr(proxy)
 
 
@@ -371,8 +374,8 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
         made.connect(place)
     dealer, pusher, subscriber = sockets
     rng = np.random.default_rng(0)
-    hello = messages.encode(messages.Hello(), client=b"g" * 16, sequence=1)[0]
-    cache = [bytes(frame) for frame in messages.encode(messages.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
+    hello = encode(messages.Hello(), client=b"g" * 16, sequence=1)[0]
+    cache = [bytes(frame) for frame in encode(messages.Cache(), client=b"g" * 16, home=5, payload=b"\0" * 64)]
     for number in range(3000):
         flipped = bytearray(hello)
         flipped[rng.integers(len(flipped))] ^= 1 << int(rng.integers(8))
@@ -382,7 +385,7 @@ def test_garbage_on_every_port_of_a_proxy_is_counted_and_nobody_else_notices(clu
             subscriber.setsockopt(zmq.SUBSCRIBE, rng.bytes(20))
     until(lambda: sum(proxy.stats().refused.values()) > 4000)
     assert proxy.stats().homeless > 0
-    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(messages.CODES)
+    assert {"frames", "short", "magic", "unexpected"} <= set(proxy.stats().refused) <= set(CODES)
     record(good)
     good.update(100.0)
     assert good.push_cache(100.0)

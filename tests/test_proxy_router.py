@@ -7,6 +7,7 @@ import pytest
 from memoire.limits import Limits
 from memoire.proxy.router import GRACE, RETIRE, SETTLE, Router, rendezvous
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -46,7 +47,7 @@ def chosen(made, count=60):
     return {made.assign(client).names[0] for client in clients(count)}
 
 
-HOME = messages.name_hash
+HOME = name_hash
 
 # ----------------------------------------------------------------------------------------------------- new clients
 

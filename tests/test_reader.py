@@ -21,7 +21,7 @@ from memoire.limits import Limits
 from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import messages
+from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(3)]
@@ -450,4 +450,4 @@ def test_a_reader_far_too_greedy_is_bounded_by_what_is_there(cluster):
     with pytest.raises(NotEnoughSamples):
         reader.get_batch(100_000, 0.3)
     assert len(reader.get_batch(100, 100.0)["ids"]) == 100
-    assert set(server.stats().refused) <= set(messages.CODES)
+    assert set(server.stats().refused) <= set(CODES)

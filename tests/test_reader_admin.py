@@ -7,6 +7,8 @@ from memoire.accounting.merge import ServerAccounts
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.reader.admin import SNAPSHOT_INTERVAL, ClusterAdmin
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 from readerkit import directory_of, message, refused
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -125,7 +127,7 @@ def test_an_order_that_the_thread_does_not_come_to_ends_as_well():
 def test_a_run_that_is_begun_is_entered_when_all_servers_count_it():
     thread, admin = cluster(a=TAKEN)
     admin.begin_run("next", None)
-    assert thread.sent[0][1] == messages.Control(run="next") and thread.entered == [messages.name_hash("next")]
+    assert thread.sent[0][1] == messages.Control(run="next") and thread.entered == [name_hash("next")]
     thread.servers["a"] = refused("run")
     with pytest.raises(Refused):
         admin.begin_run("other", None)
@@ -233,7 +235,7 @@ def test_no_snapshot_is_ordered_while_a_server_would_not_hear_of_it():
 
 def rows_of(*steps):
     """Accounts of clients 1, 2 ... that have counted so many steps."""
-    rows = np.zeros(len(steps), messages.ACCOUNT)
+    rows = np.zeros(len(steps), ACCOUNT)
     rows["client"][:, 0], rows["steps"] = np.arange(1, len(steps) + 1), steps
     return rows
 

@@ -4,11 +4,12 @@ import pytest
 
 from memoire.errors import SchemaMismatch
 from memoire.reader.directory import FORGET_AFTER, HELLO_INTERVAL, LEFT_OUT_AFTER, Directory
-from memoire.wire import messages
+from memoire.wire.frames import Header
+from memoire.wire.identity import name_hash
 from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
-NEXT = messages.name_hash("next")
+NEXT = name_hash("next")
 
 
 def test_each_address_gets_a_hello_at_once_and_the_next_one_after_the_answer_and_a_while():
@@ -41,7 +42,7 @@ def test_servers_are_learned_by_name_and_one_that_two_addresses_lead_to_is_one()
     learn(made, welcome("b"), address=1)  # a server that has no list is itself
     assert [server.name for server in made.known] == ["a", "b"]
     assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
-    assert made.servers["b"].home == messages.name_hash("b")
+    assert made.servers["b"].home == name_hash("b")
 
 
 def test_addresses_where_nobody_has_answered_are_named():
@@ -102,7 +103,7 @@ def test_news_name_the_server_that_answered_its_epoch_and_its_models():
 def test_other_parameters_are_news_and_the_same_ones_are_none():
     made = Directory(["tcp://a"], "reader", 0.0)
     told = welcome("a", parameters_version=1, table_name="t")
-    first = made.learn(made.addresses[0], messages.Header(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
+    first = made.learn(made.addresses[0], Header(told.type, 0, b"", RUN, 0, 1, 0, 0, 0), told, 0.0)
     assert made.terms is None and not made.agree(first.terms)  # the first ones change nothing
     assert (made.terms.table, made.terms.parameters_version, made.terms.parameters) == ("t", 1, PARAMETERS)
     assert not made.agree(first.terms)

@@ -10,6 +10,7 @@ from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from memoire.wire.messages import Draw, Standing, Sums
+from memoire.wire.rows import unpack_counts
 from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, refused, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -42,7 +43,7 @@ def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all
     world.answer(second)
     draws = world.begin()
     assert kinds(draws) == [("a", Draw), ("b", Draw)]
-    assert sum(int(messages.unpack_counts(ask.body.counts)["count"].sum()) for ask in draws) == 32
+    assert sum(int(unpack_counts(ask.body.counts)["count"].sum()) for ask in draws) == 32
     assert world.answer(draws[1]) == []
     (drawn,) = world.answer(draws[0])
     assert len(actions(drawn)) == 32 and set(actions(drawn)) == {1, 2, 3, 4}
@@ -144,7 +145,7 @@ def test_a_round_that_a_server_gives_too_little_to_is_lost_and_the_next_one_is_w
     world.answer(ours)
     nothing = message(messages.Drawn(clients=world.servers["b"].pool.reserve(b"r" * 16, 0).tobytes()))
     assert world.answer(theirs, by=nothing) == []
-    wanted = int(messages.unpack_counts(theirs.body.counts)["count"].sum())
+    wanted = int(unpack_counts(theirs.body.counts)["count"].sum())
     assert world.rounds.short == wanted > 0 and len(world.run(1)) == 1
 
 
@@ -172,7 +173,7 @@ def test_a_server_is_told_what_was_drawn_elsewhere_and_what_to_keep():
     world.begin()
     world.answer()
     draws = world.begin()
-    taken = [int(messages.unpack_counts(ask.body.counts)["count"].sum()) for ask in draws]
+    taken = [int(unpack_counts(ask.body.counts)["count"].sum()) for ask in draws]
     assert [ask.body.elsewhere for ask in draws] == [0, taken[0], taken[1], taken[0] + taken[2]]
     assert {ask.body.reserve for ask in draws} == {96} and world.prefetch.reserve == 96
 

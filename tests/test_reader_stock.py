@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from memoire.reader.directory import LEFT_OUT_AFTER, Address, RemoteServer
 from memoire.reader.stock import NOTHING, Stock, clients_of
-from memoire.wire import messages
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
 
 def table_of(reserved, flags=None):
     """Rows of CLIENT_SUMS of clients 7, 8, 9 ..."""
-    table = np.zeros(len(reserved), messages.CLIENT_SUMS)
+    table = np.zeros(len(reserved), CLIENT_SUMS)
     table["client"][:, 0], table["reserved"] = np.arange(7, 7 + len(reserved)), reserved
     table["flags"], table["positives"] = flags or 0, 10
     return table
@@ -22,7 +22,7 @@ def table_of(reserved, flags=None):
 
 def counts_of(counts):
     """Rows of CLIENT_COUNTS, by client."""
-    rows = np.zeros(len(counts), messages.CLIENT_COUNTS)
+    rows = np.zeros(len(counts), CLIENT_COUNTS)
     rows["client"][:, 0], rows["count"] = list(counts), list(counts.values())
     return rows
 

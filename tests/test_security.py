@@ -13,6 +13,7 @@ from memoire.pool.tables import ROUNDTRIP
 from memoire.security import keyfolder
 from memoire.security.keyfolder import Keys, Peer
 from memoire.wire import messages
+from memoire.wire.identity import table_number
 
 
 @pytest.fixture
@@ -262,8 +263,8 @@ def test_every_pair_of_a_keys_role_and_a_name_is_taken_or_refused(role):
 
 @pytest.mark.parametrize("role", SENDS)
 def test_every_pair_of_a_role_and_a_message_is_taken_or_refused(role):
-    for table in (0, messages.table_number("others"), messages.table_number(ROUNDTRIP)):
-        tries = {"SUMS", "DRAW"} if role == "actor" and table == messages.table_number(ROUNDTRIP) else set()
+    for table in (0, table_number("others"), table_number(ROUNDTRIP)):
+        tries = {"SUMS", "DRAW"} if role == "actor" and table == table_number(ROUNDTRIP) else set()
         taken = {*SENDS[role].split(), *tries}
         for kind in messages.Type:
             assert is_refused(Peer(role, "x").check, kind, table) == (kind.name not in taken), (table, kind.name)

@@ -24,6 +24,9 @@ from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
 from memoire.wire import messages as wire
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import topic_frame
+from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, KeepingContext, in_thread, record, until
 
 
@@ -747,8 +750,8 @@ def golden(server, client_id=b"x" * 16):
         wire.Hello(), wire.Update(episodes=0), wire.Fetch(topic="t"), wire.Sums(), wire.Draw(), wire.Control(),
         wire.Publish(topic="t", size=0, sha256=bytes(32)), wire.Welcome(schema="{}"), wire.Updated(),
     ]  # fmt: skip
-    messages = [wire.encode(body, sequence=number, **desk) for number, body in enumerate(bodies, 1)]
-    messages.append(wire.encode(wire.Cache(), payload=b"\0" * 640, sequence=99, **desk))
+    messages = [encode(body, sequence=number, **desk) for number, body in enumerate(bodies, 1)]
+    messages.append(encode(wire.Cache(), payload=b"\0" * 640, sequence=99, **desk))
     return [[bytes(frame) for frame in message] for message in messages]
 
 
@@ -811,7 +814,7 @@ def test_garbage_on_every_port_is_counted_and_nobody_else_notices(serve, join, c
     assert memory_of_process() - before < 30_000_000
     refused = server.stats().refused
     assert {"magic", "short", "checksum", "frames", "long"} <= set(refused)
-    assert set(refused) <= {*wire.CODES, "other"}
+    assert set(refused) <= {*CODES, "other"}
     record(good)
     good.update(100.0)
     assert good.push_cache(100.0)
@@ -823,9 +826,7 @@ def test_a_cache_of_another_schema_is_refused_and_its_client_hears_of_it(serve, 
     server = serve()
     client = join(server.endpoint)
     record(client)
-    frames = wire.encode(
-        wire.Cache(number=1, pushed_bytes=640), client=client.client_id, payload=b"\0" * 640, fingerprint=7
-    )
+    frames = encode(wire.Cache(number=1, pushed_bytes=640), client=client.client_id, payload=b"\0" * 640, fingerprint=7)
     pusher = context.socket(zmq.PUSH)
     pusher.linger = 0
     pusher.connect(server.push_endpoint)
@@ -846,18 +847,18 @@ def test_a_request_that_is_refused_says_why(serve, context):
     def ask(frames):
         dealer.send_multipart([b"", *frames])
         assert dealer.poll(30_000)
-        body = wire.parse(dealer.recv_multipart()[1:]).body
+        body = parse(dealer.recv_multipart()[1:]).body
         assert isinstance(body, wire.Refused)
         return body.code
 
     me = {"client": b"m" * 16, "sequence": 5}
-    assert ask(wire.encode(wire.Updated(), **me)) == "unexpected"
-    assert ask(wire.encode(wire.Update(), sequence=5)) == "client"
-    assert ask(wire.encode(wire.Update(), run=123, **me)) == "run"
-    assert ask(wire.encode(wire.Fetch(topic="none"), **me)) == "missing"
-    assert ask(wire.encode(wire.Update(scalars={"x": float("inf")}), **me)) == "value"
-    assert ask(wire.encode(wire.Control(parameters={"cache_size": 0}), **me)) == "parameters"
-    newer = bytearray(wire.encode(wire.Hello(), **me)[0])
+    assert ask(encode(wire.Updated(), **me)) == "unexpected"
+    assert ask(encode(wire.Update(), sequence=5)) == "client"
+    assert ask(encode(wire.Update(), run=123, **me)) == "run"
+    assert ask(encode(wire.Fetch(topic="none"), **me)) == "missing"
+    assert ask(encode(wire.Update(scalars={"x": float("inf")}), **me)) == "value"
+    assert ask(encode(wire.Control(parameters={"cache_size": 0}), **me)) == "parameters"
+    newer = bytearray(encode(wire.Hello(), **me)[0])
     newer[4] = 9
     assert ask([bytes(newer)]) == "version"
     assert server.stats().totals.clients == 0
@@ -890,7 +891,7 @@ def test_garbage_replies_and_notices_do_not_disturb_a_client(serve, join, contex
 
         def heard():
             for junk in ([b""], [b"x"], [b"\0" * 96], [b"\0"] * 9):
-                evil_pub.send_multipart([wire.topic_frame("policy"), *junk])
+                evil_pub.send_multipart([topic_frame("policy"), *junk])
             return len(client.stats().refused) > 2
 
         record(client)

@@ -13,14 +13,17 @@ from memoire.client.session import MOVE_AGAIN, Session
 from memoire.errors import Closed, MemoireTimeout, Refused, SchemaMismatch
 from memoire.limits import Limits
 from memoire.wire import messages
+from memoire.wire.frames import update_of
+from memoire.wire.identity import name_hash
+from memoire.wire.refusals import PASSING
 from netkit import SCHEMA, WIDE
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
 LIMITS = Limits(update_every=1.0, resend_after=0.5)
 NEVER = float("inf")
-ONE, TWO = messages.name_hash("one"), messages.name_hash("two")
-RUN, NEXT = messages.name_hash("run"), messages.name_hash("next")
+ONE, TWO = name_hash("one"), name_hash("two")
+RUN, NEXT = name_hash("run"), name_hash("next")
 
 
 class Home:
@@ -35,7 +38,7 @@ class Home:
             schema=schema.to_json(), run_name=self.run, home_name=self.name, epoch=self.epoch, since=self.since,
             table=self.table, table_name="default", **facts,
         )  # fmt: skip
-        return reply(body, run=messages.name_hash(self.run), home=messages.name_hash(self.name), fingerprint=5)
+        return reply(body, run=name_hash(self.run), home=name_hash(self.name), fingerprint=5)
 
     def updated(self, **facts):
         return messages.Updated(**{"epoch": self.epoch, "run_name": self.run, "credit": 1000} | facts)
@@ -93,7 +96,7 @@ def test_a_welcome_says_where_the_client_belongs(session, home):
     assert session.hello("host", 1).inserted == 10
 
 
-@pytest.mark.parametrize("code", messages.PASSING)
+@pytest.mark.parametrize("code", PASSING)
 def test_a_home_that_has_no_time_is_asked_again_later(session, home, code):
     session.hello("host", 1)
     refusal = Refused("tcp://there", code, "later")
@@ -466,7 +469,7 @@ def test_news_are_asked_for_soon_but_not_by_all_clients_at_once(home):
 
 
 def told_by(remainder):
-    return [(part.run, messages.update_of(part.update)) for part in remainder.parts]
+    return [(part.run, update_of(part.update)) for part in remainder.parts]
 
 
 def test_a_client_that_has_told_everything_leaves_nothing(session, home):

@@ -13,7 +13,7 @@ from memoire.errors import Closed, StateCorrupt, StateForeign, StateLocked, Stat
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.storage.state_folder import Store
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 from netkit import until
 from statekit import (
     CLIENTS,
@@ -72,7 +72,7 @@ def test_what_changes_replaces_what_was_there_and_nothing_else(tmp_path):
     with Store(tmp_path) as store:
         assert contents(store) == found
     assert [one.report.episodes for one in found["accounts"]] == [0, 1, 100, 3, 4, 5, 6, 7]
-    assert np.frombuffer(found["inherited"], messages.ACCOUNT)["episodes"].tolist() == [1, 9]
+    assert np.frombuffer(found["inherited"], ACCOUNT)["episodes"].tolist() == [1, 9]
     assert [(model.topic, model.version) for model in found["models"]] == [("note", 4), ("policy", 7)]
     assert found["runs"] == [RunFacts(RUN, finished=True, began=1.0)]
 

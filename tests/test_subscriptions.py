@@ -11,6 +11,7 @@ from memoire.models import topics
 from memoire.models.model import ModelStore, chunk_of
 from memoire.models.topics import Topics
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse, reply
 
 HOME = 7
 """Stands for the hash of a server's name."""
@@ -73,8 +74,8 @@ class Node:
         payload = None if stretch is None else bytes(stretch)
         if damage and payload:
             payload = bytes([payload[0] ^ 1]) + payload[1:]
-        header = messages.encode(messages.Fetch(topic="t"), client=b"c" * 16)
-        finish(messages.parse(messages.reply(messages.parse(header).header, chunk, payload=payload)))
+        header = encode(messages.Fetch(topic="t"), client=b"c" * 16)
+        finish(parse(reply(parse(header).header, chunk, payload=payload)))
 
     def answer_all(self):
         while self.asked:

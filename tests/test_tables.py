@@ -19,6 +19,8 @@ from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Column, Schema
 from memoire.server.dispatch import Desk
 from memoire.wire import container, messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import table_number
 from netkit import QUICK, SCHEMA, Cluster, entry, record, until
 from test_desk import Asker
 
@@ -453,10 +455,8 @@ def built(schema):
 
 def pushed(desk, name, schema, client=b"m" * 16):
     payload = built(schema)
-    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": messages.table_number(name)}
-    message = messages.parse(
-        messages.encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts)
-    )
+    facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": table_number(name)}
+    message = parse(encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
     return desk.arrived(message.header, message.body, message.payload)
 
 
@@ -468,7 +468,7 @@ def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
         assert error.value.code == code
     account = desk.ledger.find(b"m" * 16)
     assert (account.accepted_caches, account.rejected) == (1, {"table": 1, "schema": 2})
-    assert desk.refused == {"table": 1, "schema": 2} and account.table == messages.table_number("demo")
+    assert desk.refused == {"table": 1, "schema": 2} and account.table == table_number("demo")
     assert [table.pool.stats().caches for table in desk.tables] == [0, 1]
     desk.ledger.check_invariants()
 
@@ -484,7 +484,7 @@ def test_requests_for_a_table_that_is_not_there_are_refused(desk):
         (messages.Control(parameters={"cache_size": 3}), None),
         (messages.Feedback(), feedback),
     ):
-        reply = desk.answer(messages.parse(messages.encode(body, payload=payload, **header))).body
+        reply = desk.answer(parse(encode(body, payload=payload, **header))).body
         assert reply.code == "table" and "12345" in reply.text
     assert desk.refused == {"table": 5} and len(desk.ledger) == 0
 
@@ -492,12 +492,12 @@ def test_requests_for_a_table_that_is_not_there_are_refused(desk):
 def test_a_reader_that_means_another_schema_draws_nothing(desk):
     header = {
         "client": b"r" * 16,
-        "table": messages.table_number("demo"),
+        "table": table_number("demo"),
         "fingerprint": SCHEMA.fingerprint,
         "sequence": 1,
     }
     for body in (messages.Sums(), messages.Draw()):
-        assert desk.answer(messages.parse(messages.encode(body, **header))).body.code == "schema"
+        assert desk.answer(parse(encode(body, **header))).body.code == "schema"
 
 
 def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(desk):
@@ -508,16 +508,16 @@ def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(desk):
     assert desk.credit(desk.tables["demo"]) == 1000 and desk.credit(desk.tables["online"]) == 10_000
     Asker(desk, bytes([1]) * 16).ask(messages.Hello(table="online"))  # it belongs there from now on
     assert desk.credit(desk.tables["demo"]) == 1250
-    assert desk.ledger.present == {messages.table_number("demo"): 4, messages.table_number("online"): 6}
+    assert desk.ledger.present == {table_number("demo"): 4, table_number("online"): 6}
     desk.limits = Limits(on_way_bytes=20_000)
     assert desk.credit(desk.tables["online"]) == 2000
     desk.ledger.check_invariants()
 
 
 def test_numbers_of_tables_follow_from_their_names():
-    assert messages.table_number("default") == 0
-    assert len({messages.table_number(f"agent {number}") for number in range(256)}) == 256
-    assert messages.table_number("demo") == 0x79EFE15B
+    assert table_number("default") == 0
+    assert len({table_number(f"agent {number}") for number in range(256)}) == 256
+    assert table_number("demo") == 0x79EFE15B
 
 
 # Mixed batches

@@ -9,6 +9,8 @@ from memoire.errors import MemoireTimeout, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.security.throttle import ConnectionClients, TokenBuckets
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
 from netkit import QUICK, Cluster, until
 
 FEW = Limits(connection_clients=3, connection_clients_rate=0.5)
@@ -60,8 +62,8 @@ class Stranger:
         self.socket.connect(endpoint)
 
     def ask(self, client, body, number=1, home=0):
-        self.socket.send_multipart([b"", *messages.encode(body, client=client, sequence=number, home=home)])
-        return messages.parse(self.socket.recv_multipart()[1:]).body
+        self.socket.send_multipart([b"", *encode(body, client=client, sequence=number, home=home)])
+        return parse(self.socket.recv_multipart()[1:]).body
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
     said = [stranger.ask(name, messages.Hello(role="actor")) for name in names]
     assert [getattr(each, "code", "") for each in said] == ["", "", "", "busy", "busy"]
     assert "connection_clients" in said[-1].text
-    home = messages.name_hash(server.name)
+    home = name_hash(server.name)
     assert isinstance(stranger.ask(names[0], messages.Update(steps=1), 2, home), messages.Updated)
     assert isinstance(other.ask(names[4], messages.Hello(role="actor")), messages.Welcome)
     until(lambda: node.stats().refused.get("busy") == 2)

@@ -10,10 +10,12 @@ from memoire.client import unreported
 from memoire.client.unreported import AGAIN, Part, Request, Teller, Untold
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
+from memoire.wire.frames import tail_of
+from memoire.wire.identity import name_hash
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-HOME = messages.name_hash("home")
+HOME = name_hash("home")
 
 
 def welcome(home_name="home"):
@@ -28,7 +30,7 @@ def teller(tmp_path):
     path = tmp_path / "untold.msgpack"
     path.touch()
     updates = [messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), messages.Update(epoch=5, steps=30)]
-    parts = [Part(run, messages.tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
+    parts = [Part(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
     return Teller(
         path,
         Untold(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
@@ -86,7 +88,7 @@ def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
 
 
 def whole(**change):
-    parts = [Part(0, messages.tail_of(messages.Update(steps=1)))]
+    parts = [Part(0, tail_of(messages.Update(steps=1)))]
     facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
     return Untold(**{"client": CLIENT} | facts | change)
 

@@ -15,6 +15,10 @@ import make_vectors
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import _bytes, messages
+from memoire.wire.frames import encode, parse, parse_header, parse_notice, reply
+from memoire.wire.identity import name_hash, topic_frame
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 VECTORS = Path(__file__).with_name("vectors")
 MESSAGES = make_vectors.messages()
@@ -25,9 +29,9 @@ NAMES = sorted(MESSAGES)
 def refused(frames: Any, limits: Limits | None = None) -> str:
     """The code with which frames are refused; "" when they are a message."""
     try:
-        messages.parse(frames, limits or Limits())
+        parse(frames, limits or Limits())
     except ProtocolError as problem:
-        assert problem.code in messages.CODES
+        assert problem.code in CODES
         return problem.code
     return ""
 
@@ -71,7 +75,7 @@ def test_every_type_has_a_vector() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
     told = json.loads((VECTORS / "vectors.json").read_text())["messages"][name]
-    message = messages.parse(golden(name))
+    message = parse(golden(name))
     assert message.type.name == told["type"]
     assert message.header.client.hex() == told["header"]["client"]["hex"]
     for field in ("sequence", "run", "home", "table", "fingerprint"):
@@ -83,10 +87,10 @@ def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_message_encodes_to_its_bytes(name: str) -> None:
-    message = messages.parse(golden(name))
+    message = parse(golden(name))
     head = message.header
-    assert messages.encode(message.body, payload=message.payload, **make_vectors.header_of(name)) == golden(name)
-    assert messages.reply(head, message.body, payload=message.payload) == golden(name)
+    assert encode(message.body, payload=message.payload, **make_vectors.header_of(name)) == golden(name)
+    assert reply(head, message.body, payload=message.payload) == golden(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,7 +144,7 @@ def test_absurd_tail_sizes_are_refused(name: str, size: int) -> None:
 
 def test_a_newer_version_is_refused_politely() -> None:
     with pytest.raises(ProtocolError, match="version 2 of the protocol; this node speaks 1. Upgrade the older"):
-        messages.parse(changed("hello", 4, b"\x02\x00"))
+        parse(changed("hello", 4, b"\x02\x00"))
 
 
 @pytest.mark.parametrize(
@@ -191,19 +195,19 @@ def test_weights_that_are_not_finite_are_refused(field: str, number: float) -> N
 
 def test_fields_of_a_newer_node_are_ignored() -> None:
     tail = msgspec.msgpack.encode({"label": 7, "from_the_future": {"a": [1, 2.5, None, True]}})
-    assert messages.parse(with_tail("hello", tail)).body == messages.Hello(label=7)
+    assert parse(with_tail("hello", tail)).body == messages.Hello(label=7)
 
 
 @pytest.mark.parametrize("field", ["total_weight", "minimum", "drawn_between"])
 def test_sums_that_are_not_finite_are_refused(field: str) -> None:
-    rows = np.zeros(2, messages.CLIENT_SUMS)
+    rows = np.zeros(2, CLIENT_SUMS)
     rows[field][1] = np.nan
     assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": rows.tobytes()}))) == "tail"
 
 
 def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
     assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": b"x" * 63}))) == "tail"
-    twice = np.zeros(2, messages.CLIENT_COUNTS)
+    twice = np.zeros(2, CLIENT_COUNTS)
     assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == "tail"
     twice["client"][1] = 5
     assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == ""
@@ -220,34 +224,32 @@ def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
 def test_a_payload_that_is_checked_later_is_handed_on_as_it_is() -> None:
     frames = golden("cache")
     frames[1] = bytes(len(frames[1]))
-    message = messages.parse(frames, verify_payload=False)
+    message = parse(frames, verify_payload=False)
     assert message.payload is frames[1]
     assert refused(frames) == "payload"
-    header, tail = messages.parse_header(frames)
+    header, tail = parse_header(frames)
     assert header == message.header
     assert bytes(tail) == frames[0][96:]
 
 
 def test_a_known_checksum_is_not_computed_again() -> None:
-    header = messages.parse(golden("cache")).header
+    header = parse(golden("cache")).header
     body, payload = BODIES["cache"]
-    again = messages.encode(
-        body, payload=payload, payload_checksum=header.payload_checksum, **make_vectors.header_of("cache")
-    )
+    again = encode(body, payload=payload, payload_checksum=header.payload_checksum, **make_vectors.header_of("cache"))
     assert again == golden("cache")
 
 
 def test_a_message_without_the_payload_it_needs_is_not_made() -> None:
     with pytest.raises(ValueError, match="CACHE needs a payload"):
-        messages.encode(messages.Cache())
+        encode(messages.Cache())
     with pytest.raises(ValueError, match="HELLO has no payload"):
-        messages.encode(messages.Hello(), payload=b"x")
-    assert len(messages.encode(messages.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
+        encode(messages.Hello(), payload=b"x")
+    assert len(encode(messages.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
 
 
 def test_a_notice_comes_under_its_own_topic_only() -> None:
     frames = golden("notice")
-    assert messages.parse_notice([messages.topic_frame("policy"), *frames]).body == BODIES["notice"][0]
+    assert parse_notice([topic_frame("policy"), *frames]).body == BODIES["notice"][0]
     for topic, others, code in (
         (b"polic\0", frames, "topic"),
         (b"policy", frames, "topic"),
@@ -256,21 +258,21 @@ def test_a_notice_comes_under_its_own_topic_only() -> None:
         (b"policy\0", [], "frames"),
     ):
         with pytest.raises(ProtocolError) as problem:
-            messages.parse_notice([topic, *others])
+            parse_notice([topic, *others])
         assert problem.value.code == code
     with pytest.raises(ProtocolError):
-        messages.parse_notice([])
+        parse_notice([])
 
 
 def test_no_topic_is_a_prefix_of_another() -> None:
-    assert not messages.topic_frame("policy-2").startswith(messages.topic_frame("policy"))
+    assert not topic_frame("policy-2").startswith(topic_frame("policy"))
     with pytest.raises(ProtocolError):
-        messages.parse(with_tail("fetch", msgspec.msgpack.encode({"topic": "a\0b"})))
+        parse(with_tail("fetch", msgspec.msgpack.encode({"topic": "a\0b"})))
 
 
 def test_names_become_words_that_are_never_zero() -> None:
-    assert messages.name_hash("ant-7") == messages.name_hash("ant-7") != messages.name_hash("ant-8")
-    assert 0 < messages.name_hash("") < 2**64
+    assert name_hash("ant-7") == name_hash("ant-7") != name_hash("ant-8")
+    assert 0 < name_hash("") < 2**64
 
 
 @given(st.lists(st.binary(max_size=300), max_size=3))
@@ -324,9 +326,9 @@ def test_the_page_describes_every_message_and_field(number: messages.Type) -> No
 
 
 def test_the_page_lists_every_code_and_row() -> None:
-    for code, meaning in messages.CODES.items():
+    for code, meaning in CODES.items():
         assert f"| `{code}` | {meaning} |" in PAGE
-    assert f"`clients`, {messages.CLIENT_SUMS.itemsize} bytes a client" in PAGE
-    assert f"`counts`, {messages.CLIENT_COUNTS.itemsize} bytes a client" in PAGE
-    for field, (_, at) in messages.CLIENT_SUMS.fields.items():
+    assert f"`clients`, {CLIENT_SUMS.itemsize} bytes a client" in PAGE
+    assert f"`counts`, {CLIENT_COUNTS.itemsize} bytes a client" in PAGE
+    for field, (_, at) in CLIENT_SUMS.fields.items():
         assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())

@@ -12,6 +12,7 @@ from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.server.learners import Learners
 from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, CLIENT_SUMS, unpack_accounts, unpack_counts, unpack_sums
 from test_wire import BODIES, refused, with_tail
 
 MOST = 1.7976931348623157e308
@@ -207,9 +208,9 @@ def test_a_part_is_below_the_number_of_parts(owner):
 # ---------------------------------------------------------------------------------------------- rows inside of tails
 
 ROWS = {
-    "sums": (messages.unpack_sums, messages.CLIENT_SUMS),
-    "counts": (messages.unpack_counts, messages.CLIENT_COUNTS),
-    "accounts": (messages.unpack_accounts, messages.ACCOUNT),
+    "sums": (unpack_sums, CLIENT_SUMS),
+    "counts": (unpack_counts, CLIENT_COUNTS),
+    "accounts": (unpack_accounts, ACCOUNT),
 }
 TIMES = ([0.0, -1.0, MOST], [math.nan, math.inf, -math.inf])
 BOUNDS = {
@@ -217,7 +218,7 @@ BOUNDS = {
                           ([0.0, 5e-324, MOST], [-5e-324, math.nan, math.inf, -math.inf])),
     "counts": {"zero": ([0], [1])},
     "accounts": {
-        **dict.fromkeys([name for name in messages.ACCOUNT.names if messages.ACCOUNT[name] == np.uint64],
+        **dict.fromkeys([name for name in ACCOUNT.names if ACCOUNT[name] == np.uint64],
                         ([0, 2**53 - 1], [2**53, 2**64 - 1])),
         "home": ([0, 2**64 - 1], []), "since": ([0, 2**63 - 1], [2**63]),
         "returns_sum": ([-1e300, 1e300], [after(1e300, math.inf), after(-1e300, -math.inf), math.nan, math.inf]),

@@ -17,7 +17,8 @@ import numpy as np
 from memoire.accounting.ledger import Totals
 from memoire.dashboard.settings import Settings
 from memoire.pool.freshness import BOUNDS
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 
 from .answers import (
     ActorRow,
@@ -219,7 +220,7 @@ class Cluster:
         if answer.settings is not None:
             node.settings = answer.settings
         if node.role == "server" and not answer.error:
-            self._homes[messages.name_hash(node.name)] = node.name
+            self._homes[name_hash(node.name)] = node.name
             self._count(node)
         for told in answer.accounts:
             node.runs = [str(name) for name in told["runs"]]
@@ -231,9 +232,9 @@ class Cluster:
             self._fresh_episodes.append((page["run"], rows))
 
     def _take_accounts(self, told: dict[str, Any]) -> None:
-        if told["row_bytes"] != messages.ACCOUNT.itemsize:
+        if told["row_bytes"] != ACCOUNT.itemsize:
             return  # of another version: shown by its software
-        self.kept(told["run"]).take(np.frombuffer(told["rows"], messages.ACCOUNT))
+        self.kept(told["run"]).take(np.frombuffer(told["rows"], ACCOUNT))
 
     def _count(self, node: Node) -> None:
         stats = node.stats
@@ -254,7 +255,7 @@ class Cluster:
     def kept(self, run: str) -> Kept:
         """The ledger of a run."""
         if run not in self._kept:
-            self._kept[run] = Kept(np.frombuffer(self._restore(run), messages.ACCOUNT))
+            self._kept[run] = Kept(np.frombuffer(self._restore(run), ACCOUNT))
             while len(self._kept) > MOST_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, self.run))]
         return self._kept[run]
@@ -634,7 +635,7 @@ class Cluster:
         """The accounts of one actor, one for each home."""
         rows = self.kept(self.run).rows
         mine = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]
-        names = [name for name in messages.ACCOUNT.names or () if name != "client"]
+        names = [name for name in ACCOUNT.names or () if name != "client"]
         return [
             {name: row[name].item() for name in names}
             | {"home": self._homes.get(int(row["home"]), f"former life {int(row['home']):016x}")}

@@ -11,9 +11,9 @@ import numpy as np
 
 from memoire.accounting.ledger import Totals
 from memoire.accounting.merge import Rows, by_client, key_of, merge, totals_of
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 
-NOTHING: Rows = np.empty(0, messages.ACCOUNT)
+NOTHING: Rows = np.empty(0, ACCOUNT)
 
 
 class Kept:

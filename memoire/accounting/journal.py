@@ -52,7 +52,7 @@ class Group:
     models: list[tuple[str, Model]] = field(default_factory=list)
     """At most one of each run and topic, newer than the one stored."""
     inherited: list[tuple[str, bytes]] = field(default_factory=list)
-    """Rows of `wire.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
+    """Rows of `rows.ACCOUNT`, packed: each replaces what is stored for its run, client and home."""
     settings: dict[str, str] = field(default_factory=dict)
     """Small texts by name, that the server wants to find again."""
     tickets: list[Ticket] = field(default_factory=list)

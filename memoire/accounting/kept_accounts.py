@@ -110,7 +110,7 @@ class MemoryAccounts(KeptAccounts):
     """Accounts that are kept in memory: some 250 bytes for each client.
 
     Args:
-        home: `wire.name_hash` of the server's name.
+        home: `identity.name_hash` of the server's name.
     """
 
     def __init__(self, home: int) -> None:

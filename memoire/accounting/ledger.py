@@ -25,7 +25,8 @@ from typing import Protocol
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.wire.messages import MOST_RETURN, Ended, Update
+from memoire.wire.messages import Ended, Update
+from memoire.wire.rows import MOST_RETURN
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""

@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT, ACCOUNT_KEY_BYTES
 
 from .ledger import Account, Totals
 
 Rows: TypeAlias = NDArray[np.void]
-"""Rows of `messages.ACCOUNT`."""
+"""Rows of `rows.ACCOUNT`."""
 
 GONE = 1
 PAGE_ROWS = 1024
@@ -96,7 +96,7 @@ _LATER = ("received_caches", "pushed_caches", "returns_count", "last_seen")
 
 
 def row_of(account: Account, home: int) -> tuple[Any, ...]:
-    """The row of an account that the server of this home keeps: its values in the order of `messages.ACCOUNT`."""
+    """The row of an account that the server of this home keeps: its values in the order of `rows.ACCOUNT`."""
     report = account.report
     return (
         np.frombuffer(account.client, "<u8"),
@@ -133,12 +133,12 @@ def row_of(account: Account, home: int) -> tuple[Any, ...]:
 
 def rows_of(rows: Iterable[tuple[Any, ...]]) -> Rows:
     """Rows as an array."""
-    return np.array(list(rows), messages.ACCOUNT)
+    return np.array(list(rows), ACCOUNT)
 
 
 def merge(*tables: Rows) -> Rows:
     """One row for each account, in the order of their keys (client, home, since): of several the later, by maximum."""
-    rows = np.concatenate([np.empty(0, messages.ACCOUNT), *tables])
+    rows = np.concatenate([np.empty(0, ACCOUNT), *tables])
     rows = rows[np.lexsort([rows[field] for field in reversed(_LATER)] + _names(rows)[::-1])]  # the last key leads
     first = _first_of_each(_names(rows))
     last = np.append(first[1:], len(rows)) - 1 if len(first) else first
@@ -197,7 +197,7 @@ def page(rows: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
 
 def key_of(row: Rows | np.void) -> bytes:
     """Client, home and since of a row: what rows are ordered by."""
-    return row.tobytes()[: messages.ACCOUNT_KEY_BYTES]
+    return row.tobytes()[:ACCOUNT_KEY_BYTES]
 
 
 def _names(rows: Rows) -> list[NDArray[np.uint64]]:

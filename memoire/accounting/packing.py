@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.wire import _bytes, messages
-from memoire.wire.messages import MOST_RETURNS, Update
+from memoire.wire import _bytes
+from memoire.wire.messages import Update
+from memoire.wire.rows import ACCOUNT, MOST_RETURNS, unpack_accounts
 
 from .ledger import Account, FoldedSums
 from .merge import GONE, Rows, exact_sum, merge, row_of
@@ -59,7 +60,7 @@ _TOTALS: Final = {"skipped_caches": "skipped"} | {
     name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
 }
 """The whole numbers of `Totals` that a row has, and what the row calls them."""
-_PLACE: Final = {name: place for place, name in enumerate(messages.ACCOUNT.names or ())}
+_PLACE: Final = {name: place for place, name in enumerate(ACCOUNT.names or ())}
 
 
 class Words:
@@ -94,7 +95,7 @@ class Packing:
     """Packs the accounts of the server of one home, and unpacks them.
 
     Args:
-        home: `messages.name_hash` of the server's name.
+        home: `identity.name_hash` of the server's name.
         words: What bodies refer to.
     """
 
@@ -176,7 +177,7 @@ class Packing:
         found["client"] = np.frombuffer(b"".join(key[:CLIENT_BYTES] for key, _ in packed), "<u8").reshape(-1, 2)
         named = [self._name(key, word) for (key, _), word in zip(packed, table[:, _WORD].tolist(), strict=True)]
         found["home"], found["since"] = np.array(named, np.uint64).T
-        return merge(messages.unpack_accounts(found.tobytes()))
+        return merge(unpack_accounts(found.tobytes()))
 
     def add_up(self, sums: FoldedSums, bodies: Sequence[bytes]) -> None:
         """Add own accounts to what is folded.
@@ -235,8 +236,8 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _as_rows(table: NDArray[np.uint64]) -> Rows:
-    """Rows of `messages.ACCOUNT`, without names, from counts [n, _COUNTS]."""
-    rows = np.zeros(len(table), messages.ACCOUNT)
+    """Rows of `rows.ACCOUNT`, without names, from counts [n, _COUNTS]."""
+    rows = np.zeros(len(table), ACCOUNT)
     for place, (name, less) in enumerate(_DIFFERENCES):
         rows[name] = table[:, place] + (rows[less] if less else np.uint64(0))  # wraps around, as it was taken off
     flags, label, first, longer, returns = (table[:, len(_DIFFERENCES) + place] for place in range(5))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memoire.models.model import Model
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
 
 from .journal import Group, RunFacts
 from .kept_accounts import KeptAccounts, MemoryAccounts
@@ -129,7 +129,7 @@ class Run:
     """What headers say for it."""
 
     def __post_init__(self) -> None:
-        self.number = messages.name_hash(self.name)
+        self.number = name_hash(self.name)
 
     @property
     def facts(self) -> RunFacts:
@@ -172,7 +172,7 @@ class Runs:
         name: Of the run that is counted.
         past: Where former ones are read from.
         epoch: Of the server as it runs now.
-        home: `messages.name_hash` of the server's name.
+        home: `identity.name_hash` of the server's name.
         may_open, forget: See `Ledger`.
     """
 
@@ -193,7 +193,7 @@ class Runs:
         self._saved = {
             facts.name: facts if facts.ended or facts.name == name else replace(facts, ended=now) for facts in known
         }
-        self._numbers = {messages.name_hash(saved): saved for saved in self._saved}
+        self._numbers = {name_hash(saved): saved for saved in self._saved}
         self._order = list(self._saved)
         self._open: dict[str, Run] = {}
         self.current = self._enter(name, now)

@@ -27,6 +27,7 @@ from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
 from memoire.version import SOFTWARE, VERSION
 from memoire.wire import messages
+from memoire.wire.frames import Message, encode, parse
 
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
@@ -276,10 +277,10 @@ class _Asker:
     def close(self) -> None:
         self._doors.close()
 
-    def ask(self, body: messages.Body) -> tuple[messages.Message, float]:
+    def ask(self, body: messages.Body) -> tuple[Message, float]:
         """The answer to a request, and the seconds it took. Asked again each second until the time is up."""
         self._sequence += 1
-        request = messages.encode(body, client=self._client, sequence=self._sequence, **self.facts)
+        request = encode(body, client=self._client, sequence=self._sequence, **self.facts)
         deadline = time.monotonic() + self.timeout
         while (now := time.monotonic()) < deadline:
             sent = sockets.send(self._socket, [b"", *request])
@@ -298,9 +299,9 @@ class _Asker:
         )
         raise Sick(NO_ANSWER, f"nobody answered {name} within {self.timeout:g} s", advice)
 
-    def _read(self, frames: Sequence[Any]) -> messages.Message:
+    def _read(self, frames: Sequence[Any]) -> Message:
         try:
-            message = messages.parse(frames[1:])
+            message = parse(frames[1:])
         except ProtocolError as error:
             if error.code == "version":
                 raise _other_version(error.detail) from error

@@ -26,6 +26,7 @@ from memoire.net.resolver import Found, Names, shared_names
 from memoire.reader.directory import LEFT_OUT_AFTER
 from memoire.reader.reader import Reader
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
 
 SILENT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
@@ -188,7 +189,7 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
     while True:
         try:
             told = _accounts(reader, [name, *others], deadline)
-            here = clients_here(told[name], messages.name_hash(name), [told[other] for other in others])
+            here = clients_here(told[name], name_hash(name), [told[other] for other in others])
         except MemoireTimeout:
             if not here:
                 raise  # else the time was over in the middle of a look: what the one before it saw says more

@@ -27,6 +27,7 @@ from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
 from memoire.wire import container, messages
+from memoire.wire.frames import Answer, Message
 
 from . import unreported
 from .home_watch import Change
@@ -226,7 +227,7 @@ class Connection:
         if hello is not None:
             self.channel.ask(hello, self._welcomed, run=0, home=home)
 
-    def _welcomed(self, answer: messages.Answer) -> None:
+    def _welcomed(self, answer: Answer) -> None:
         try:
             welcomed = self._session.welcomed(answer, time.monotonic())
             if welcomed is not None:
@@ -289,9 +290,9 @@ class Connection:
             asked = session.begin_update(time.monotonic())
         self.channel.ask(update, lambda answer: self._answered(answer, asked))
 
-    def _answered(self, answer: messages.Answer, asked: Asked) -> None:
+    def _answered(self, answer: Answer, asked: Asked) -> None:
         self._session.schedule.is_open = False
-        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Updated):
+        if isinstance(answer, Message) and isinstance(answer.body, messages.Updated):
             step = self._updated(answer.body, answer.payload, asked)
         else:
             with self._waiting.changed:
@@ -341,9 +342,7 @@ class Connection:
 
     # Models
 
-    def _fetch(
-        self, topic: str, version: int, offset: int, size: int, finish: Callable[[messages.Answer], None]
-    ) -> None:
+    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
         asked = messages.Fetch(topic=topic, version=version, offset=offset, size=size)
         self.channel.ask(asked, finish, patience=fetch_patience(self._limits))
 
@@ -352,7 +351,7 @@ class Connection:
         with self._waiting.changed:
             self._session.schedule.is_dirty = True
 
-    def _take_notice(self, message: messages.Message) -> None:
+    def _take_notice(self, message: Message) -> None:
         if not isinstance(message.body, messages.Notice):
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):

@@ -14,6 +14,8 @@ from memoire.net import link, sockets
 from memoire.net.sockets import Context, Doors, Socket
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Message, parse_notice
+from memoire.wire.identity import NEWS_FRAME, topic_frame
 
 NOTICES_PER_TURN = 100
 
@@ -50,7 +52,7 @@ class DataSockets:
         if subscribe:
             made = sockets.subscriber(self._context, self._limits.request_bytes)
             link.dial(self._doors, made, subscribe, keys=self._keys)
-            made.setsockopt(zmq.SUBSCRIBE, messages.NEWS_FRAME)
+            made.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
             self._sub = self._doors.add(made)
         return self._sub is not None
 
@@ -77,14 +79,14 @@ class DataSockets:
         """Start or stop hearing of a topic; False while there is no socket yet."""
         if self._sub is None:
             return False
-        self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, messages.topic_frame(topic))
+        self._sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, topic_frame(topic))
         return True
 
     def has_notices(self, ready: dict[object, int]) -> bool:
         """Whether notices have come."""
         return self._sub is not None and self._sub in ready
 
-    def take_notices(self, take: Callable[[messages.Message], None], refuse: Callable[[str], None]) -> None:
+    def take_notices(self, take: Callable[[Message], None], refuse: Callable[[str], None]) -> None:
         """Hand over those that came, and the codes of those that are refused; the rest of a flood waits."""
         assert self._sub is not None
         for _ in range(NOTICES_PER_TURN):
@@ -92,6 +94,6 @@ class DataSockets:
             if frames is None:
                 return
             try:
-                take(messages.parse_notice(frames, self._limits))
+                take(parse_notice(frames, self._limits))
             except ProtocolError as error:
                 refuse(error.code)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memoire.net.channel import Channel
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Message
 
 from .unreported import Request, Teller
 
@@ -36,9 +37,9 @@ class FormerClient:
     def _ask(self, request: Request) -> None:
         self.channel.ask(request.body, self._answered, run=request.run, home=request.home)
 
-    def _answered(self, answer: messages.Answer) -> None:
+    def _answered(self, answer: Answer) -> None:
         request = self._teller.answered(answer, time.monotonic())
-        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Welcome):
+        if isinstance(answer, Message) and isinstance(answer.body, messages.Welcome):
             self.channel.home, self.channel.table = answer.header.home, answer.body.table
             self.channel.fingerprint = answer.header.fingerprint
         if request is not None:

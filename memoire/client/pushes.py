@@ -19,6 +19,7 @@ from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
 from memoire.wire import _bytes, container, messages
+from memoire.wire.frames import encode
 
 from .episodes import Shipment
 from .io_waiting import Waiting
@@ -253,7 +254,7 @@ class Pusher:
         with self._waiting.changed:
             self._last_size = size
             session.window.pushed(size, self._waiting.now())
-            frames = messages.encode(
+            frames = encode(
                 message(session.told.since, session.window.pushed_caches, session.window.pushed_bytes),
                 client=session.client,
                 sequence=next(self._numbers),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memoire.wire import messages
+from memoire.wire.frames import tail_of
+from memoire.wire.identity import name_hash
 
 from .session import Session
 from .unreported import Part, Untold
@@ -29,7 +31,7 @@ def report_of(session: Session, sums: Sums, models: Mapping[str, int]) -> messag
         models: Version of each topic in use.
     """
     boundary, counts, told = session.counts.boundary, session.counts.told, session.told
-    is_home = session.home == messages.name_hash(told.home_name)
+    is_home = session.home == name_hash(told.home_name)
     last_line = None if boundary is None else boundary.line
     return messages.Update(
         epoch=told.epoch if is_home else 0,
@@ -91,7 +93,7 @@ def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[Part]:
     parts = []
     while True:
         body = report_of(session, Sums(), models)
-        parts.append(Part(run, messages.tail_of(body)))
+        parts.append(Part(run, tail_of(body)))
         if not (body.lines or body.ended):
             return parts
         session.outbox.acknowledge(body.lines[-1].number if body.lines else 0)

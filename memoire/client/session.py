@@ -19,6 +19,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
 from memoire.wire import container, messages
+from memoire.wire.frames import Answer, Header, Message
+from memoire.wire.refusals import PASSING
 
 from .counts import Boundary, ClientCounts, RunCounts
 from .home_watch import Change, HomeWatch
@@ -42,7 +44,7 @@ Step = Literal["update", "hello", "move"]
 class Welcomed(NamedTuple):
     """A WELCOME that was read and fits this client."""
 
-    header: messages.Header
+    header: Header
     told: messages.Welcome
     schema: Schema
     parameters: Parameters
@@ -202,14 +204,14 @@ class Session:
             codecs=container.codecs(),
         )
 
-    def welcomed(self, answer: messages.Answer, now: float) -> Welcomed | None:
+    def welcomed(self, answer: Answer, now: float) -> Welcomed | None:
         """HELLO was answered; None if the home had no time. Changes nothing that other threads use.
 
         Raises:
             MemoireError: the client cannot go on.
         """
         self._is_hello_open = self._is_moving = False
-        if isinstance(answer, Refused) and answer.code in messages.PASSING:
+        if isinstance(answer, Refused) and answer.code in PASSING:
             self._hello_at = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
             self.put_off = answer
             return None
@@ -218,7 +220,7 @@ class Session:
             raise answer
         return self._read(answer)
 
-    def _read(self, answer: messages.Message) -> Welcomed:
+    def _read(self, answer: Message) -> Welcomed:
         told, who = answer.body, self.client.hex()[:8]
         if not isinstance(told, messages.Welcome):
             raise Refused(self.endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
@@ -314,7 +316,7 @@ class Session:
             return "move"
         return "update"
 
-    def update_refused(self, answer: messages.Answer, now: float) -> Step:
+    def update_refused(self, answer: Answer, now: float) -> Step:
         """The home did not take an UPDATE, or something else than UPDATED came; returns what comes next."""
         self.schedule.put_off(now + self.limits.resend_after)
         if not isinstance(answer, Refused):

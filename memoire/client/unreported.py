@@ -20,6 +20,9 @@ from memoire.errors import MemoireError, Refused, StateUnusable
 from memoire.storage import private_files
 from memoire.version import SOFTWARE
 from memoire.wire import messages
+from memoire.wire.frames import Answer, update_of
+from memoire.wire.identity import name_hash
+from memoire.wire.refusals import PASSING
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ MAX_BYTES = 256 << 20
 """Of a file that is read: what a client keeps at most is far less."""
 AGAIN = 5.0
 """Seconds before a home that had no time is asked again."""
-LATER = (*messages.PASSING, "client")
+LATER = (*PASSING, "client")
 """Codes of refusals that end by themselves, or by another HELLO."""
 _PREFIX, _SUFFIX = "untold-", ".msgpack"
 
@@ -95,7 +98,7 @@ def found(folder: Path) -> list[tuple[Path, Untold]]:
             if content.form != FORM:
                 raise ValueError(f"it has form {content.form}, this version of memoire reads form {FORM}")
             for part in content.parts:
-                messages.update_of(part.update)
+                update_of(part.update)
         except FileNotFoundError:
             continue  # another client of this folder has told it
         except (OSError, ValueError, msgspec.MsgspecError, MemoireError) as error:
@@ -149,9 +152,9 @@ class Teller:
         self.again_at = float("inf")
         self._left, self._awaited = list(self.untold.parts), messages.Welcome
         hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
-        return Request(hello, home=messages.name_hash(self.untold.home))
+        return Request(hello, home=name_hash(self.untold.home))
 
-    def answered(self, answer: messages.Answer, now: float) -> Request | None:
+    def answered(self, answer: Answer, now: float) -> Request | None:
         """HELLO or UPDATE was answered at `now`."""
         if isinstance(answer, MemoireError):
             self._refused(answer, now)
@@ -168,7 +171,7 @@ class Teller:
     def _next(self) -> Request | None:
         if self._left:
             part = self._left[0]
-            update = messages.update_of(part.update)
+            update = update_of(part.update)
             if not self._is_home:  # what is counted per home was for another one
                 update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
             return Request(update, run=part.run)

@@ -12,6 +12,8 @@ from typing import Any
 
 from memoire.limits import Limits
 from memoire.wire import messages
+from memoire.wire.frames import encode
+from memoire.wire.identity import topic_frame
 
 from .model import Model, ModelStore
 
@@ -37,7 +39,7 @@ class Notices:
 
     def subscribed(self, subscriptions: Iterable[bytes], models: ModelStore, now: float) -> None:
         """Peers subscribed to this; an empty subscription is to everything."""
-        known = {b"", *(messages.topic_frame(topic) for topic in models.versions())}
+        known = {b"", *(topic_frame(topic) for topic in models.versions())}
         self._asked.update(known.intersection(subscriptions))  # a stranger's topics are not kept
         if self._asked:
             self._asked_at = min(self._asked_at, now + GATHER)
@@ -74,7 +76,7 @@ def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: i
         epoch=epoch,
     )
     inline = model.body if 0 < model.size <= limits.inline_model and not again else None
-    return [messages.topic_frame(model.topic), *messages.encode(body, home=home, run=run, payload=inline)]
+    return [topic_frame(model.topic), *encode(body, home=home, run=run, payload=inline)]
 
 
 def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]:
@@ -83,5 +85,5 @@ def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]
     return [
         model
         for topic in models.versions()
-        if (b"" in asked or messages.topic_frame(topic) in asked) and (model := models.newest(topic)) is not None
+        if (b"" in asked or topic_frame(topic) in asked) and (model := models.newest(topic)) is not None
     ]

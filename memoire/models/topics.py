@@ -24,6 +24,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError,
 from memoire.limits import Limits
 from memoire.suggestions import hint
 from memoire.wire import messages
+from memoire.wire.frames import Answer
 
 from .model import MOST_TOPICS, Assembly, Model, check_text
 
@@ -48,7 +49,7 @@ MOST_HOMES = 256
 LARGE = 16 << 20
 """Bytes of a body from which on the whole of `limits.model_spread` is used."""
 
-Fetch = Callable[[str, int, int, int, Callable[[messages.Answer], None]], None]
+Fetch = Callable[[str, int, int, int, Callable[[Answer], None]], None]
 
 
 class Subscription:
@@ -437,7 +438,7 @@ class Topics:
         """Ask for the first chunk, or for as many as may be on their way at once."""
         asked_at = self._clock()
 
-        def answered(answer: messages.Answer) -> None:
+        def answered(answer: Answer) -> None:
             is_quick = self._clock() - asked_at < QUICK
             fetching.window = min(self._limits.model_window, fetching.window + 1) if is_quick else 1
             self._answered(topic, fetching, answer)
@@ -455,7 +456,7 @@ class Topics:
             fetching.open += 1
             self._fetch(topic.name, assembly.version, offset, fetching.stride, answered)
 
-    def _answered(self, topic: _Topic, fetching: _Fetching, answer: messages.Answer) -> None:
+    def _answered(self, topic: _Topic, fetching: _Fetching, answer: Answer) -> None:
         if isinstance(answer, Closed) or topic.fetching is not fetching:
             return  # or it was given up meanwhile
         fetching.open -= 1
@@ -490,7 +491,7 @@ class Topics:
         if model is not None:
             self._deliver(topic, model)
 
-    def _assemble(self, topic: _Topic, fetching: _Fetching, answer: messages.Answer) -> Model | None:
+    def _assemble(self, topic: _Topic, fetching: _Fetching, answer: Answer) -> Model | None:
         """Take a chunk; returns the model when it is whole, or here already (then there is no assembly)."""
         if isinstance(answer, MemoireError):
             raise answer

@@ -19,6 +19,7 @@ from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolErro
 from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, encode, parse
 
 from . import sockets
 from .calls import Call, Calls
@@ -148,7 +149,7 @@ class Channel:
     def ask(
         self,
         body: messages.Body,
-        finish: Callable[[messages.Answer], None],
+        finish: Callable[[Answer], None],
         deadline: float = float("inf"),
         *,
         payload: Any = None,
@@ -167,7 +168,7 @@ class Channel:
             patience: Least seconds before it is sent again, where a second answer would cost much.
         """
         number = next(self._numbers) if sequence is None else sequence
-        frames = messages.encode(
+        frames = encode(
             body,
             client=self._client,
             sequence=number,
@@ -260,7 +261,7 @@ class Channel:
         try:
             if len(frames[0]):
                 raise ProtocolError("frames", "a reply begins with an empty frame")
-            message = messages.parse(frames[1:], self._limits)
+            message = parse(frames[1:], self._limits)
             if message.header.client != self._client:
                 raise ProtocolError("client", "a reply for somebody else")
         except ProtocolError as error:

@@ -21,6 +21,7 @@ from memoire.net.sockets import library_version
 from memoire.pool.freshness import Timing
 from memoire.version import VERSION
 from memoire.wire import messages
+from memoire.wire.refusals import CODES
 
 MOST_LABELS = 64
 """Series of one metric whose label is named by users (topics, scalars, backs): the first ones by name."""
@@ -138,7 +139,7 @@ EVERY = (
     _counter(
         "refused",
         "Messages that were refused, by code.",
-        lambda s: dict.fromkeys(messages.CODES, 0) | s.refused,
+        lambda s: dict.fromkeys(CODES, 0) | s.refused,
         "code",
     ),
 )

@@ -156,7 +156,7 @@ def metrics(node: Node | None, request: Request) -> Page:
 
 
 def accounts(node: Node | None, request: Request) -> Page:
-    """The ledger of a run at a server, its rows as they are (`wire.ACCOUNT`): for whoever merges several, exactly.
+    """The ledger of a run at a server, its rows as they are (`rows.ACCOUNT`): for whoever merges several, exactly.
 
     MessagePack, a page at a time: `next` is the `after` of the page behind it, "" of the last one. With `seen`, less
     than half a minute ago, only accounts whose client was heard since then. `inherited` grows with each account that

@@ -37,7 +37,7 @@ from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, container, messages
 from memoire.wire._container import HeldCache
-from memoire.wire.messages import CLIENT_COUNTS, CLIENT_SUMS
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 from . import picked
 from ._draw import HeldClient, HeldPool, Picks, assemble, shares, systematic_counts
@@ -129,7 +129,7 @@ class AnyPool(Protocol):
 
         Args:
             body: The message, of the type that is stored here.
-            checksum: The header's, where `messages.parse` was told not to compare it.
+            checksum: The header's, where `frames.parse` was told not to compare it.
 
         Raises:
             ProtocolError: and nothing else, whatever the bytes.
@@ -175,12 +175,12 @@ class AnyPool(Protocol):
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """What a reader may draw: rows of `messages.CLIENT_SUMS`."""
+        """What a reader may draw: rows of `rows.CLIENT_SUMS`."""
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
     ) -> container.Payload | None:
-        """The payload of a DRAWN message, for rows of `messages.CLIENT_COUNTS`; None where nothing was there."""
+        """The payload of a DRAWN message, for rows of `rows.CLIENT_COUNTS`; None where nothing was there."""
 
     def walk(self) -> Iterator[Any]:
         """All that is held, one by one, while it goes on: for a snapshot. `put_back` takes it."""
@@ -753,7 +753,7 @@ class Pool:
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """Keep about `samples` unused samples for a reader; returns what it may draw: rows of `messages.CLIENT_SUMS`.
+        """Keep about `samples` unused samples for a reader; returns what it may draw: rows of `rows.CLIENT_SUMS`.
 
         A reader is named by its client id. What it asks for replaces what it had; when it is silent for
         `client_timeout`, all of it is free again. One row for each client with a weight; `reserved` 0 says that it
@@ -792,7 +792,7 @@ class Pool:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
 
         Args:
-            counts: Rows of `messages.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
+            counts: Rows of `rows.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
 
@@ -872,7 +872,7 @@ class Plan:
     """What a reader asks each server for, and what it needs to know when the samples are there."""
 
     counts: list[NDArray[np.void]]
-    """For each server rows of `messages.CLIENT_COUNTS`; no row where nothing is wanted."""
+    """For each server rows of `rows.CLIENT_COUNTS`; no row where nothing is wanted."""
     share: dict[bytes, float]
     """pi_c of each client."""
     newest: dict[bytes, float]
@@ -887,7 +887,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
 
     Args:
-        tables: Rows of `messages.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
+        tables: Rows of `rows.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
             with the sums that are newest.
         samples: At least 1.
         fraction: A random number in [0, 1), the offset of systematic sampling.

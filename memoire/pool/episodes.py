@@ -51,6 +51,7 @@ from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema, is_finite
 from memoire.wire import _bytes, container, messages
+from memoire.wire.rows import CLIENT_SUMS
 
 from .caches import MOST_BATCH, MOST_DRAWN, Pooled, PoolStats
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
@@ -64,7 +65,7 @@ MOST_UNASKED: Final = 1_000_000
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks for silent clients."""
 ANY_NUMBER: Final = 1
-"""Flag of a row of `messages.CLIENT_SUMS`: any number of samples can be drawn."""
+"""Flag of a row of `rows.CLIENT_SUMS`: any number of samples can be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,7 +579,7 @@ class EpisodePool:
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """What a reader may draw: a row of `messages.CLIENT_SUMS` for all episodes; none while nothing can be drawn.
+        """What a reader may draw: a row of `rows.CLIENT_SUMS` for all episodes; none while nothing can be drawn.
 
         Nothing is kept for anybody, since entries can be drawn any number of times, or `max_times_sampled` by whoever
         comes first. Learners that part the clients among them (`part`) all draw from the whole memory.
@@ -588,7 +589,7 @@ class EpisodePool:
             self._sequence += 1
             sequence = self._sequence
         total, positives, minimum = memory.sums()
-        rows = np.zeros(1 if positives and total > 0.0 and math.isfinite(total) else 0, messages.CLIENT_SUMS)
+        rows = np.zeros(1 if positives and total > 0.0 and math.isfinite(total) else 0, CLIENT_SUMS)
         for row in rows:
             row["client"], row["sequence"] = np.frombuffer(owner, "<u8"), sequence
             row["total_weight"], row["positives"], row["minimum"] = total, positives, minimum
@@ -604,7 +605,7 @@ class EpisodePool:
         was asked for.
 
         Args:
-            counts: Rows of `messages.CLIENT_COUNTS`.
+            counts: Rows of `rows.CLIENT_COUNTS`.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
 

@@ -25,7 +25,7 @@ from memoire.replay.sampling import Sampler, fields_of
 from memoire.replay.schema import Schema
 from memoire.suggestions import checked_names, hint, one_of
 from memoire.wire import container
-from memoire.wire.messages import DEFAULT_TABLE, table_number
+from memoire.wire.identity import DEFAULT_TABLE, table_number
 
 from .caches import AnyPool, Pool
 

@@ -44,6 +44,8 @@ from memoire.security.keyfolder import OPEN, Given, Keys, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.suggestions import checked_names
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Header, encode, parse, parse_header, parse_notice, peek, reply
+from memoire.wire.identity import NEWS_FRAME, name_hash
 
 from .router import Router
 
@@ -244,7 +246,7 @@ class _Back:
             self._writing[made] = blocked
             self.doors.watch(made, reading=reading, writing=blocked)
 
-    def _welcomed(self, answer: messages.Answer) -> None:
+    def _welcomed(self, answer: Answer) -> None:
         self._looking = False
         self._denied_there = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
         if isinstance(answer, MemoireError):
@@ -285,7 +287,7 @@ class _Back:
             link.dial(
                 self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish), keys=self._proxy.keys
             )
-            sub.setsockopt(zmq.SUBSCRIBE, messages.NEWS_FRAME)
+            sub.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
             self.sub = self.doors.add(sub)
             self._is_hearing = False
             self._hear("", True)
@@ -309,7 +311,7 @@ class _Back:
             if frames is None:
                 return
             try:
-                message = messages.parse_notice(frames, self._proxy._limits)
+                message = parse_notice(frames, self._proxy._limits)
                 if isinstance(message.body, messages.News):
                     self.look_at = 0.0  # it may be about more than clients: another run, or a server that leaves
                     self._proxy._pass_news(frames)
@@ -552,7 +554,7 @@ class Proxy(Node):
             self._send_news()
 
     def _send_news(self) -> None:
-        self._pass_news([messages.NEWS_FRAME, *messages.encode(messages.News())])
+        self._pass_news([NEWS_FRAME, *encode(messages.News())])
 
     def _pass_news(self, frames: Sequence[Any]) -> None:
         sockets.send(self._pub, frames)
@@ -617,7 +619,7 @@ class Proxy(Node):
             self._refused["frames"] += 1
             return
         try:
-            header, _ = messages.parse_header(asked.request, self._limits)
+            header, _ = parse_header(asked.request, self._limits)
             asked.peer.check(header.type, header.table)
             if asked.is_first:
                 self._connections.check(asked.frames[0].bytes, header.client, time.monotonic())
@@ -627,7 +629,7 @@ class Proxy(Node):
         except ProtocolError as error:
             self._refuse(asked, error)
 
-    def _route(self, header: messages.Header, asked: _Request) -> None:
+    def _route(self, header: Header, asked: _Request) -> None:
         back = self._routes.homes.get(header.home)
         if back is None and header.type is messages.Type.HELLO:
             if not self._routes.is_ready(time.monotonic()):
@@ -648,14 +650,14 @@ class Proxy(Node):
 
     def _refuse(self, asked: _Request, error: ProtocolError) -> None:
         self._count(error)
-        header = messages.peek(asked.request)
+        header = peek(asked.request)
         if header is not None:
             body = messages.Refused(code=error.code, text=error.detail[:1000])
-            self._send_reply([*asked.envelope, *messages.reply(header, body)])
+            self._send_reply([*asked.envelope, *reply(header, body)])
 
     def _answer_fetch(self, asking: _Request) -> bool:
         """Hand out a model that is kept here, or soon; False where the server has to be asked."""
-        message = messages.parse(asking.request, self._limits)
+        message = parse(asking.request, self._limits)
         asked, header = message.body, message.header
         assert isinstance(asked, messages.Fetch)
         source = self._sources.get(asked.topic)
@@ -667,10 +669,10 @@ class Proxy(Node):
         told = (0, 0) if source is None else (source.home, source.epoch)
         chunk, payload = chunk_of(model, asked, self._limits, home=told[0], epoch=told[1])
         self._requests += 1
-        self._send_reply([*asking.envelope, *messages.reply(header, chunk, payload=payload)])
+        self._send_reply([*asking.envelope, *reply(header, chunk, payload=payload)])
         return True
 
-    def _hold(self, asking: _Request, header: messages.Header, asked: messages.Fetch) -> bool:
+    def _hold(self, asking: _Request, header: Header, asked: messages.Fetch) -> bool:
         """Keep the request while the model is on its way here: it crosses the way behind this proxy once, not once for
         each client. A client may have heard of it before this proxy has.
         """
@@ -692,7 +694,7 @@ class Proxy(Node):
         """Answer what was held, from here or by the server."""
         for key in keys:
             asking = self._held.pop(key).asking
-            message = messages.parse(asking.request, self._limits)
+            message = parse(asking.request, self._limits)
             assert isinstance(message.body, messages.Fetch)
             try:
                 if self._models.get(message.body.topic, message.body.version) is None:
@@ -711,26 +713,24 @@ class Proxy(Node):
         if empty is None:
             self._refused["frames"] += 1
             return
-        header = messages.peek(frames[empty + 1 :])
+        header = peek(frames[empty + 1 :])
         kind = 0 if header is None else int.from_bytes(frames[empty + 1].buffer[6:8], "little")
         if kind != messages.Type.WELCOME and not (kind == messages.Type.UPDATED and back in self._routes.retiring):
             self._send_reply(frames)
             return
         try:
-            message = messages.parse(frames[empty + 1 :], self._limits)
+            message = parse(frames[empty + 1 :], self._limits)
         except ProtocolError as error:
             self._refused[error.code] += 1
             return
         if isinstance(message.body, messages.Updated):
-            said = messages.reply(
-                message.header, msgspec.structs.replace(message.body, leaving=True), payload=message.payload
-            )
+            said = reply(message.header, msgspec.structs.replace(message.body, leaving=True), payload=message.payload)
             self._send_reply([*frames[: empty + 1], *said])
             return
         self._routes.answered(message.header.home, back)
         assert isinstance(message.body, messages.Welcome)
         told = self._routes.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
-        self._send_reply([*frames[: empty + 1], *messages.reply(message.header, told)])
+        self._send_reply([*frames[: empty + 1], *reply(message.header, told)])
 
     def _take_caches(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -739,7 +739,7 @@ class Proxy(Node):
                 return
             try:
                 peer, frames = self._gate.admit(self._pull, frames, 0)
-                header, _ = messages.parse_header(frames, self._limits)
+                header, _ = parse_header(frames, self._limits)
                 peer.check(header.type)
                 if header.type not in (messages.Type.CACHE, messages.Type.EPISODE):
                     raise ProtocolError("unexpected", f"{header.type.name} was pushed")
@@ -764,7 +764,7 @@ class Proxy(Node):
     def _published(self, back: _Back, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
         """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
         if back.welcome is not None and len(back.names) == 1:
-            noticed = messages.name_hash(back.names[0]), max(noticed[1], back.welcome.epoch)
+            noticed = name_hash(back.names[0]), max(noticed[1], back.welcome.epoch)
         source = self._sources.get(model.topic)
         if is_renewed and (source is None or source.back is back):
             self._models.forget(model.topic)  # its publisher began anew and counts from 1

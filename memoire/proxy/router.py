@@ -16,6 +16,7 @@ import msgspec
 
 from memoire.limits import Limits
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
 
 SETTLE = 1.0
 """Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
@@ -127,7 +128,7 @@ class Router(Generic[B]):
         # Those that leave, too, while the way there is open: a request that is sent again, and refused, may be one that
         # was counted there and whose answer is late.
         for name in (*back.names, *back.leaving):
-            home = messages.name_hash(name)
+            home = name_hash(name)
             self.homes.setdefault(home, back)
             self._removed.discard(home)
 

@@ -20,6 +20,9 @@ from memoire.accounting.merge import ClusterTotals, Rows, ServerAccounts, key_of
 from memoire.arguments import mapping, seconds, text
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError, Refused, WrongType
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Message
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import unpack_accounts
 
 from .directory import RemoteServer
 
@@ -53,7 +56,7 @@ class ClusterAdmin:
         """See `Reader.begin_run`."""
         name = text("name", name)
         self._order(messages.Control(run=name), timeout)
-        self._thread.post(lambda: self._thread.enter(messages.name_hash(name)))
+        self._thread.post(lambda: self._thread.enter(name_hash(name)))
 
     def finish(self, timeout: float | None) -> None:
         """See `Reader.finish`."""
@@ -93,7 +96,7 @@ class ClusterAdmin:
         awaited: Callable[[], Iterable[RemoteServer]],
         deadline: float,
         run: int | None,
-    ) -> dict[str, messages.Answer]:
+    ) -> dict[str, Answer]:
         """Tell all servers; the answers of those that are awaited, chosen inside of the thread."""
 
         def bodies() -> dict[str, messages.Body]:
@@ -102,9 +105,9 @@ class ClusterAdmin:
         def names() -> list[str]:
             return [server.name for server in awaited()]
 
-        def heard(answer: messages.Answer) -> None:
+        def heard(answer: Answer) -> None:
             self._directory.ask_soon()  # see what came of it
-            if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Taken):
+            if isinstance(answer, Message) and isinstance(answer.body, messages.Taken):
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
         return self._gather(bodies, names, heard, deadline, run)
@@ -168,7 +171,7 @@ class ClusterAdmin:
                 if not isinstance(answer, messages.Accounts):
                     told[name] = answer if isinstance(answer, MemoireError) else self._unexpected(name, answer)
                     continue
-                pages[name].append(messages.unpack_accounts(answer.accounts))
+                pages[name].append(unpack_accounts(answer.accounts))
                 if answer.more and len(pages[name][-1]):
                     asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
                 else:
@@ -200,10 +203,10 @@ class ClusterAdmin:
         self,
         bodies: Callable[[], Mapping[str, messages.Body]],
         awaited: Callable[[], Iterable[str]],
-        heard: Callable[[messages.Answer], None],
+        heard: Callable[[Answer], None],
         deadline: float,
         run: int | None,
-    ) -> dict[str, messages.Answer]:
+    ) -> dict[str, Answer]:
         """One request to each of some servers, by their names, all at once; the answers that are awaited.
 
         Args:
@@ -211,7 +214,7 @@ class ClusterAdmin:
             heard: Called inside of the thread with each answer, also with those that are not awaited; under the lock.
             run: See `Channels.ask`.
         """
-        box: dict[str, messages.Answer | None] = {}
+        box: dict[str, Answer | None] = {}
         is_started: list[bool] = []
 
         def start() -> None:
@@ -227,7 +230,7 @@ class ClusterAdmin:
                 else:
                     self._thread.send(server, body, settled, deadline, run)
 
-        def settle(name: str, answer: messages.Answer) -> None:
+        def settle(name: str, answer: Answer) -> None:
             with self._monitor.changed:
                 if name in box:
                     box[name] = answer
@@ -254,7 +257,7 @@ def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _raise_error(server: str, answer: messages.Answer) -> None:
+def _raise_error(server: str, answer: Answer) -> None:
     """Raise what ended an order to a server, if that is an error."""
     if isinstance(answer, MemoireTimeout):
         advice = f"{answer.advice} The other servers have the change; call again when {server!r} is back."

@@ -16,6 +16,8 @@ from memoire.errors import SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
+from memoire.wire.frames import Header
+from memoire.wire.identity import name_hash
 
 HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
@@ -44,7 +46,7 @@ class RemoteServer:
     """One server, as a reader knows it. A name that was forgotten and comes back is another object."""
 
     def __init__(self, name: str, address: Address, now: float) -> None:
-        self.name, self.home, self.address = name, messages.name_hash(name), address
+        self.name, self.home, self.address = name, name_hash(name), address
         self.is_away = False  # it did not answer in time, and is left out
         self.is_finished = False  # it says that the run is over
         self.epoch = 0  # of its newest WELCOME: another one means that it has restarted
@@ -163,7 +165,7 @@ class Directory:
 
     # What was answered
 
-    def learn(self, address: Address, header: messages.Header, told: messages.Welcome, now: float) -> News | None:
+    def learn(self, address: Address, header: Header, told: messages.Welcome, now: float) -> News | None:
         """Take what a WELCOME says; None where it is about another table.
 
         Raises:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from memoire.replay.schema import Schema
 from memoire.wire import container, messages
+from memoire.wire.frames import Answer, Message
 
 from .directory import RemoteServer
 from .stock import clients_of
@@ -69,7 +70,7 @@ class FeedbackRouter:
         self.lost += int(left.sum())
         return pieces
 
-    def answered(self, piece: Piece, answer: messages.Answer) -> None:
+    def answered(self, piece: Piece, answer: Answer) -> None:
         """A message has ended by a reply or an error."""
-        said = answer.body if isinstance(answer, messages.Message) else None
+        said = answer.body if isinstance(answer, Message) else None
         self.lost += said.lost if isinstance(said, messages.Taken) else piece.samples

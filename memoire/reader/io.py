@@ -27,6 +27,7 @@ from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Header, Message
 
 from .directory import Address, Directory, RemoteServer, RunChange
 from .feedback import FeedbackRouter
@@ -133,15 +134,15 @@ class ReaderThread:
             if server.address is address:  # each by itself: has it restarted, and lost what was published?
                 self.channels.ask(server, hello, functools.partial(self._greeted, server), deadline)
 
-    def _greeted(self, server: RemoteServer, answer: messages.Answer) -> None:
-        said = answer.body if isinstance(answer, messages.Message) else None
+    def _greeted(self, server: RemoteServer, answer: Answer) -> None:
+        said = answer.body if isinstance(answer, Message) else None
         if isinstance(said, messages.Welcome) and said.home_name == server.name:
             self._met(server, said.epoch)
 
     def _met(self, server: RemoteServer, epoch: int) -> None:
         self.publisher.met(server, has_restarted=self.directory.met(server, epoch))
 
-    def _welcomed(self, address: Address, answer: messages.Answer) -> None:
+    def _welcomed(self, address: Address, answer: Answer) -> None:
         address.is_asked = False
         if isinstance(answer, (Closed, MemoireTimeout)):
             return
@@ -163,7 +164,7 @@ class ReaderThread:
             else:
                 _log.warning("reader %s: %s", self._name, error)
 
-    def _learn(self, address: Address, header: messages.Header, told: messages.Welcome) -> None:
+    def _learn(self, address: Address, header: Header, told: messages.Welcome) -> None:
         news = self.directory.learn(address, header, told, self.monitor.now())
         if news is None:
             return
@@ -205,7 +206,7 @@ class ReaderThread:
         for ask in self.rounds.begin(now):
             self.channels.ask(ask.server, ask.body, functools.partial(self._answered, ask), sequence=ask.number)
 
-    def _answered(self, ask: Ask, answer: messages.Answer) -> None:
+    def _answered(self, ask: Ask, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
         was_away, now = ask.server.is_away, self.monitor.now()

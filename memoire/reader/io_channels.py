@@ -12,10 +12,11 @@ from memoire.net.channel import Channel
 from memoire.net.sockets import Context, Doors
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Buffer, Header
 
 from .directory import Address, RemoteServer
 
-Finish = Callable[[messages.Answer], None]
+Finish = Callable[[Answer], None]
 
 
 class Channels:
@@ -93,7 +94,7 @@ class Channels:
         finish: Finish,
         deadline: float = float("inf"),
         *,
-        payload: messages.Buffer | None = None,
+        payload: Buffer | None = None,
         sequence: int | None = None,
         run: int | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class Channels:
         """Send HELLO to any server there: behind a proxy another one answers where the former one is away."""
         self.of[address].ask(hello, finish, deadline, home=0)
 
-    def learn(self, address: Address, header: messages.Header, told: messages.Welcome) -> None:
+    def learn(self, address: Address, header: Header, told: messages.Welcome) -> None:
         """Take the facts that stand in the headers of all requests there."""
         channel = self.of[address]
         channel.run, channel.fingerprint = header.run, header.fingerprint

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memoire.errors import MemoireTimeout
 from memoire.models.model import Model
 from memoire.net.thread import Worker
-from memoire.wire import messages
+from memoire.wire.frames import Answer
 
 from .directory import RemoteServer
 from .io_channels import Channels
@@ -87,7 +87,7 @@ class Publisher:
             # Without a deadline: a call that waits for it gives up by itself, and the server may come back.
             self._channels.ask(send.server, send.body, functools.partial(self._sent, send), payload=send.payload)
 
-    def _sent(self, send: Send, answer: messages.Answer) -> None:
+    def _sent(self, send: Send, answer: Answer) -> None:
         with self._monitor.changed:
             sends = self._publishing.answered(send, answer)
             self._monitor.changed.notify_all()

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from memoire.errors import Closed, MemoireError, Refused
 from memoire.models.model import Model
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Message
 
 from . import directory
 from .directory import Directory, RemoteServer, RunChange
@@ -150,13 +151,13 @@ class Publishing:
         transfer = delivery.transfers[topic] = _Transfer(model)
         return [Send(server, transfer, 0, self._stretch)]
 
-    def answered(self, send: Send, answer: messages.Answer) -> list[Send]:
+    def answered(self, send: Send, answer: Answer) -> list[Send]:
         """A stretch was taken or refused; what to send next."""
         topic, delivery = send.transfer.model.topic, self._delivery(send.server)
         if isinstance(answer, Closed) or delivery.transfers.get(topic) is not send.transfer:
             return []  # or another run has begun
         send.transfer.is_heard, send.server.is_away = True, False
-        said = answer.body if isinstance(answer, messages.Message) else None
+        said = answer.body if isinstance(answer, Message) else None
         if isinstance(said, messages.Published) and not said.version and said.received > send.offset:
             return [replace(send, offset=said.received)]
         del delivery.transfers[topic]
@@ -168,7 +169,7 @@ class Publishing:
         # A newer one may have been published meanwhile; or the server has restarted and forgot the beginning.
         return self._offer(send.server, topic)
 
-    def _settle(self, delivery: _Delivery, model: Model, answer: messages.Answer) -> None:
+    def _settle(self, delivery: _Delivery, model: Model, answer: Answer) -> None:
         delivery.taken[model.topic] = model.version
         if isinstance(answer, MemoireError):
             delivery.wrong[model.topic] = answer

@@ -24,6 +24,8 @@ from memoire.pool import caches
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.wire import container, messages
+from memoire.wire.frames import Answer, Buffer, Message
+from memoire.wire.rows import unpack_sums
 
 from .balance import Balance
 from .directory import Address, Directory, RemoteServer, Terms
@@ -62,7 +64,7 @@ class _Round:
     parameters: Parameters
     open: set[int] = field(default_factory=set)
     """Numbers of the draws that are awaited."""
-    parts: list[messages.Buffer] = field(default_factory=list)
+    parts: list[Buffer] = field(default_factory=list)
     """Containers that came."""
 
 
@@ -285,18 +287,18 @@ class Rounds:
 
     # What came of it
 
-    def answered(self, ask: Ask, answer: messages.Answer, now: float) -> None:
+    def answered(self, ask: Ask, answer: Answer, now: float) -> None:
         """A request has ended by a reply or an error. Batches may be whole by it, and others may be begun."""
         ask.stock.answered(ask.number, now)
         ask.server.is_away = False
-        said = answer.body if isinstance(answer, messages.Message) else None
+        said = answer.body if isinstance(answer, Message) else None
         if isinstance(said, (messages.Summed, messages.Drawn)):
             self._take_sums(ask.stock, said, now)
         else:
             # It does not know this reader's run or home (any more): HELLO says what is true now.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()
-        payload = answer.payload if isinstance(answer, messages.Message) else None
+        payload = answer.payload if isinstance(answer, Message) else None
         for made in self._rounds:
             if ask.number in made.open:
                 made.open.discard(ask.number)
@@ -304,7 +306,7 @@ class Rounds:
                     made.parts.append(payload)
 
     def _take_sums(self, stock: Stock, said: messages.Summed | messages.Drawn, now: float) -> None:
-        table = messages.unpack_sums(said.clients)
+        table = unpack_sums(said.clients)
         entries = stock.report(table, now)
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)

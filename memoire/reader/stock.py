@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.wire import messages
+from memoire.wire.rows import CLIENT_COUNTS
 
 from . import directory
 
-NOTHING: NDArray[np.void] = np.empty(0, messages.CLIENT_COUNTS)
+NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 """What a request asks for that takes no samples."""
 
 

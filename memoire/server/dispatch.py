@@ -35,6 +35,10 @@ from memoire.replay.parameters import Parameters
 from memoire.security.throttle import TokenBuckets
 from memoire.version import SOFTWARE
 from memoire.wire import container, messages
+from memoire.wire.frames import Header, Message
+from memoire.wire.identity import NO_CLIENT, name_hash
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import unpack_accounts, unpack_counts
 
 from .learners import Learners
 
@@ -124,7 +128,7 @@ class Desk:
         if run is not None:
             arguments.name("run", run)
         self.tables, self.limits = tables, limits
-        self.name, self.home = name, messages.name_hash(name)
+        self.name, self.home = name, name_hash(name)
         self.epoch = past.epoch if past else epoch
         self.journal = Journal() if past else None
         """What is to be saved; None where nothing is."""
@@ -168,7 +172,7 @@ class Desk:
             forget=self._forget,
         )
         self._restore(past)
-        self._answers: dict[type[messages.Body], Callable[[messages.Header, Any, Any], Reply]] = {
+        self._answers: dict[type[messages.Body], Callable[[Header, Any, Any], Reply]] = {
             messages.Hello: self._hello,
             messages.Update: self._update,
             messages.Fetch: self._fetch,
@@ -274,7 +278,7 @@ class Desk:
             self.journal.after(ticket)
             self._on_change()
 
-    def when_saved(self, header: messages.Header, ticket: Callable[[], None]) -> None:
+    def when_saved(self, header: Header, ticket: Callable[[], None]) -> None:
         """Call this, which sends a reply that has to wait, when all that was said so far is saved."""
         assert self.journal is not None
         with self.lock:
@@ -351,14 +355,14 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def answer(self, message: messages.Message) -> Reply:
+    def answer(self, message: Message) -> Reply:
         """The reply to a request; REFUSED where it cannot be granted. Never raises for what a peer sent."""
         header = message.header
         answer = self._answers.get(type(message.body))
         try:
             if answer is None:
                 raise ProtocolError("unexpected", f"{header.type.name} is no request")
-            if header.client == messages.NO_CLIENT:
+            if header.client == NO_CLIENT:
                 raise ProtocolError("client", "a request needs a client id")
             if header.run not in (0, self.run) and not isinstance(message.body, messages.Update | messages.Hello):
                 raise self._wrong_run()
@@ -366,7 +370,7 @@ class Desk:
         except ProtocolError as error:
             return self.refuse(error)
 
-    def answer_with(self, body: type[messages.Body], answer: Callable[[messages.Header, Any, Any], Reply]) -> None:
+    def answer_with(self, body: type[messages.Body], answer: Callable[[Header, Any, Any], Reply]) -> None:
         """Have requests of this kind answered elsewhere, by what may raise ProtocolError. Before the first request."""
         self._answers[body] = answer
 
@@ -376,7 +380,7 @@ class Desk:
     def refuse(self, error: ProtocolError) -> Reply:
         """Count a refusal and say it."""
         with self.lock:
-            self.refused[error.code if error.code in messages.CODES else "other"] += 1
+            self.refused[error.code if error.code in CODES else "other"] += 1
         return Reply(messages.Refused(code=error.code, text=error.detail[:1000]))
 
     def own(self, client: bytes, principal: str) -> None:
@@ -388,7 +392,7 @@ class Desk:
         Raises:
             ProtocolError: (code "owner") it belongs to another key.
         """
-        if not principal or client == messages.NO_CLIENT:
+        if not principal or client == NO_CLIENT:
             return
         with self.lock:
             account = self.ledger.find(client)
@@ -405,12 +409,10 @@ class Desk:
                 while len(self._owners) > MOST_OWNERS:
                     self._owners.popitem(last=False)
 
-    def _once(
-        self, grant: Callable[[messages.Header, Any, Any], Reply], kept: int
-    ) -> Callable[[messages.Header, Any, Any], Reply]:
+    def _once(self, grant: Callable[[Header, Any, Any], Reply], kept: int) -> Callable[[Header, Any, Any], Reply]:
         """Grant each number once; a resend gets the reply that was given, and one older than those kept is refused."""
 
-        def answer(header: messages.Header, body: Any, payload: Any) -> Reply:
+        def answer(header: Header, body: Any, payload: Any) -> Reply:
             key, number = (header.client, header.type, header.table), header.sequence
             with self._granting:
                 given = self._given.setdefault(key, OrderedDict())
@@ -430,7 +432,7 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ clients
 
-    def _hello(self, header: messages.Header, body: messages.Hello, _: Any) -> Reply:
+    def _hello(self, header: Header, body: messages.Hello, _: Any) -> Reply:
         table, since = self.tables.named(body.table), 0
         with self.lock:
             is_saved = True
@@ -550,7 +552,7 @@ class Desk:
             self._silent = Counter(silent)
         return ledger.present - self._silent
 
-    def _update(self, header: messages.Header, body: messages.Update, _: Any) -> Reply:
+    def _update(self, header: Header, body: messages.Update, _: Any) -> Reply:
         table, now = self.tables.numbered(header.table), self._clock()
         with self.lock:
             run = self.runs.find(header.run)
@@ -634,7 +636,7 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ caches
 
-    def arrived(self, header: messages.Header, body: messages.Cache | messages.Episode, payload: Any) -> int:
+    def arrived(self, header: Header, body: messages.Cache | messages.Episode, payload: Any) -> int:
         """Check a cache or episode and hold it; returns its samples. A refused one is counted for its client.
 
         Raises:
@@ -655,7 +657,7 @@ class Desk:
             with self.lock:
                 self.refused[error.code] += 1
                 named = self.runs.find(header.run)
-                if client != messages.NO_CLIENT and named is not None:
+                if client != NO_CLIENT and named is not None:
                     account = self._arrived(named, client, size, body)
                     if account is not None:
                         named.ledger.rejected(account, error.code)
@@ -671,16 +673,16 @@ class Desk:
             self._touch(run, account)
         return account
 
-    def _table_of(self, header: messages.Header) -> OpenTable:
+    def _table_of(self, header: Header) -> OpenTable:
         """The table that something pushed is for, which fits it by all that its header says."""
-        if header.client == messages.NO_CLIENT:
+        if header.client == NO_CLIENT:
             raise ProtocolError("client", "a cache needs a client id")
         self._check_run(header)
         table = self.tables.numbered(header.table)
         table.check_fingerprint(header.fingerprint)
         return table
 
-    def _check_run(self, header: messages.Header) -> None:
+    def _check_run(self, header: Header) -> None:
         if header.run and header.run != self.runs.current.number:
             raise ProtocolError("run", f"a cache of another run; this server counts {self.run_name!r}")
 
@@ -728,7 +730,7 @@ class Desk:
         for table in self.tables:
             table.pool.saw_model(table.parameters.newest_model(versions))
 
-    def _publish(self, header: messages.Header, body: messages.Publish, payload: Any) -> Reply:
+    def _publish(self, header: Header, body: messages.Publish, payload: Any) -> Reply:
         with self.lock:
             if self.models.is_numbered(body.topic, body.version, body.sha256):  # again, by who cannot know that
                 self._uploads.pop((header.client, body.topic), None)
@@ -762,7 +764,7 @@ class Desk:
             self._uploads.popitem(last=False)  # begun and not gone on with: its publisher begins again, if it is there
         return assembly
 
-    def _fetch(self, header: messages.Header, body: messages.Fetch, _: Any) -> Reply:
+    def _fetch(self, header: Header, body: messages.Fetch, _: Any) -> Reply:
         with self.lock:
             model = self.models.serve(body.topic, body.version)
             newest = self.models.version(body.topic)
@@ -783,7 +785,7 @@ class Desk:
                 self._after(self._on_news)
             return parameters
 
-    def _control(self, header: messages.Header, body: messages.Control, _: Any) -> Reply:
+    def _control(self, header: Header, body: messages.Control, _: Any) -> Reply:
         table = self.tables.numbered(header.table)
         try:
             if body.parameters:
@@ -878,7 +880,7 @@ class Desk:
         ids["number"] = numbers
         return chosen[-1][0], container.pack_feedback(table.schema, ids, errors, now=self._clock())
 
-    def _feedback(self, header: messages.Header, body: messages.Feedback, payload: Any) -> Reply:
+    def _feedback(self, header: Header, body: messages.Feedback, payload: Any) -> Reply:
         table, samples, lost = self.tables.numbered(header.table), 0, 0
         with self.lock:
             for client, (numbers, errors) in container.read_feedback(payload, table.schema, self.limits).items():
@@ -914,7 +916,7 @@ class Desk:
             begin = first - 1 - (count - len(kept))
             return self.run_name, first, list(itertools.islice(kept, begin, begin + most))
 
-    def _page(self, header: messages.Header, body: messages.Ledger, _: Any) -> Reply:
+    def _page(self, header: Header, body: messages.Ledger, _: Any) -> Reply:
         with self.lock:
             run = self.runs.named(body.run) if body.run else self.runs.current
             if run is None:
@@ -943,8 +945,8 @@ class Desk:
             )
         return Reply(accounts)
 
-    def _inherit(self, header: messages.Header, body: messages.Inherit, _: Any) -> Reply:
-        rows = merge(messages.unpack_accounts(body.accounts))
+    def _inherit(self, header: Header, body: messages.Inherit, _: Any) -> Reply:
+        rows = merge(unpack_accounts(body.accounts))
         run = self.inherit(body.run_name, body.finished, rows)
         return Reply(messages.Taken(samples=len(rows), finished=run.finished), until_saved=True)
 
@@ -976,7 +978,7 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ readers
 
-    def _sums(self, header: messages.Header, body: messages.Sums, _: Any) -> Reply:
+    def _sums(self, header: Header, body: messages.Sums, _: Any) -> Reply:
         table = self._drawn_from(header)
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         standing = _stands(table, header.client, body)
@@ -984,11 +986,11 @@ class Desk:
             messages.Summed(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
         )
 
-    def _draw(self, header: messages.Header, body: messages.Draw, _: Any) -> Reply:
+    def _draw(self, header: Header, body: messages.Draw, _: Any) -> Reply:
         table = self._drawn_from(header)
         payload = table.pool.draw_counts(
             header.client,
-            messages.unpack_counts(body.counts),
+            unpack_counts(body.counts),
             now=self._clock(),
             compression=self._compression(table, header.client),
         )
@@ -1008,7 +1010,7 @@ class Desk:
         with self.lock:
             return "lz4" if self.learners.has(reader, "lz4") else "none"
 
-    def _drawn_from(self, header: messages.Header) -> OpenTable:
+    def _drawn_from(self, header: Header) -> OpenTable:
         table = self.tables.numbered(header.table)
         if header.fingerprint:
             table.check_fingerprint(header.fingerprint)

@@ -26,6 +26,7 @@ from memoire.replay.parameters import Parameters
 from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.storage.snapshot import Restored
 from memoire.wire import messages
+from memoire.wire.frames import Header
 
 from .dispatch import Desk, Reply
 
@@ -177,7 +178,7 @@ class Archive:
 
     # ----------------------------------------------------------------------------------------- orders from far away
 
-    def order(self, header: messages.Header, body: messages.TakeSnapshot, _: Any) -> Reply:
+    def order(self, header: Header, body: messages.TakeSnapshot, _: Any) -> Reply:
         """Begin what is ordered, or say how it stands: whoever ordered it asks until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")

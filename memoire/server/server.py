@@ -64,6 +64,9 @@ from memoire.storage.plain_log import LogFile
 from memoire.storage.snapshot import Restored
 from memoire.suggestions import checked_names
 from memoire.wire import messages
+from memoire.wire.frames import Header, Message, encode, parse, peek
+from memoire.wire.frames import reply as encode_reply
+from memoire.wire.identity import DEFAULT_TABLE, NEWS_FRAME, table_number
 
 from .dispatch import Desk, Reply
 from .io_snapshots import Archive, Snapshot
@@ -384,7 +387,7 @@ class Server(Node):
                 capacity=settings.capacity,
                 byte_limit=budgets[name],
                 client_timeout=self._limits.client_timeout,
-                seed=None if seed is None else (seed ^ messages.table_number(name)) & (2**64 - 1),
+                seed=None if seed is None else (seed ^ table_number(name)) & (2**64 - 1),
             )
         return Pool(
             settings.schema,
@@ -392,7 +395,7 @@ class Server(Node):
             byte_limit=budgets[name],
             cache_limit=settings.capacity,
             client_timeout=self._limits.client_timeout,
-            seed=None if seed is None else seed ^ messages.table_number(name),
+            seed=None if seed is None else seed ^ table_number(name),
         )
 
     def _make_handle(self, table: OpenTable) -> TableHandle:
@@ -610,13 +613,13 @@ class Server(Node):
             return
         request = frames[empty + 1 :]
         try:
-            message = messages.parse(request, self._limits)
+            message = parse(request, self._limits)
             self._check_peer(peer, message)
             if len(frames) == received and (empty == 1 or peer is not OPEN):  # no proxy has let it in before
                 self._connections.check(frames[0].bytes, message.header.client, time.monotonic())
         except ProtocolError as error:
             reply = self._refuse(error)
-            header = messages.peek(request)
+            header = peek(request)
             if header is None:
                 return  # not from anybody who could read an answer
         else:
@@ -637,7 +640,7 @@ class Server(Node):
         self._gate.refuse(error.code, error.detail)
         return self._desk.refuse(error)
 
-    def _check_peer(self, peer: Peer, message: messages.Message) -> None:
+    def _check_peer(self, peer: Peer, message: Message) -> None:
         """Raise ProtocolError where whoever sent this may not: for his role, or in the name of this client."""
         if peer is OPEN:
             return
@@ -646,11 +649,11 @@ class Server(Node):
             peer.check_hello(message.body)
         self._desk.own(message.header.client, peer.principal)
 
-    def _reply(self, made: Socket, envelope: list[zmq.Frame], header: messages.Header, reply: Reply) -> None:
-        sent = [*envelope, *messages.reply(header, reply.body, payload=reply.payload, **reply.changed)]
+    def _reply(self, made: Socket, envelope: list[zmq.Frame], header: Header, reply: Reply) -> None:
+        sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]
         self._lanes.send(made, sent, time.monotonic())
 
-    def _answer(self, message: messages.Message) -> Reply:
+    def _answer(self, message: Message) -> Reply:
         try:
             return self._desk.answer(message)
         except Closed:
@@ -691,7 +694,7 @@ class Server(Node):
 
     def _send_news(self) -> None:
         if self._has_news and self._pub is not None:
-            sockets.send(self._pub, [messages.NEWS_FRAME, *messages.encode(messages.News(epoch=self._desk.epoch))])
+            sockets.send(self._pub, [NEWS_FRAME, *encode(messages.News(epoch=self._desk.epoch))])
         self._has_news = False
 
     def _repeat_notices(self, pub: Socket, is_asked: bool) -> None:
@@ -735,7 +738,7 @@ class Server(Node):
                 return
             try:
                 peer, frames = self._gate.admit(made, frames, 0)
-                message = messages.parse(frames, self._limits, verify_payload=False)
+                message = parse(frames, self._limits, verify_payload=False)
                 self._check_peer(peer, message)
                 if not isinstance(message.body, messages.Cache | messages.Episode):
                     raise ProtocolError(
@@ -1399,7 +1402,7 @@ def _settings(
     if tables is None:
         if schema is None:
             raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
-        return {messages.DEFAULT_TABLE: Table(schema, **given)}
+        return {DEFAULT_TABLE: Table(schema, **given)}
     for name, value in (given if schema is None else {"schema": schema, **given}).items():
         raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
     return mapping("tables", tables)

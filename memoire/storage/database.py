@@ -37,7 +37,8 @@ from memoire.accounting.merge import merge
 from memoire.accounting.packing import Packing, Words
 from memoire.errors import StateCorrupt, StateError, StateForeign, StateUnusable
 from memoire.wire import _bytes
-from memoire.wire.messages import ACCOUNT, Line
+from memoire.wire.messages import Line
+from memoire.wire.rows import ACCOUNT
 
 from . import private_files
 

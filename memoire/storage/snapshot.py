@@ -42,7 +42,8 @@ from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, container
+from memoire.wire.rows import unpack_accounts
 
 from . import snapshot_file
 from .snapshot_file import About, Body, Damage, Record, SnapshotFile, TableAbout
@@ -267,7 +268,7 @@ def restore(
         skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
         now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
-        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `messages.ACCOUNT`.
+        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `rows.ACCOUNT`.
 
     Raises:
         DataError: a file cannot be read, is damaged, or no snapshot.
@@ -451,7 +452,7 @@ class _Restoring:
         if payload is None:
             return
         try:
-            rows = messages.unpack_accounts(payload)
+            rows = unpack_accounts(payload)
         except ValueError:
             self._refused["value"] += 1
             return

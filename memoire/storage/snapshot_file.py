@@ -139,7 +139,7 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """What its clients had done in a run; the payload is rows of `wire.ACCOUNT`."""
+    """What its clients had done in a run; the payload is rows of `rows.ACCOUNT`."""
 
     kind: ClassVar = Kind.ACCOUNTS
     run: str

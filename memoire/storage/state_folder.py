@@ -44,7 +44,7 @@ from memoire.errors import Closed, StateCorrupt, StateError, StateForeign, State
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.wire import _bytes
-from memoire.wire.messages import name_hash
+from memoire.wire.identity import name_hash
 
 from . import database, private_files
 from .database import INDEX_BITS, LAST, META, MODEL, SETTING, Reader, StateFile, StoredModel, as_saved, run_key

@@ -852,7 +852,7 @@ def check(
     Args:
         payload: The frame as it was received; it must not change afterwards.
         layout: What it must be: `layout_of(schema, parameters)`.
-        checksum: The header's, where `wire.parse` was told not to compare it.
+        checksum: The header's, where `frames.parse` was told not to compare it.
 
     Raises:
         ProtocolError: and nothing else, whatever the bytes.

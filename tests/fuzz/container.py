@@ -17,6 +17,8 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.wire import container, messages
 from memoire.wire.container import Kind
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
 REACHED = {"cache", "drawn", "episode", "feedback", "container", "value", "index", "parameters", "schema"}
 LIMITS = Limits(message_bytes=1 << 20)
@@ -69,7 +71,7 @@ def one(data: bytes) -> str:
     try:
         uses[kind](payload, schema, parameters)
     except ProtocolError as error:
-        assert error.code in messages.CODES and len(str(error)) < 1000
+        assert error.code in CODES and len(str(error)) < 1000
         return error.code
     return kind.name.lower()
 
@@ -80,8 +82,8 @@ def _use_cache(payload, schema, parameters):
     samples = held.samples
     pool.add(ME, 1, held)
     rows = pool.reserve(READER, samples)
-    assert len(messages.unpack_sums(rows.tobytes())) == 1
-    counts = np.zeros(1, messages.CLIENT_COUNTS)
+    assert len(unpack_sums(rows.tobytes())) == 1
+    counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = rows["client"], samples // 2
     drawn = pool.draw_counts(READER, counts)
     made = plan([rows], 1, 0.5)
@@ -113,7 +115,7 @@ def _use_drawn(payload, schema, parameters):
     layout = container.layout_of(schema, parameters, Kind.DRAWN)
     held = container.check(payload, layout, LIMITS)
     owners = held.part(container.Part.OWNERS)
-    rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), messages.CLIENT_SUMS)
+    rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), CLIENT_SUMS)
     rows["client"] = np.unique(np.frombuffer(owners, "<u8").reshape(-1, 2), axis=0)
     rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
     made = plan([rows], 2, 0.5)

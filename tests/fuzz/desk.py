@@ -22,6 +22,11 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Desk
 from memoire.wire import container, messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.frames import reply as encode_reply
+from memoire.wire.identity import NO_CLIENT, name_hash, table_number
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
 
 REACHED = {"both"}
 LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
@@ -99,14 +104,14 @@ def _body(kind: type[messages.Body], choices: Choices) -> messages.Body:
         of = choices.integer(1, 2**32 - 1)
         fixed = {"of": of, "part": choices.integer(0, of - 1)}
         if kind is messages.Draw:
-            counts = np.zeros(choices.below(4), messages.CLIENT_COUNTS)
+            counts = np.zeros(choices.below(4), CLIENT_COUNTS)
             for i in range(len(counts)):
                 counts[i]["client"] = np.frombuffer(CLIENTS[i], "<u8")
                 counts[i]["count"] = choices.below(30) or choices.integer(0, 2**32 - 1)
             fixed["counts"] = counts.tobytes()
         return choices.struct(kind, **fixed)
     if kind in (messages.Inherit, messages.Accounts):
-        rows = np.zeros(choices.below(4), messages.ACCOUNT)
+        rows = np.zeros(choices.below(4), ACCOUNT)
         for row in rows:
             row["client"] = np.frombuffer(choices.pick(CLIENTS), "<u8")
             for name in ("home", "episodes", "steps", "pushed_caches", "received_bytes"):
@@ -151,15 +156,15 @@ def _tell(desk: Desk, choices: Choices) -> str:
     kind = choices.pick(REQUESTS)
     table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
     facts = {
-        "client": choices.pick(CLIENTS) if choices.below(8) else messages.NO_CLIENT,
+        "client": choices.pick(CLIENTS) if choices.below(8) else NO_CLIENT,
         "sequence": choices.integer(0, 2**64 - 1),
-        "run": choices.pick((0, 0, desk.run, desk.run, messages.name_hash("other"))),
-        "table": messages.table_number(table),
+        "run": choices.pick((0, 0, desk.run, desk.run, name_hash("other"))),
+        "table": table_number(table),
         "fingerprint": SCHEMA.fingerprint if choices.below(8) else 0,
     }
     try:
         body, payload = _body(kind, choices), _payload(kind, choices)
-        message = messages.parse(messages.encode(body, payload=payload, **facts), LIMITS)
+        message = parse(encode(body, payload=payload, **facts), LIMITS)
     except ProtocolError:
         return "refused"
     except ValueError:  # no message of this kind
@@ -172,7 +177,7 @@ def _tell(desk: Desk, choices: Choices) -> str:
             return "refused"
         return "answered"
     reply = desk.answer(message)
-    messages.parse(messages.reply(message.header, reply.body, payload=reply.payload, **reply.changed))
+    parse(encode_reply(message.header, reply.body, payload=reply.payload, **reply.changed))
     return "refused" if isinstance(reply.body, messages.Refused) else "answered"
 
 
@@ -185,13 +190,13 @@ def _check(desk: Desk) -> None:
         totals = run.ledger.totals()
         assert math.isfinite(totals.returns_sum)
         rows = np.concatenate([merge(), *desk.pages(run)])
-        messages.unpack_accounts(rows.tobytes())
+        unpack_accounts(rows.tobytes())
         merge(rows, rows)
         for entry in run.logbook.recent():
             assert len(format_line(entry.received, entry.line.label, entry.line.text).splitlines()) == 1
     desk.models.check_invariants()
     desk.learners.now(1e9)
-    assert set(desk.refused) <= {*messages.CODES, "other"}
+    assert set(desk.refused) <= {*CODES, "other"}
     for table in desk.tables:
         table.pool.stats()
         table.pool.entries()

@@ -13,6 +13,7 @@ from memoire.limits import Limits
 from memoire.models.model import Assembly, ModelStore, StaleVersion, check_topic, make
 from memoire.models.topics import Topics
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 
 REACHED = {"delivered", "nothing"}
 LIMITS = Limits(model_bytes=1000, inline_model=100, model_chunk=30, model_window=3, model_spread=0.0)
@@ -84,7 +85,7 @@ def _follow(choices: Choices) -> str:
             notice = messages.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
             inline = BODY[:size] if choices.below(2) and size <= LIMITS.inline_model else None
             try:
-                message = messages.parse(messages.encode(notice, payload=inline or None))
+                message = parse(encode(notice, payload=inline or None))
                 topics.noticed(message.body, message.payload, choices.below(3))
             except ProtocolError:
                 pass
@@ -104,7 +105,7 @@ def _answer(choices: Choices, topic: str, version: int, offset: int) -> object:
         "size": 200 if choices.below(20) else 90,
     }
     chunk = messages.Chunk(**told, sha256=DIGEST, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1))
-    return messages.parse(messages.encode(chunk, payload=body or None))
+    return parse(encode(chunk, payload=body or None))
 
 
 def one(data: bytes) -> str:

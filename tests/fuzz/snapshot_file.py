@@ -22,7 +22,8 @@ from memoire.pool.tables import OpenTable, Table
 from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.storage import snapshot, snapshot_file
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes
+from memoire.wire.rows import ACCOUNT
 
 REACHED = {"restored", "DataError", "SnapshotMismatch"}
 IN_PLACE = 0.5
@@ -71,7 +72,7 @@ def _episode(**changed: object) -> snapshot_file.Record:
 def seeds() -> list[bytes]:
     """Files of caches, episodes and accounts, and some whose records say what cannot be."""
     payload = (VECTORS / "cache.payload").read_bytes()
-    rows = np.zeros(2, messages.ACCOUNT)
+    rows = np.zeros(2, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
     cache = snapshot_file.Record(snapshot_file.Cache(samples=3, used=1, age=2.0), 0, payload)
     accounts = snapshot_file.Record(snapshot_file.Accounts(run="run"), 0, rows.tobytes())

@@ -1,4 +1,4 @@
-"""Frames of a message: `messages.parse` takes them or raises ProtocolError, and what it took can be sent on as it is.
+"""Frames of a message: `frames.parse` takes them or raises ProtocolError, and what it took can be sent on as it is.
 
 1 byte   what is set right before they are parsed: 1 lengths, 2 checksums; 4 as a notice, with its topic in front
 2 bytes  length of frame 0, little endian; then frame 0, and frame 1 where anything is left
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes
+from memoire.wire.frames import HEADER_BYTES, encode, parse, parse_notice, peek
+from memoire.wire.refusals import CODES
 
 REACHED = {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"}
 LIMITS = Limits(tail_bytes=1 << 15, request_bytes=1 << 15, message_bytes=1 << 16)
@@ -30,13 +32,13 @@ def frames_of(data: bytes) -> tuple[list[bytes], int]:
     """Frames and flags of an input."""
     flags, (size,) = data[0], struct.unpack_from("<H", data, 1)
     head, payload = bytearray(data[3 : 3 + size]), data[3 + size :]
-    if len(head) >= messages.HEADER_BYTES:
+    if len(head) >= HEADER_BYTES:
         if flags & 1:
             struct.pack_into("<Q", head, 64, len(payload))
-            struct.pack_into("<I", head, 80, len(head) - messages.HEADER_BYTES)
+            struct.pack_into("<I", head, 80, len(head) - HEADER_BYTES)
         if flags & 2:
             struct.pack_into("<Q", head, 72, _bytes.checksum(payload) if payload else 0)
-            tail = memoryview(head)[messages.HEADER_BYTES :]
+            tail = memoryview(head)[HEADER_BYTES:]
             struct.pack_into("<Q", head, 88, _bytes.checksum(tail, _bytes.checksum(memoryview(head)[:88])))
             del tail
     return [bytes(head), *([payload] if payload else [])], flags
@@ -47,23 +49,20 @@ def one(data: bytes) -> str:
     if len(data) < 3:
         return "too short to be one"
     frames, flags = frames_of(data)
-    messages.peek(frames)
+    peek(frames)
     try:
         if flags & 4:
             topic = b"policy\x00"
-            message = messages.parse_notice([topic, *frames], LIMITS)
+            message = parse_notice([topic, *frames], LIMITS)
         else:
-            message = messages.parse(frames, LIMITS)
+            message = parse(frames, LIMITS)
     except ProtocolError as error:
-        assert error.code in messages.CODES and len(str(error)) < 2000
+        assert error.code in CODES and len(str(error)) < 2000
         return error.code
     header = message.header
     names = ("client", "sequence", "run", "home", "table", "fingerprint")
-    made = messages.encode(message.body, payload=message.payload, **{name: getattr(header, name) for name in names})
-    again = messages.parse(made)
+    made = encode(message.body, payload=message.payload, **{name: getattr(header, name) for name in names})
+    again = parse(made)
     assert again.header.client == header.client and again.type is message.type
-    assert (
-        messages.encode(again.body, payload=again.payload)[0]
-        == messages.encode(message.body, payload=message.payload)[0]
-    )
+    assert encode(again.body, payload=again.payload)[0] == encode(message.body, payload=message.payload)[0]
     return "taken"

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from memoire.accounting.merge import by_client, merge
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
@@ -264,7 +264,7 @@ class Release:
             told = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
             parts.append(told["rows"])
             after = told["next"]
-        return np.frombuffer(b"".join(parts), messages.ACCOUNT)
+        return np.frombuffer(b"".join(parts), ACCOUNT)
 
     def totals(self):
         """What the cluster says that all of it has counted, asked as a person would."""

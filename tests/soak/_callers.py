@@ -11,9 +11,10 @@ from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Message, encode, parse
 
 LIMITS = Limits()
-Told = dict[tuple[bytes, int], messages.Message]
+Told = dict[tuple[bytes, int], Message]
 """Replies by client and by the number of the request."""
 
 
@@ -62,7 +63,7 @@ class Callers:
 
     def send_one(self, client: bytes, number: int, body: messages.Body, **header: Any) -> None:
         """Send one request."""
-        message = messages.encode(body, client=client, sequence=number, **header)
+        message = encode(body, client=client, sequence=number, **header)
         self._by_id[client].send_multipart([b"", *message])
 
     def hear(self, count: int, seconds: float) -> list[float]:
@@ -71,7 +72,7 @@ class Callers:
         while len(came) < count and (left := began + seconds - time.monotonic()) > 0:
             for made, _ in self._poller.poll(int(1000 * left) + 1):
                 while (frames := sockets.receive(made)) is not None:
-                    said = messages.parse(frames[1:], LIMITS)
+                    said = parse(frames[1:], LIMITS)
                     self.told[said.header.client, said.header.sequence] = said
                     came.append(time.monotonic() - began)
         return came

@@ -23,6 +23,7 @@ from memoire.net import sockets
 from memoire.reader.reader import Reader
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages
+from memoire.wire.frames import encode
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state")})
 PROCESSES = 2
@@ -47,9 +48,7 @@ def say_hello(endpoint: str, count: int) -> None:
         made = sockets.request_client(context, 1 << 20)
         sockets.connect(made, endpoint)
         made.poll(10_000, zmq.POLLOUT)
-        sockets.send(
-            made, [b"", *messages.encode(messages.Hello(role="doctor"), client=os.urandom(16), sequence=number + 1)]
-        )
+        sockets.send(made, [b"", *encode(messages.Hello(role="doctor"), client=os.urandom(16), sequence=number + 1)])
         assert made.poll(10_000), "no WELCOME"
         made.close(0)
 

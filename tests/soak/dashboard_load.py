@@ -28,6 +28,7 @@ from _kit import end, memory, table
 import memoire
 from memoire.nodes.http import NodePages
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 
 SCHEMA = memoire.Schema(
     {"obs": memoire.Column(np.float32, (64,), "state"), "reward": memoire.Column(np.float32, (), "reward")}
@@ -61,9 +62,7 @@ class Actors:
 
     def say(self, place: int, body: messages.Body) -> None:
         self.number += 1
-        self.desk.answer(
-            messages.parse(messages.encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run))
-        )
+        self.desk.answer(parse(encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run)))
 
     def begin(self) -> None:
         for place in range(ACTORS):

@@ -22,6 +22,7 @@ from memoire.server import server as server_module
 from memoire.server.server import Server
 from memoire.storage.state_folder import Store
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 MODES = {"one commit for many": "group", "one commit for each": "single", "no state folder": "none"}
@@ -66,7 +67,7 @@ def ask(endpoint: str, clients: int, seconds: float) -> tuple[int, list[float]]:
         counts[made] = number
         begun[made] = time.perf_counter()
         update = messages.Update(episodes=number, steps=10 * number)
-        frames = messages.encode(update, client=sockets[made], sequence=number)
+        frames = encode(update, client=sockets[made], sequence=number)
         made.send_multipart([b"", *frames])
 
     for _ in range(clients):
@@ -79,7 +80,7 @@ def ask(endpoint: str, clients: int, seconds: float) -> tuple[int, list[float]]:
     times, answers, ends = [], 0, time.monotonic() + seconds
     while time.monotonic() < ends:
         for made, _ in poller.poll(200):
-            reply = messages.parse(made.recv_multipart()[1:])
+            reply = parse(made.recv_multipart()[1:])
             assert isinstance(reply.body, messages.Updated), reply.body
             assert reply.body.episodes == counts[made], "something else was acknowledged"
             times.append(time.perf_counter() - begun[made])

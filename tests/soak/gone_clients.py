@@ -24,6 +24,8 @@ from memoire.replay.schema import Schema
 from memoire.server.dispatch import Desk
 from memoire.storage.state_folder import Store
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
 
 SCHEMA = Schema({"obs": (np.float32, (64,)), "action": np.int32, "reward": np.float32})
 MOST_BYTES = 100
@@ -50,8 +52,8 @@ class Server:
         )
 
     def tell(self, client, number, body):
-        frames = messages.encode(body, client=client, sequence=number, run=messages.name_hash("run"))
-        return self.desk.answer(messages.parse(frames)).body
+        frames = encode(body, client=client, sequence=number, run=name_hash("run"))
+        return self.desk.answer(parse(frames)).body
 
     def save(self):
         while (group := self.desk.collect()) is not None:

@@ -1,0 +1,235 @@
+"""Messages to frames and back: pure functions, one parser, so that every byte from outside is checked in one place.
+
+Frame 0 is a header of 96 bytes and a msgpack tail, frame 1 the payload where a message has one; docs/wire.md has the
+layout bit by bit, `tests/vectors/` holds an example of every message. No socket, clock or file is touched here.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from memoire.errors import MemoireError, ProtocolError
+from memoire.limits import Limits
+
+from . import _bytes
+from .identity import NEWS_FRAME, NO_CLIENT, topic_frame
+from .messages import BODIES, VERSION, Body, News, Notice, Payload, Type, Update
+
+MAGIC: Final = b"MEMR"
+HEADER_BYTES: Final = 96
+
+Buffer: TypeAlias = Any
+"""Anything with the buffer protocol and contiguous bytes: bytes, memoryview, zmq.Frame, a NumPy array."""
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """What stands in front of every message, in the order of its 96 bytes."""
+
+    type: Type
+    table: int
+    client: bytes
+    """Id of the client that sent it; in a reply, that it is for. 16 zero bytes: nobody's (a notice)."""
+    run: int
+    home: int
+    sequence: int
+    """Counts up over all messages of a client; a reply has its request's."""
+    fingerprint: int
+    """Of the schema of the table; 0 where none is meant."""
+    payload_bytes: int
+    payload_checksum: int
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message that `parse` found whole. `payload` is the frame as it was received, or None."""
+
+    header: Header
+    body: Body
+    payload: Buffer | None
+
+    @property
+    def type(self) -> Type:
+        """Which message it is: the header's type, and its body's."""
+        return self.header.type
+
+
+Answer = Message | MemoireError
+"""How a request ends: its reply, or why there is none."""
+
+_HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
+_SUMMED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
+_CHECKSUM: Final = struct.Struct("<Q")
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODERS: Final = {number: msgspec.msgpack.Decoder(body) for number, body in BODIES.items()}
+_TYPES: Final = {int(kind): kind for kind in Type if kind in BODIES}
+_PAYLOADS: Final = {kind: body.payload for kind, body in BODIES.items()}
+_LARGE: Final = frozenset({Type.CACHE, Type.EPISODE, Type.FEEDBACK, Type.UPDATED, Type.DRAWN})
+_DEFAULTS: Final = Limits()
+
+
+def encode(
+    body: Body,
+    *,
+    client: bytes = NO_CLIENT,
+    sequence: int = 0,
+    run: int = 0,
+    home: int = 0,
+    table: int = 0,
+    fingerprint: int = 0,
+    payload: Buffer | None = None,
+    payload_checksum: int | None = None,
+) -> list[Buffer]:
+    """Frames of a message: the header with its tail, and the payload as it is (not copied), unless it is empty.
+
+    Args:
+        payload_checksum: `_bytes.checksum(payload)` if it is known already (a message handed on); computed otherwise.
+    """
+    size = 0 if payload is None else memoryview(payload).nbytes
+    if (body.payload is Payload.NEVER and size) or (body.payload is Payload.ALWAYS and not size):
+        raise ValueError(f"{body.type.name} {'has no' if size else 'needs a'} payload")
+    if payload_checksum is None:
+        payload_checksum = _bytes.checksum(payload) if size else 0
+    tail = _ENCODER.encode(body)
+    head = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        body.type,
+        0,
+        table,
+        client,
+        run,
+        home,
+        sequence,
+        fingerprint,
+        size,
+        payload_checksum,
+        len(tail),
+        0,
+    )
+    frame = b"".join((head, _CHECKSUM.pack(_bytes.checksum(tail, _bytes.checksum(head))), tail))
+    return [frame, payload] if size else [frame]
+
+
+def reply(request: Header, body: Body, *, payload: Buffer | None = None, **changed: int) -> list[Buffer]:
+    """Frames of the answer to a request: its client, sequence, run, home, table and fingerprint, unless `changed`."""
+    facts: dict[str, Any] = {
+        "client": request.client, "sequence": request.sequence, "run": request.run, "home": request.home,
+        "table": request.table, "fingerprint": request.fingerprint,
+    }  # fmt: skip
+    return encode(body, payload=payload, **(facts | changed))
+
+
+def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payload: bool = True) -> Message:
+    """The message in one or two frames (envelope or topic taken off), completely checked.
+
+    Nothing is allocated for a size that a message only declares. The insides of containers are for `cache.check`.
+
+    Args:
+        frames: As received; frame 1 becomes `Message.payload` without a copy.
+        limits: `tail_bytes`, `message_bytes` and `request_bytes` that this node allows.
+        verify_payload: Compare the payload's checksum (one pass over it, GIL released). A proxy that hands it on leaves
+            that to the end, and a server to `cache.check`, which is told the checksum.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.
+    """
+    header, tail = parse_header(frames, limits)
+    if header.payload_bytes and verify_payload and _bytes.checksum(frames[1]) != header.payload_checksum:
+        raise ProtocolError("payload", f"{header.type.name}: the payload's checksum is wrong; it changed on the way")
+    return Message(header, _decode(header.type, tail), frames[1] if header.payload_bytes else None)
+
+
+def parse_notice(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> Message:
+    """`parse` for what a SUB socket received: [topic, frame 0, frame 1?]; its body is a `Notice` or `News`."""
+    message = parse(frames[1:], limits)
+    if isinstance(message.body, News):
+        if bytes(frames[0]) != NEWS_FRAME:
+            raise ProtocolError("topic", "NEWS came on the topic of a model")
+        return message
+    if not isinstance(message.body, Notice):
+        raise ProtocolError("unexpected", f"{message.type.name} was published; only NOTICE and NEWS are")
+    if topic_frame(message.body.topic) != bytes(frames[0]):
+        raise ProtocolError("topic", f"a notice of {message.body.topic!r} came on another topic")
+    return message
+
+
+def peek(frames: Sequence[Buffer]) -> Header | None:
+    """Who a refused message says it is from, unchecked: enough to answer that it was refused. None where it says
+    nothing.
+
+    The first 96 bytes mean the same in every version of the protocol, so that an old node can refuse a new one
+    politely.
+    """
+    frame = memoryview(frames[0]) if frames else memoryview(b"")
+    if frame.nbytes < HEADER_BYTES:
+        return None
+    magic, _, _, _, table, client, run, home, sequence, fingerprint, *_ = _HEADER.unpack_from(frame)
+    return Header(Type.REFUSED, table, client, run, home, sequence, fingerprint, 0, 0) if magic == MAGIC else None
+
+
+def parse_header(frames: Sequence[Buffer], limits: Limits = _DEFAULTS) -> tuple[Header, memoryview]:
+    """Header and undecoded tail, both checked against their checksum: all that a proxy needs. Raises ProtocolError."""
+    if not 1 <= len(frames) <= 2:
+        raise ProtocolError("frames", f"a message has 1 or 2 frames, got {len(frames)}")
+    frame = memoryview(frames[0])
+    if frame.nbytes < HEADER_BYTES:
+        raise ProtocolError("short", f"frame 0 has {frame.nbytes} bytes, a header has {HEADER_BYTES}")
+    (magic, version, number, flags, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum,
+     tail_bytes, reserved, checksum) = _SUMMED_HEADER.unpack_from(frame)  # fmt: skip
+    if magic != MAGIC:
+        raise ProtocolError("magic", f"expected {MAGIC!r}, got {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(
+            "version", f"version {version} of the protocol; this node speaks {VERSION}. Upgrade the older of the two"
+        )
+    if tail_bytes > limits.tail_bytes:
+        raise ProtocolError("too_large", f"a tail of {tail_bytes} bytes; {limits.tail_bytes} are allowed (tail_bytes)")
+    if frame.nbytes != HEADER_BYTES + tail_bytes:
+        code = "short" if frame.nbytes < HEADER_BYTES + tail_bytes else "long"
+        raise ProtocolError(code, f"frame 0 has {frame.nbytes} bytes, its header says {HEADER_BYTES + tail_bytes}")
+    if _bytes.header_checksum(frame) != checksum:
+        raise ProtocolError("checksum", "the header's checksum is wrong; it changed on the way")
+    if (named := _TYPES.get(number)) is None:
+        raise ProtocolError("type", f"type {number}; this node knows 1 to {max(BODIES)}. Upgrade the older of the two")
+    if flags or reserved:
+        raise ProtocolError("flags", f"flags {flags:#x} and reserved {reserved:#x} must be 0 in version {VERSION}")
+    header = Header(named, table, client, run, home, sequence, fingerprint, payload_bytes, payload_checksum)
+    _check_payload(header, frames, limits)
+    return header, frame[HEADER_BYTES:]
+
+
+def _check_payload(header: Header, frames: Sequence[Buffer], limits: Limits) -> None:
+    wants, size = _PAYLOADS[header.type], header.payload_bytes
+    if (wants is Payload.NEVER and size) or (wants is Payload.ALWAYS and not size) or bool(size) != (len(frames) == 2):
+        raise ProtocolError("frames", f"{header.type.name} with {len(frames)} frames and a payload of {size} bytes")
+    if not size:
+        if header.payload_checksum:
+            raise ProtocolError("size", f"{header.type.name} has a checksum for a payload it does not have")
+        return
+    allowed = limits.message_bytes if header.type in _LARGE else limits.request_bytes
+    if size > allowed:
+        raise ProtocolError("too_large", f"{header.type.name} with a payload of {size} bytes; {allowed} are allowed")
+    if (given := memoryview(frames[1]).nbytes) != size:
+        raise ProtocolError("size", f"frame 1 has {given} bytes, the header says {size}")
+
+
+def tail_of(body: Body) -> bytes:
+    """A body without its header, to be kept."""
+    return _ENCODER.encode(body)
+
+
+def update_of(tail: bytes) -> Update:
+    """The UPDATE whose tail was kept. Raises ProtocolError."""
+    update = _decode(Type.UPDATE, memoryview(tail))
+    assert isinstance(update, Update)
+    return update
+
+
+def _decode(number: Type, tail: memoryview) -> Body:
+    if not _bytes.is_plain_msgpack(tail):
+        raise ProtocolError("tail", f"{number.name}: the tail is not one plain msgpack value")
+    try:
+        return _DECODERS[number].decode(tail)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as problem:
+        raise ProtocolError("tail", f"{number.name}: {problem}") from None

@@ -1,0 +1,41 @@
+"""Why a message is refused: the codes of REFUSED, and which of them end by themselves."""
+
+from typing import Final
+
+CODES: Final = {
+    "frames": "not one or two frames, or a payload that this type of message must or must not have",
+    "short": "frame 0 is shorter than its header and tail",
+    "long": "frame 0 is longer than its header and tail",
+    "magic": "not a memoire message",
+    "version": "another version of the protocol",
+    "checksum": "header or tail changed on the way",
+    "type": "a type of message this version does not have",
+    "flags": "flags this version does not have",
+    "tail": "a tail that is not this type's msgpack map",
+    "size": "a payload of another size than the header says",
+    "payload": "payload changed on the way",
+    "too_large": "larger than this node allows",
+    "topic": "topic frame and notice disagree",
+    "unexpected": "a type of message that does not belong on this channel",
+    "schema": "made for another schema",
+    "table": "a table that this node does not have",
+    "run": "made for another run",
+    "container": "a payload whose head, table or blocks are not as docs/wire.md says",
+    "index": "an index, count or step outside of what it points into",
+    "value": "a weight, total or discount that is not finite or not in its range",
+    "codec": "a compression that this node does not have, or compressed bytes that are damaged",
+    "client": "a client id that this node does not know, or that may not be used here",
+    "owner": "in the name of a client id that belongs to another key",
+    "role": "sent by the key of a role that may not send this",
+    "denied": "sent to a proxy that no server lets in",
+    "revoked": "sent by a key that is not authorized any more",
+    "passport": "passed on by a proxy that does not say for whom, or says it without being one",
+    "parameters": "parameters that do not fit the schema",
+    "busy": "too much is waiting already",
+    "disk": "the disk of this node's state folder is full, so that nothing can be acknowledged until there is room",
+    "closed": "this node is closing",
+    "missing": "asked for something that is not stored here (any more)",
+}
+"""Every refusal code and what it says; a refusal's text adds which value and what was expected."""
+PASSING: Final = ("busy", "closed", "denied", "disk")
+"""Codes of refusals that end by themselves: what was asked is asked again."""

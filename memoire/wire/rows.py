@@ -1,0 +1,110 @@
+"""Rows that messages carry packed: what each client has, is asked for and has done. A row is a NumPy record.
+
+Each kind is unpacked in one place, which checks what its columns may hold.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_RETURN: Final = 1e280
+"""Most that one episode may have returned, either way: sums over all episodes of all clients stay finite."""
+MOST_RETURNS: Final = 1e300
+"""The same of all episodes of one client."""
+
+ACCOUNT_KEY_BYTES: Final = 32
+"""What an `ACCOUNT` begins with: client, home and since."""
+
+CLIENT_SUMS: Final = np.dtype(
+    [
+        ("client", "<u8", (2,)),  # the client id's 16 bytes
+        ("sequence", "<u8"),  # of the message its sums came with: readers of two homes take the newest
+        ("total_weight", "<f8"),  # S_c
+        ("positives", "<u8"),  # N_c
+        ("minimum", "<f8"),  # smallest positive weight, 0 when there is none
+        ("drawn_between", "<f8"),  # D_c, scaled: u_c / drawn_between is the cap of its share
+        ("reserved", "<u4"),  # u_c: unused samples that are this reader's
+        ("flags", "<u4"),  # 1: reuse_cache, can serve any count
+    ]
+)
+CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
+ACCOUNT: Final = np.dtype(
+    [
+        ("client", "<u8", (2,)),
+        ("home", "<u8"),  # hash of the name of the server that counted this
+        ("since", "<u8"),  # epoch of that server in which it opened the account: one that it opened later is another
+        ("episodes", "<u8"),  # cumulative since the client was made: of two accounts' rows the greater counts
+        ("steps", "<u8"),
+        ("generated_bytes", "<u8"),
+        ("skipped", "<u8"),
+        ("dropped_lines", "<u8"),
+        ("lines_through", "<u8"),
+        ("ended_through", "<u8"),
+        ("applied", "<u8"),
+        ("stale", "<u8"),
+        ("lost_feedback", "<u8"),  # from here on for this account alone: rows add up
+        ("pushed_caches", "<u8"),
+        ("pushed_bytes", "<u8"),
+        ("received_caches", "<u8"),
+        ("received_bytes", "<u8"),
+        ("accepted_caches", "<u8"),
+        ("accepted_bytes", "<u8"),
+        ("accepted_samples", "<u8"),
+        ("rejected_caches", "<u8"),
+        ("lost_caches", "<u8"),
+        ("lost_bytes", "<u8"),
+        ("returns_count", "<u8"),
+        ("returns_sum", "<f8"),
+        ("first_seen", "<f8"),  # unix
+        ("last_seen", "<f8"),
+        ("label", "<u4"),
+        ("flags", "<u4"),  # 1: said goodbye
+    ]
+)
+_ACCOUNT_COUNTS: Final = [
+    name for name in ACCOUNT.names or () if ACCOUNT[name] == np.dtype("<u8") and name not in ("home", "since")
+]
+
+
+def unpack_sums(packed: bytes) -> NDArray[np.void]:
+    """Rows of `CLIENT_SUMS`, read-only, totals checked: finite and not negative. Raises ValueError."""
+    rows = _unpack(packed, CLIENT_SUMS)
+    for name in ("total_weight", "minimum", "drawn_between"):
+        if not (np.isfinite(rows[name]).all() and (rows[name] >= 0.0).all()):
+            raise ValueError(f"{name} of a client is negative or not finite")
+    return rows
+
+
+def unpack_counts(packed: bytes) -> NDArray[np.void]:
+    """Rows of `CLIENT_COUNTS`, read-only, each client once at most. Raises ValueError."""
+    rows = _unpack(packed, CLIENT_COUNTS)
+    if rows["zero"].any():
+        raise ValueError("bytes that must be 0 are not")
+    if len(np.unique(rows["client"], axis=0)) != len(rows):
+        raise ValueError("a client is named twice")
+    return rows
+
+
+def unpack_accounts(packed: bytes) -> NDArray[np.void]:
+    """Rows of `ACCOUNT`, read-only: counts below 2**53, times finite, sums within `MOST_RETURNS`. Raises ValueError."""
+    rows = _unpack(packed, ACCOUNT)
+    for name in _ACCOUNT_COUNTS:
+        if (rows[name] >= 2**53).any():
+            raise ValueError(f"{name} of a client is not below 2**53")
+    if (rows["since"] >= 2**63).any():
+        raise ValueError("since of a client is not below 2**63")
+    for name in ("returns_sum", "first_seen", "last_seen"):
+        if not np.isfinite(rows[name]).all():
+            raise ValueError(f"{name} of a client is not finite")
+    if (np.abs(rows["returns_sum"]) > MOST_RETURNS).any():
+        raise ValueError(f"returns_sum of a client is beyond {MOST_RETURNS:g}")
+    if (rows["flags"] > 1).any():
+        raise ValueError("flags of a client that this version does not have")
+    return rows
+
+
+def _unpack(packed: bytes, row: np.dtype[np.void]) -> NDArray[np.void]:
+    if len(packed) % row.itemsize:
+        raise ValueError(f"{len(packed)} bytes are no whole number of rows of {row.itemsize}")
+    return np.frombuffer(packed, row)
