@@ -15,7 +15,7 @@ import memoire
 from memoire.net import sockets
 from memoire.security import keyfolder
 from memoire.security.keyfolder import Keys
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, pack
 from memoire.wire.frames import encode
 from memoire.wire.identity import name_hash
 
@@ -30,7 +30,7 @@ nothing."""
 def sender(pipe: Connection, endpoint: str, workload: Workload, folder: str | None, rank: int) -> None:
     """PUSH caches that were made beforehand, by the key in a folder or without one."""
     memory = plain.filled(workload, rank)
-    payloads = [container.build(memory, BATCH, now=time.time()) for _ in range(64)]
+    payloads = [pack.build(memory, BATCH, now=time.time()) for _ in range(64)]
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": f"bench sender {rank:03}".encode(), "run": name_hash("default"),

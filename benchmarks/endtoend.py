@@ -24,7 +24,7 @@ from peers import NAMES, Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
 
 import memoire
-from memoire.wire import container
+from memoire.wire import pack
 
 RAW = "plain ZeroMQ, PULL of as many bytes"
 
@@ -44,7 +44,7 @@ def act(pipe: Connection, endpoint: str, name: str, entries: int, rank: int) -> 
         for _ in range(4):
             episode()
         client.update(timeout=60)
-        pipe.send(container.build(memory, BATCH, now=time.time()).nbytes)
+        pipe.send(pack.build(memory, BATCH, now=time.time()).nbytes)
         while (count := pipe.recv()) is not None:
             for _ in range(count):
                 episode()

@@ -31,8 +31,7 @@ import memoire
 from memoire import _core
 from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes
-from memoire.wire import container as caches
+from memoire.wire import _bytes, pack, unpack
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
@@ -154,14 +153,14 @@ def updating(name: str) -> Call:
 
 @cache
 def received(name: str) -> list[np.ndarray]:
-    return [caches.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
+    return [pack.build(filled(name), BATCH, now=0.0) for _ in range(WARM + 4)]
 
 
 def pool_of(name: str, *, reuse: bool) -> Pool:
     given = workload(name)
     pool = Pool(given.schema, given.parameters.replace(reuse_cache=reuse), byte_limit=1 << 40, seed=0)
     for sequence, payload in enumerate(received(name)):
-        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, caches.check(payload, pool.layout))
+        pool.add(bytes([sequence % 4 + 1]) * 16, sequence, unpack.check(payload, pool.layout))
     return pool
 
 
@@ -170,13 +169,13 @@ def getting(name: str, *, reuse: bool) -> Call:
 
 
 def building(name: str) -> Call:
-    return lambda: caches.build(filled(name), BATCH, now=0.0)
+    return lambda: pack.build(filled(name), BATCH, now=0.0)
 
 
 def checking(name: str) -> Call:
     payload, layout = received(name)[0], pool_of(name, reuse=False).layout
     checksum = _bytes.checksum(payload)
-    return lambda: caches.check(payload, layout, checksum=checksum)
+    return lambda: unpack.check(payload, layout, checksum=checksum)
 
 
 @cache

@@ -17,7 +17,7 @@ import memoire
 from memoire import _core
 from memoire.net import sockets
 from memoire.replay.memory import Memory
-from memoire.wire import _bytes, container
+from memoire.wire import _bytes, pack
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
 from memoire.wire.identity import name_hash
@@ -159,7 +159,7 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     facts = np.ones(EPISODE, np.float32), np.zeros(EPISODE, np.float32), np.zeros(EPISODE, np.int64)
-    return container.pack_episode(workload.schema, fill_column, *facts, now=time.time())
+    return pack.pack_episode(workload.schema, fill_column, *facts, now=time.time())
 
 
 def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
@@ -167,7 +167,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     memory = filled(workload, 0)
 
     def make(rank: int) -> np.ndarray:
-        return episode(workload, rank) if storage == "episodes" else container.build(memory, BATCH, now=time.time())
+        return episode(workload, rank) if storage == "episodes" else pack.build(memory, BATCH, now=time.time())
 
     first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from memoire.wire import container
-from memoire.wire.container import Container, Extent, Head, Kind, Layout, Part
+from memoire.wire import unpack
+from memoire.wire.compression import _COMPRESS
+from memoire.wire.layout import Layout
+from memoire.wire.pack import Container, Head
+from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, Extent, Kind, Part
 
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
@@ -32,7 +35,7 @@ class Made:
         return self.blocks[part, name]
 
     def held(self) -> Any:
-        return container.check(self.payload, self.layout)
+        return unpack.check(self.payload, self.layout)
 
 
 def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames: int, owners: int, steps: int) -> Any:
@@ -40,7 +43,7 @@ def _values(rng: Any, form: Any, rows: int, samples: int, layout: Layout, frames
     if part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.ENTRY_INDEX):
         most = ENTRIES if part is Part.ENTRY_INDEX else frames
         index = rng.integers(0, most, (samples, form.row_bytes // 4)).astype("<u4")
-        index[rng.random(index.shape) < 0.1] = container.ZERO_FRAME
+        index[rng.random(index.shape) < 0.1] = ZERO_FRAME
         return index
     if part is Part.NUMBER:
         return rng.integers(0, 2**62, samples).astype("<i8")
@@ -99,7 +102,7 @@ def make(
     of_values = {place: lengths[i] for i, place in layout.ragged.items()}
     for i, form in enumerate(layout.blocks):
         rows = elements.get(i, counts[form.extent])
-        name = None if form.column == container.BOOKKEEPING else layout.schema.names[form.column]
+        name = None if form.column == BOOKKEEPING else layout.schema.names[form.column]
         values = (
             of_values[i]
             if i in of_values
@@ -110,10 +113,10 @@ def make(
         blocks[form.part, name] = values
         if codec and form.extent is Extent.PER_FRAME and form.row_bytes and i not in of_values:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-            packed[i] = (codec, container._COMPRESS[codec](raw))
+            packed[i] = (codec, _COMPRESS[codec](raw))
     made = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)
     for i, form in enumerate(layout.blocks):
         if i not in packed:
-            name = None if form.column == container.BOOKKEEPING else layout.schema.names[form.column]
+            name = None if form.column == BOOKKEEPING else layout.schema.names[form.column]
             made.fill(form.part, blocks[form.part, name], name)
     return Made(layout, made.payload, blocks, head)

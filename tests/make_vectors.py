@@ -1,7 +1,7 @@
 """Write the golden vectors of docs/wire.md into tests/vectors: `python tests/make_vectors.py`.
 
 Each vector is the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json says what they
-hold. Containers are put together here byte by byte, not by memoire.wire.container, so that both must agree with the page.
+hold. Containers are put together here byte by byte, not by memoire.wire.pack, so that both must agree with the page.
 """
 
 import json
@@ -14,9 +14,9 @@ import numpy as np
 
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages as wire
-from memoire.wire.container import Kind, Part
 from memoire.wire.frames import encode
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
+from memoire.wire.parts import Kind, Part
 
 FOLDER = Path(__file__).with_name("vectors")
 SCHEMA = Schema({"obs": (np.uint8, (2,)), "action": np.int32, "reward": np.float32})

@@ -14,7 +14,7 @@ from memoire.reader.rounds import Partition, Rounds
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container, messages
+from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import Header, Message
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import unpack_counts
@@ -75,7 +75,7 @@ class PoolServer:
             memory.add(0, (np.full(3, step, np.float32), client, 1.0))
         memory.close(0)
         for number in range(caches):
-            held = container.check(container.build(memory, 64, now=0.0), self.pool.layout)
+            held = unpack.check(pack.build(memory, 64, now=0.0), self.pool.layout)
             self.pool.add(bytes([client]) * 16, number + 1, held)
 
     def answer(self, body):

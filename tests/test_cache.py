@@ -20,8 +20,10 @@ from memoire.replay import batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, container
-from memoire.wire.container import Kind, Part
+from memoire.wire import _bytes, compression, pack, unpack
+from memoire.wire.compression import _COMPRESS, codecs
+from memoire.wire.layout import Layout, layout_of, usual_bytes
+from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, Kind, Part
 
 SCHEMA = Schema(
     {
@@ -44,9 +46,9 @@ GOLDEN = {
 VECTORS = Path(__file__).with_name("vectors")
 
 
-def golden(name: str) -> tuple[bytes, container.Layout]:
+def golden(name: str) -> tuple[bytes, Layout]:
     data = (VECTORS / f"{name}.payload").read_bytes()
-    return data, container.layout_of(*golden_settings(name), GOLDEN[name], final=True)
+    return data, layout_of(*golden_settings(name), GOLDEN[name], final=True)
 
 
 def golden_settings(name: str) -> tuple[Schema, Parameters]:
@@ -57,9 +59,9 @@ def golden_settings(name: str) -> tuple[Schema, Parameters]:
     return make_vectors.RAGGED if "ragged" in name else make_vectors.SCHEMA, parameters
 
 
-def refused(payload: Any, layout: container.Layout, limits: Limits | None = None, **options: Any) -> str:
+def refused(payload: Any, layout: Layout, limits: Limits | None = None, **options: Any) -> str:
     try:
-        container.check(payload, layout, limits or Limits(), **options)
+        unpack.check(payload, layout, limits or Limits(), **options)
     except ProtocolError as problem:
         return problem.code
     return ""
@@ -101,14 +103,14 @@ def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None
 )  # fmt: skip
 def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
     memory = filled(parameters.replace(compression=compression))
-    payload = container.build(memory, 100, now=123.5, parameters_version=9)
-    held = container.check(payload, container.layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
+    payload = pack.build(memory, 100, now=123.5, parameters_version=9)
+    held = unpack.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
     assert (held.made_at, held.parameters_version, held.multi_step) == (
         123.5, 9, parameters.sequence_length or parameters.multi_step,
     )  # fmt: skip
-    assert payload.ctypes.data % container.ALIGNMENT == 0
+    assert payload.ctypes.data % ALIGNMENT == 0
     pool = Pool(SCHEMA, parameters, seed=1)
     pool.add(b"client-number-01", 1, held)
     gathered = pool.get(100).gathered
@@ -129,19 +131,19 @@ def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(paramet
         memory.open(0)
         memory.extend(0, (np.ones((1000, 500), np.float32), np.ones((1000, 100), np.float32)))
         memory.close(0)
-    usual = container.usual_bytes(schema, parameters.replace(cache_size=50))
-    assert 0.8 * usual < container.build(memory, 50, now=0.0).nbytes < 1.2 * usual
+    usual = usual_bytes(schema, parameters.replace(cache_size=50))
+    assert 0.8 * usual < pack.build(memory, 50, now=0.0).nbytes < 1.2 * usual
 
 
 def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_own() -> None:
     schema = Schema({"state": Column(np.float32, (None, 4), "state")})
-    assert container.usual_bytes(schema, Parameters()) == 0
+    assert usual_bytes(schema, Parameters()) == 0
 
 
 def test_a_frame_crosses_the_wire_once() -> None:
     memory = filled(STACKED, episodes=1)
-    payload = container.build(memory, 500, now=0.0)
-    rows = {row.rows for row in container.table(payload) if row.part == Part.FRAMES}
+    payload = pack.build(memory, 500, now=0.0)
+    rows = {row.rows for row in unpack.table(payload) if row.part == Part.FRAMES}
     assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
 
 
@@ -155,45 +157,45 @@ def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> N
         return held()
 
     memory.held = change_first  # type: ignore[method-assign]
-    payload = container.build(memory, 8, now=0.0)
-    assert container.check(payload, container.layout_of(memory.schema, memory.parameters)).samples == 8
+    payload = pack.build(memory, 8, now=0.0)
+    assert unpack.check(payload, layout_of(memory.schema, memory.parameters)).samples == 8
 
 
 def test_blocks_take_just_their_bytes() -> None:
-    layout = container.layout_of(SCHEMA, Parameters())
-    made = container.Container(layout, container.Head(), 4, 4)
+    layout = layout_of(SCHEMA, Parameters())
+    made = pack.Container(layout, pack.Head(), 4, 4)
     with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
         made.fill(Part.NUMBER, np.zeros(5, np.int64))
     with pytest.raises(IndexError):
         made.fill_blocks({99: np.zeros(4)})
     with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
-        container.Container(layout, container.Head(), 2**32)
+        pack.Container(layout, pack.Head(), 2**32)
     large = Schema({"state": (np.uint8, (1 << 25,))})
     with pytest.raises(MemoryError, match="a container of 144115"):
-        container.Container(container.layout_of(large, Parameters()), container.Head(), 1, 2**32 - 1)
+        pack.Container(layout_of(large, Parameters()), pack.Head(), 1, 2**32 - 1)
 
 
 def test_an_empty_memory_builds_no_cache() -> None:
     with pytest.raises(EmptyMemory):
-        container.build(Memory(SCHEMA, 10), 5, now=0.0)
+        pack.build(Memory(SCHEMA, 10), 5, now=0.0)
 
 
 def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = container.build(filled(STACKED), 50, now=0.0, compression="lz4")
-    assert any(row.codec == 2 for row in container.table(payload))
-    assert container.codecs() == ["zlib", "lz4"]
-    monkeypatch.setattr(container, "_lz4", None)
-    assert container.codecs() == ["zlib"]
+    payload = pack.build(filled(STACKED), 50, now=0.0, compression="lz4")
+    assert any(row.codec == 2 for row in unpack.table(payload))
+    assert codecs() == ["zlib", "lz4"]
+    monkeypatch.setattr(compression, "_lz4", None)
+    assert codecs() == ["zlib"]
     with pytest.raises(ValueError, match="compression must be one of none, zlib, which are available here, got 'lz4'"):
-        container.build(filled(STACKED), 5, now=0.0, compression="lz4")
+        pack.build(filled(STACKED), 5, now=0.0, compression="lz4")
     with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
-        container.check(payload, container.layout_of(SCHEMA, STACKED))
+        unpack.check(payload, layout_of(SCHEMA, STACKED))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -> None:
     data, layout = golden(name)
-    held = container.check(data, layout)
+    held = unpack.check(data, layout)
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
     assert told["kind"] == layout.kind.name
     assert [held.block(i).hex() for i in range(len(layout.blocks))] == [block["hex"] for block in told["blocks"]]
@@ -206,18 +208,18 @@ def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -
 def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
     data = (VECTORS / f"{name}.payload").read_bytes()
     told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
-    rows = container.table(data)
+    rows = unpack.table(data)
     assert [data[row.offset : row.offset + row.stored].hex() for row in rows] == [block["hex"] for block in told]
     for cut in range(len(data)):
         with pytest.raises(ProtocolError):
-            container.table(data[:cut])
+            unpack.table(data[:cut])
 
 
 def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
     data, layout = golden("cache")
     pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
     assert pool.layout is layout
-    pool.add(make_vectors.CLIENT, 1, container.check(data, pool.layout))
+    pool.add(make_vectors.CLIENT, 1, unpack.check(data, pool.layout))
     gathered = pool.get(3).gathered
     first = int(np.flatnonzero(gathered.ids["number"] == 41)[0])
     np.testing.assert_array_equal(gathered.prev["obs"][first], [[1, 2], [3, 4]])
@@ -231,11 +233,11 @@ def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
 def test_containers_of_every_kind_hold_what_was_put_in(kind: Kind, parameters: Parameters) -> None:
-    layout = container.layout_of(SCHEMA, parameters, kind, final=True)
+    layout = layout_of(SCHEMA, parameters, kind, final=True)
     made = containers.make(layout, 9, seed=4)
     held = made.held()
     for i, form in enumerate(layout.blocks):
-        name = None if form.column == container.BOOKKEEPING else SCHEMA.names[form.column]
+        name = None if form.column == BOOKKEEPING else SCHEMA.names[form.column]
         assert held.block(i) == made.block(form.part, name).tobytes()
 
 
@@ -311,7 +313,7 @@ FINITE = {
 @pytest.mark.parametrize("what", FINITE)
 def test_values_outside_their_range_are_refused(what: str) -> None:
     part, value, code = FINITE[what]
-    layout = container.layout_of(SCHEMA, STACKED)
+    layout = layout_of(SCHEMA, STACKED)
     made = containers.make(layout, 6)
     for row in range(6):
         values = np.array(made.block(part))
@@ -329,7 +331,7 @@ def test_values_outside_their_range_are_refused(what: str) -> None:
     ],
 )
 def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, code: str) -> None:
-    layout = container.layout_of(SCHEMA, STACKED, Kind.DRAWN)
+    layout = layout_of(SCHEMA, STACKED, Kind.DRAWN)
     values = np.array(containers.make(layout, 6).block(part))
     values[3] = value
     assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
@@ -352,25 +354,25 @@ def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, 
     ],
 )
 def test_sums_outside_their_range_are_refused(offset: int, form: str, value: float) -> None:
-    layout = container.layout_of(SCHEMA, STACKED)
+    layout = layout_of(SCHEMA, STACKED)
     payload = containers.make(layout, 6).payload.copy()
     struct.pack_into(form, payload.data, offset, value)
     assert refused(payload, layout) == "value"
 
 
 def test_caches_of_other_parameters_or_schemas_say_so() -> None:
-    made = containers.make(container.layout_of(SCHEMA, STACKED), 6).payload
-    assert refused(made, container.layout_of(SCHEMA, STACKED.replace(frame_stack=2))) == "parameters"
-    assert refused(made, container.layout_of(SCHEMA, ONE_SIDED)) == "parameters"
+    made = containers.make(layout_of(SCHEMA, STACKED), 6).payload
+    assert refused(made, layout_of(SCHEMA, STACKED.replace(frame_stack=2))) == "parameters"
+    assert refused(made, layout_of(SCHEMA, ONE_SIDED)) == "parameters"
     wider = Schema.from_json(SCHEMA.to_json().replace('["action","<f4",[2]', '["action","<f4",[3]'))
-    assert refused(made, container.layout_of(wider, STACKED)) == "schema"
+    assert refused(made, layout_of(wider, STACKED)) == "schema"
     with pytest.raises(ProtocolError, match=r"block \d+ is 48 bytes raw, but the schema makes it 72"):
-        container.check(made, container.layout_of(wider, STACKED))
+        unpack.check(made, layout_of(wider, STACKED))
 
 
 @pytest.mark.parametrize("codec", [1, 2])
 def test_packed_blocks_come_out_as_they_were(codec: int) -> None:
-    layout = container.layout_of(SCHEMA, STACKED)
+    layout = layout_of(SCHEMA, STACKED)
     made = containers.make(layout, 6, codec=codec)
     held = made.held()
     place = layout.place(Part.FRAMES, "state.image")
@@ -381,9 +383,9 @@ def test_packed_blocks_come_out_as_they_were(codec: int) -> None:
 
 @pytest.mark.parametrize("codec", [1, 2])
 def test_damaged_packed_blocks_are_refused(codec: int) -> None:
-    layout = container.layout_of(SCHEMA, STACKED)
+    layout = layout_of(SCHEMA, STACKED)
     data = bytes(containers.make(layout, 6, codec=codec).payload)
-    row = next(row for row in container.table(data) if row.codec)
+    row = next(row for row in unpack.table(data) if row.codec)
     for at in range(row.offset, row.offset + row.stored):
         room = bytearray(data)
         room[at] ^= 0x55
@@ -396,10 +398,10 @@ def test_damaged_packed_blocks_are_refused(codec: int) -> None:
 @pytest.mark.parametrize("codec", [1, 2])
 def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     schema = Schema({"obs": (np.uint8, (1 << 20,))})
-    layout = container.layout_of(schema, Parameters())
+    layout = layout_of(schema, Parameters())
     big = np.zeros((1, 40 << 20), np.uint8)
-    packed = {len(layout.blocks) - 1: (codec, container._COMPRESS[codec](big[0]))}
-    form = container.Container(layout, container.Head(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    packed = {len(layout.blocks) - 1: (codec, _COMPRESS[codec](big[0]))}
+    form = pack.Container(layout, pack.Head(1, 1.0, 1, 0.5), 20, 40, packed=packed)
     for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
         array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
         assert array is not None
@@ -413,7 +415,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     tracemalloc.start()
     assert refused(form.payload, layout, Limits(message_bytes=30 << 20)) == "too_large"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    place = next(i for i, row in enumerate(container.table(form.payload)) if row.codec)
+    place = next(i for i, row in enumerate(unpack.table(form.payload)) if row.codec)
     # It says 20 frames and packs 40 MiB: not more than the 20 MiB are unpacked.
     struct.pack_into("<I", form.payload.data, 64 + 32 * place + 4, 20)
     struct.pack_into("<Q", form.payload.data, 64 + 32 * place + 24, 20 << 20)
@@ -425,10 +427,10 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
 def test_a_cache_that_came_with_its_checksum_lets_go_of_what_was_received() -> None:
     data, layout = golden("cache")
     received = bytearray(b"x" + data)
-    held = container.check(memoryview(received)[1:], layout, checksum=_bytes.checksum(data))
+    held = unpack.check(memoryview(received)[1:], layout, checksum=_bytes.checksum(data))
     received[:] = bytes(len(received))  # the next message is received into the same memory
     assert bytes(held.payload) == data and held.payload.readonly
-    kept = container.check(memoryview(data), layout)
+    kept = unpack.check(memoryview(data), layout)
     assert bytes(kept.payload) == data
 
 
@@ -440,29 +442,29 @@ def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
     memory.open(0)
     memory.add(0, (values, np.uint8(3)))
     memory.close(0, terminated=True, final_state=(np.uint8(4),))
-    payload, layout = container.build(memory, 1, now=0.0), container.layout_of(schema, Parameters())
+    payload, layout = pack.build(memory, 1, now=0.0), layout_of(schema, Parameters())
     for offset in (0, 1, 8):
         received = np.empty(payload.nbytes + offset, np.uint8)[offset:]
         received[:] = payload
-        held = container.check(received, layout, checksum=_bytes.checksum(payload))
+        held = unpack.check(received, layout, checksum=_bytes.checksum(payload))
         received[:] = 0
         assert bytes(held.payload) == payload.tobytes()
 
 
 def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
-    memory, layout = filled(STACKED.replace(cache_size=2000)), container.layout_of(SCHEMA, STACKED)
+    memory, layout = filled(STACKED.replace(cache_size=2000)), layout_of(SCHEMA, STACKED)
     for _ in range(2):
-        payloads = [container.build(memory, now=float(i)) for i in range(50)]
+        payloads = [pack.build(memory, now=float(i)) for i in range(50)]
         assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
-        held = [container.check(payload, layout, checksum=_bytes.checksum(payload)) for payload in payloads]
+        held = [unpack.check(payload, layout, checksum=_bytes.checksum(payload)) for payload in payloads]
         for i, (payload, each) in enumerate(zip(payloads, held, strict=True)):
             assert each.made_at == float(i)
             assert bytes(each.payload) == payload.tobytes()
-            assert payload.ctypes.data % container.ALIGNMENT == 0
+            assert payload.ctypes.data % ALIGNMENT == 0
 
 
 def test_a_checksum_is_compared_with_the_whole_payload() -> None:
-    layout = container.layout_of(SCHEMA, STACKED)
+    layout = layout_of(SCHEMA, STACKED)
     payload = containers.make(layout, 6).payload
     assert refused(payload, layout, checksum=_bytes.checksum(payload)) == ""
     assert refused(payload, layout, checksum=0) == "payload"
@@ -477,7 +479,7 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
     room[at : at + len(patch)] = patch[: len(data) - at]
     if refused(room, layout) == "" and layout.kind in (Kind.CACHE, Kind.SEQUENCES):
         pool = Pool(*golden_settings(name), seed=0)
-        pool.add(make_vectors.CLIENT, 1, container.check(room, pool.layout))
+        pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
         picks = pool.get(2)  # whatever is accepted can be gathered
         assert np.isfinite(picks.importance).all()
 
@@ -491,26 +493,26 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
     ids = np.zeros(5, batch.ID)
     ids["client"] = [[1, 2], [3, 4], [1, 2], [3, 4], [3, 4]]
     ids["number"] = [10, 11, 12, 13, 14]
-    payload = container.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
-    found = container.read_feedback(payload, SCHEMA)
+    payload = pack.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
+    found = unpack.read_feedback(payload, SCHEMA)
     one, other = (np.array(pair, "<u8").tobytes() for pair in ([1, 2], [3, 4]))
     assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in found.items()} == {
         one: ([10, 12], [0.0, 2.0]),
         other: ([11, 13, 14], [1.0, 3.0, 4.0]),
     }
     with pytest.raises(ProtocolError):
-        container.read_feedback(container.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
+        unpack.read_feedback(pack.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
 
 
 def test_equal_parameters_share_one_layout() -> None:
-    assert container.layout_of(SCHEMA, STACKED) is container.layout_of(SCHEMA, STACKED.replace(priority_exponent=0.9))
-    assert container.layout_of(SCHEMA, STACKED) is not container.layout_of(SCHEMA, ONE_SIDED)
+    assert layout_of(SCHEMA, STACKED) is layout_of(SCHEMA, STACKED.replace(priority_exponent=0.9))
+    assert layout_of(SCHEMA, STACKED) is not layout_of(SCHEMA, ONE_SIDED)
 
 
 def test_a_checked_container_cannot_be_pickled_or_copied() -> None:
     import copy
 
-    held = containers.make(container.layout_of(SCHEMA, STACKED), 6).held()
+    held = containers.make(layout_of(SCHEMA, STACKED), 6).held()
     with pytest.raises(TypeError):
         copy.copy(held)
 
@@ -529,8 +531,7 @@ def decoded(name: str) -> dict[tuple[int, Part], Any]:
     """Blocks of a golden container, by column and part, as bytes with their rows."""
     data = (VECTORS / f"{name}.payload").read_bytes()
     return {
-        (row.column, Part(row.part)): (data[row.offset : row.offset + row.raw], row.rows)
-        for row in container.table(data)
+        (row.column, Part(row.part)): (data[row.offset : row.offset + row.raw], row.rows) for row in unpack.table(data)
     }
 
 
@@ -549,14 +550,14 @@ def test_ragged_columns_are_laid_out_as_the_page_says() -> None:
 
 def test_sequences_are_laid_out_as_the_page_says() -> None:
     blocks = decoded("sequences")
-    own = {part: data for (column, part), (data, _) in blocks.items() if column == container.BOOKKEEPING}
+    own = {part: data for (column, part), (data, _) in blocks.items() if column == BOOKKEEPING}
     entries = np.frombuffer(own[Part.ENTRY_INDEX], "<u4").reshape(2, 3)
     frames = np.frombuffer(own[Part.PREV_INDEX], "<u4").reshape(2, 4)  # [n, k + m]
     steps = np.frombuffer(own[Part.STEPS], "<u4")
     discount = np.frombuffer(own[Part.DISCOUNT], "<f4").reshape(2, 3)
     for i in range(2):
-        assert (entries[i, steps[i] :] == container.ZERO_FRAME).all()
-        assert (frames[i, steps[i] + 1 :] == container.ZERO_FRAME).all()
+        assert (entries[i, steps[i] :] == ZERO_FRAME).all()
+        assert (frames[i, steps[i] + 1 :] == ZERO_FRAME).all()
         assert (frames[i, : steps[i] + 1] < blocks[0, Part.PREV_FRAMES][1]).all()
         assert (discount[i, steps[i] - 1 :] == 0.0).all()
     actions = np.frombuffer(blocks[1, Part.ENTRIES][0], "<i4")

@@ -14,8 +14,9 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.server.learners import MOST_LEARNERS, Learners
-from memoire.wire import container, messages
-from memoire.wire.container import Kind, Part
+from memoire.wire import compression, messages, pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Part
 
 SCHEMA = Schema(
     {
@@ -52,7 +53,7 @@ def pool_of(parameters: Parameters) -> Pool:
         memory.add(0, row)
     memory.close(0)
     made = Pool(SCHEMA, parameters, seed=2)
-    held = container.check(container.build(memory, 50, now=0.0), made.layout)
+    held = unpack.check(pack.build(memory, 50, now=0.0), made.layout)
     made.add(CLIENT, 0, held)
     return made
 
@@ -60,9 +61,9 @@ def pool_of(parameters: Parameters) -> Pool:
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
     chosen = caches.plan([made.reserve(READER, 40)], 40, 0.5)
-    layout = container.layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
-    held = container.check(payload, layout)
+    held = unpack.check(payload, layout)
     return caches.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
 
 
@@ -81,9 +82,9 @@ def test_samples_of_caches_are_the_same_however_they_travel(name: str) -> None:
 
 def windows(memory: Memory, compression: str) -> tuple[Any, Any, int]:
     """Numbers and states of samples that a table of episodes draws, and the bytes that crossed."""
-    payload = container.build_drawn(memory, READER, 30, now=0.0, compression=compression)
-    layout = container.layout_of(memory.schema, memory.parameters, Kind.DRAWN)
-    held = container.check(payload, layout)
+    payload = pack.build_drawn(memory, READER, 30, now=0.0, compression=compression)
+    layout = layout_of(memory.schema, memory.parameters, Kind.DRAWN)
+    held = unpack.check(payload, layout)
     index = np.frombuffer(held.block(layout.bookkeeping(Part.PREV_INDEX)), "<u4")
     frames = np.frombuffer(held.block(layout.place(Part.FRAMES, "picture")), np.uint8).reshape(-1, 12, 12)
     numbers = np.frombuffer(held.block(layout.bookkeeping(Part.NUMBER)), "<i8")
@@ -104,7 +105,7 @@ def test_samples_of_episodes_are_the_same_however_they_travel() -> None:
 
 
 def test_a_batch_that_would_hold_others_up_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "MOST_PACKED", 1000)
+    monkeypatch.setattr(compression, "MOST_PACKED", 1000)
     (_, whole), (_, same) = (far_away(pool_of(PLAIN), way) for way in ("none", "lz4"))
     assert same.nbytes == whole.nbytes
 
@@ -141,22 +142,12 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
                 client.memory.close(0)
                 for _ in range(4):
                     assert client.push_cache(timeout=100.0)
-            monkeypatch.setattr(reader, "container", Says(has))
+            monkeypatch.setattr(reader, "codecs", lambda: has)
             with memoire.Reader([server.endpoint], seed=2, timeout=100.0) as learner:
                 batch = learner.get_batch(16, timeout=100.0)
     assert set(ways) == {way}
     seen = batch["picture"]
     np.testing.assert_array_equal(seen, episode()[0][seen.reshape(16, -1).max(axis=1) - 1])
-
-
-class Says:
-    """The module `container` of a process that has other compressions."""
-
-    def __init__(self, codecs: list[str]) -> None:
-        self.codecs = lambda: codecs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(container, name)
 
 
 def test_compressions_of_learners_that_are_forgotten_are_forgotten() -> None:

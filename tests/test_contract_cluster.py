@@ -19,9 +19,10 @@ from memoire.classic.fields import FLAGS
 from memoire.classic.memory import PROPERTIES
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaError
 from memoire.limits import Limits
-from memoire.wire import container
 from memoire.wire import messages as wire
+from memoire.wire import pack, unpack
 from memoire.wire.frames import encode, parse
+from memoire.wire.parts import Part
 
 
 def arguments_of(function):
@@ -330,14 +331,14 @@ def test_each_pushed_sample_comes_out_once():
 
 
 def test_batches_without_replacement_are_exactly_what_the_caches_held(monkeypatch):
-    pushed, check = Counter(), container.check
+    pushed, check = Counter(), unpack.check
 
     def spy(*arguments, **options):
         held = check(*arguments, **options)
-        pushed.update(np.frombuffer(held.part(container.Part.NUMBER), "<i8").tolist())
+        pushed.update(np.frombuffer(held.part(Part.NUMBER), "<i8").tolist())
         return held
 
-    monkeypatch.setattr(container, "check", spy)
+    monkeypatch.setattr(unpack, "check", spy)
     with Cluster(cache_size=37, priority_exponent=0.0) as cluster:
         client = cluster.client()
         play(client, 1, length=50)
@@ -838,7 +839,7 @@ class Actors:
         memory.open()
         memory.extend(0, (np.zeros((100, 4), np.float32), np.ones(100, np.float32)))
         memory.close(terminated=True)
-        self.payload = bytes(memoryview(container.build(memory, 32, now=0.0)))
+        self.payload = bytes(memoryview(pack.build(memory, 32, now=0.0)))
         self.requests, self.pushes = context.socket(zmq.DEALER), context.socket(zmq.PUSH)
         for made, at in ((self.requests, server.endpoint), (self.pushes, server.push_endpoint)):
             made.linger, made.rcvtimeo, made.sndtimeo = 0, 60_000, 60_000

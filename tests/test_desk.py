@@ -13,7 +13,7 @@ from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import FEEDBACK_SAMPLES, Desk
-from memoire.wire import container, messages
+from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
@@ -62,7 +62,7 @@ def cache_of(entries=20):
     for step in range(entries):
         memory.add(0, (np.full(4, step, np.float32), np.int32(0), np.float32(1)))
     memory.close(terminated=True)
-    return container.build(memory, now=0.0)
+    return pack.build(memory, now=0.0)
 
 
 def arrive(desk, payload, **changed):
@@ -230,7 +230,7 @@ def test_feedback_waits_for_its_owner_and_is_given_until_it_is_applied(desk):
     assert desk.hand_on(ids, np.arange(5.0)) == 0
     for _ in range(2):
         reply = me.ask(messages.Update(steps=5))
-        numbers, errors = container.read_feedback(reply.payload, SCHEMA)[ME]
+        numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME]
         assert numbers.tolist() == errors.tolist() == [0, 1, 2, 3, 4]
     account = desk.ledger.find(ME)
     assert account.waiting_feedback == 5
@@ -259,7 +259,7 @@ def test_feedback_over_the_wire_is_taken_once(desk):
     ids = np.zeros(3, ID)
     ids["client"] = np.frombuffer(ME, "<u8")
     reader = Asker(desk, YOU)
-    payload = container.pack_feedback(SCHEMA, ids, np.ones(3, np.float32))
+    payload = pack.pack_feedback(SCHEMA, ids, np.ones(3, np.float32))
     for again in (False, True):
         reply = reader.ask(messages.Feedback(), payload=payload, again=again)
         assert (reply.body.samples, reply.body.lost) == (3, 0)

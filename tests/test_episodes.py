@@ -24,7 +24,10 @@ from memoire.replay.batch import ID, Gathered
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.pack import pack_episode
+from memoire.wire.parts import Kind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 from netkit import in_thread, until
 
@@ -64,7 +67,7 @@ class Actor:
 
         def pack(*columns: Any) -> Any:
             *given, final = columns
-            return container.pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
+            return pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
 
         self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=self.shipped.append)
         for memory in (self.reference, self.open):
@@ -166,9 +169,9 @@ def test_frames_cross_once_and_a_closed_episode_leaves_nothing_behind() -> None:
     entries = sum(shipment.entries for shipment in actor.shipped)
     assert entries == 20
     for shipment in actor.shipped:
-        rows = {row.part: row.rows for row in container.table(shipment.payload)}
-        assert rows[container.Part.PREV] == shipment.entries
-        assert rows.get(container.Part.FINAL, 1) == 1
+        rows = {row.part: row.rows for row in unpack.table(shipment.payload)}
+        assert rows[Part.PREV] == shipment.entries
+        assert rows.get(Part.FINAL, 1) == 1
     assert actor.open.num_entries == actor.open.num_episodes == 0
     assert actor.open.sums() == (0.0, 0, 0.0)
     actor.open.check_invariants()
@@ -183,13 +186,11 @@ def test_only_what_changes_little_is_packed() -> None:
             target[:] = arrays[name].reshape(-1).view(np.uint8)
 
         facts = np.ones(50, np.float32), np.zeros(50, np.float32), np.zeros(50, np.int64)
-        payload = container.pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
-        assert [row.codec for row in container.table(payload) if row.column == 0] == [codec]
-        held = container.check(payload, container.layout_of(PLAIN, Parameters(), container.Kind.EPISODE))
+        payload = pack_episode(PLAIN, fill, *facts, now=1.0, compression="zlib")
+        assert [row.codec for row in unpack.table(payload) if row.column == 0] == [codec]
+        held = unpack.check(payload, layout_of(PLAIN, Parameters(), Kind.EPISODE))
         np.testing.assert_array_equal(
-            container.read_episode(held, container.layout_of(PLAIN, Parameters(), container.Kind.EPISODE))
-            .columns["obs"]
-            .view(np.uint32),
+            unpack.read_episode(held, layout_of(PLAIN, Parameters(), Kind.EPISODE)).columns["obs"].view(np.uint32),
             arrays["obs"].view(np.uint32),
         )
 
@@ -317,10 +318,10 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
         assert refused(made, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
-    layout = container.layout_of(SCHEMA, Parameters(), container.Kind.EPISODE, final=True)
+    layout = layout_of(SCHEMA, Parameters(), Kind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
-        row = container.table(broken)[layout.place(container.Part.PREV, name)]  # type: ignore[index]
+        row = unpack.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
         broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
         assert refused(made, message, broken) == f"value: column {name!r} is not finite"
     assert made.stats() == before
@@ -393,9 +394,9 @@ def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypa
         made.memory._set_clock(2000.0)
         return build_drawn(*arguments, **options)
 
-    build_drawn = container.build_drawn
+    build_drawn = pack.build_drawn
     assert made.draw_counts(b"r" * 16, counts) is not None
-    monkeypatch.setattr(container, "build_drawn", later)
+    monkeypatch.setattr(pack, "build_drawn", later)
     assert made.draw_counts(b"r" * 16, counts) is None
     assert made.stats().drawn == 5
 
@@ -549,8 +550,8 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     assert planned is not None
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
-    layout = container.layout_of(SCHEMA, parameters, container.Kind.DRAWN)
-    held = container.check(payload, layout)
+    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
+    held = unpack.check(payload, layout)
     drawn = caches.finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == made.owner * 64
@@ -581,9 +582,9 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     planned = caches.plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
     assert planned is not None
     counts = planned.counts[0].copy()
-    layout = container.layout_of(SCHEMA, made.parameters, container.Kind.DRAWN)
+    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
     while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
-        seen += np.frombuffer(container.check(payload, layout).part(container.Part.NUMBER), "<i8").tolist()
+        seen += np.frombuffer(unpack.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
         with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
             made.get(allowed)
         counts["count"] = 17
@@ -601,7 +602,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         values = rng.normal(scale, 1.0, entries).astype(np.float32)
 
         def pack(*columns: Any) -> Any:
-            return container.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+            return pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
         shipped: list[Any] = []
         store = OpenEpisodes(PLAIN, 300, parameters, pack=pack, ship=shipped.append)
@@ -612,13 +613,13 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         pools.append(made)
         truth.append(values)
     expected = np.concatenate(truth).mean()
-    layout = container.layout_of(PLAIN, parameters, container.Kind.DRAWN)
+    layout = layout_of(PLAIN, parameters, Kind.DRAWN)
     means = []
     for draw in range(300):
         planned = caches.plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
         assert planned is not None
         parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
-        held = [container.check(part, layout) for part in parts]
+        held = [unpack.check(part, layout) for part in parts]
         drawn = caches.finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
@@ -631,7 +632,7 @@ def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry
     made, rng = EpisodePool(PLAIN, Parameters(frame_stack=1), capacity=120, seed=3), np.random.default_rng(3)
 
     def pack(*columns: Any) -> Any:
-        return container.pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
+        return pack_episode(PLAIN, *columns[:-1], final=columns[-1], now=1.0)
 
     shipped: list[Any] = []
     store = OpenEpisodes(PLAIN, 300, Parameters(), pack=pack, ship=shipped.append)

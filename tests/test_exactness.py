@@ -25,7 +25,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Prioritized, RankBased, importance
 from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
-from memoire.wire import container
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Part
 from netkit import KeepingContext, in_thread, until
 
 SCHEMA = Schema(
@@ -164,11 +166,11 @@ def test_draws_of_caches_follow_the_weights():
     entries = Entries(memory, np.random.default_rng(2))
     for _ in range(6):
         entries.record(40)
-    layout = container.layout_of(SCHEMA, EXACT)
+    layout = layout_of(SCHEMA, EXACT)
     counts = Counter()
     for _ in range(300):
-        held = container.check(container.build(memory, 128, now=0.0), layout)
-        counts.update(np.frombuffer(held.part(container.Part.NUMBER), "<i8").tolist())
+        held = unpack.check(pack.build(memory, 128, now=0.0), layout)
+        counts.update(np.frombuffer(held.part(Part.NUMBER), "<i8").tolist())
     numbers, _, weights = entries.columns()
     follows([counts[number] for number in numbers.tolist()], weights)
     assert held.total_weight == pytest.approx(weights.sum())
@@ -219,14 +221,12 @@ class Tap:
         self.pushed = Counter()
         self.origin = {}
         self.made = defaultdict(int)
-        build = container.build
+        build = pack.build
 
         def tapped(memory, *arguments, **options):
             payload = build(memory, *arguments, **options)
-            held = container.check(payload, container.layout_of(memory.schema, memory.parameters))
-            numbers, ages = (
-                np.frombuffer(held.part(p), d) for p, d in ((container.Part.NUMBER, "<i8"), (container.Part.AGE, "<f4"))
-            )
+            held = unpack.check(payload, layout_of(memory.schema, memory.parameters))
+            numbers, ages = (np.frombuffer(held.part(p), d) for p, d in ((Part.NUMBER, "<i8"), (Part.AGE, "<f4")))
             client = self.clients[id(memory)]
             for key in zip(numbers.tolist(), ages.tolist(), strict=True):
                 self.pushed[(client, *key)] += 1
@@ -235,7 +235,7 @@ class Tap:
             return payload
 
         self.clients = {}
-        monkeypatch.setattr(container, "build", tapped)
+        monkeypatch.setattr(pack, "build", tapped)
         # Ages as they came, without the time at the server: with the number they name a sample.
         monkeypatch.setattr(picked, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
 

@@ -14,8 +14,9 @@ from memoire.pool.inspection import PER_TEN, Histogram
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
-from memoire.wire.container import Kind, Part
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Part
 from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import Clock, name
 
@@ -39,10 +40,10 @@ def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: An
     """A pool of caches that clients with these memories pushed."""
     parameters = SETTINGS.replace(**changes)
     pool = Pool(SCHEMA, parameters, seed=1, clock=clock or Clock())
-    layout = container.layout_of(SCHEMA, parameters)
+    layout = layout_of(SCHEMA, parameters)
     for i, memory in enumerate(memories):
         for sequence in range(caches):
-            pool.add(name(i), sequence, container.check(container.build(memory, 64, now=0.0), layout))
+            pool.add(name(i), sequence, unpack.check(pack.build(memory, 64, now=0.0), layout))
     return pool
 
 
@@ -109,11 +110,11 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
     assert (after.least, after.greatest) == (before.least + 7.0, before.greatest + 7.0)
     drawn = pool.get(8).gathered.age
     assert drawn.min() >= before.least + 7.0
-    layout = container.layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
+    layout = layout_of(SCHEMA, SETTINGS, Kind.DRAWN)
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 60
     clock.now += 20.0
-    ages = np.frombuffer(container.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
+    ages = np.frombuffer(unpack.check(pool.draw_counts(b"r" * 16, counts), layout).part(Part.AGE), "<f4")
     assert ages.min() >= before.least + 27.0  # for a reader, too
 
 
@@ -121,11 +122,11 @@ def test_a_sample_in_a_cache_is_older_the_longer_it_is_held() -> None:
 def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     clock, parameters, weights = Clock(), SETTINGS.replace(**changes), np.linspace(0.5, 2.0, 100)
     memory = memory_of(weights, parameters)
-    caches = [container.build(memory, 64, now=0.0) for _ in range(2)]
+    caches = [pack.build(memory, 64, now=0.0) for _ in range(2)]
     pool, untouched = (Pool(SCHEMA, parameters, seed=1, clock=clock) for _ in range(2))
     for each in (pool, untouched):
         for sequence, payload in enumerate(caches):
-            each.add(name(0), sequence, container.check(payload, container.layout_of(SCHEMA, parameters)))
+            each.add(name(0), sequence, unpack.check(payload, layout_of(SCHEMA, parameters)))
     held, entries = memory.weights(np.arange(100)), memory.num_positive
     clock.now += 5.0
     before = pool.stats()
@@ -149,9 +150,9 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
 
 def test_weights_whose_sum_is_no_number_break_no_look() -> None:
     pool = Pool(SCHEMA, SETTINGS, seed=1, clock=Clock())
-    memory, layout = memory_of(np.ones(100)), container.layout_of(SCHEMA, SETTINGS)
+    memory, layout = memory_of(np.ones(100)), layout_of(SCHEMA, SETTINGS)
     for i in range(3):
-        pool.add(name(i), 0, container.check(container.build(memory, 64, now=0.0), layout))
+        pool.add(name(i), 0, unpack.check(pack.build(memory, 64, now=0.0), layout))
         pool.sums(name(i), 1, 1.5e308, 99, 1.0)
     found, seen = pool.distribution(), pool.peek()
     assert found.effective == pytest.approx(3 * 99, rel=1e-3) and np.isfinite(found.total_weight)

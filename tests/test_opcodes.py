@@ -11,7 +11,8 @@ from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
 from netkit import until
 from opcodes import Opcodes
 
@@ -98,17 +99,17 @@ def test_adding_and_closing_whole_episodes() -> None:
 
 def test_building_a_cache(memory: Memory) -> None:
     def build(size: int) -> None:
-        container.build(memory, size, now=0.0)
+        pack.build(memory, size, now=0.0)
 
     assert executed(build, FEW) == executed(build, MANY)
 
 
 def test_checking_a_cache(memory: Memory) -> None:
-    layout = container.layout_of(memory.schema, memory.parameters)
-    received = {size: container.build(memory, size, now=0.0) for size in (FEW, MANY)}
+    layout = layout_of(memory.schema, memory.parameters)
+    received = {size: pack.build(memory, size, now=0.0) for size in (FEW, MANY)}
 
     def check(size: int) -> None:
-        container.check(received[size], layout)
+        unpack.check(received[size], layout)
 
     assert executed(check, FEW) == executed(check, MANY)
 
@@ -119,7 +120,7 @@ def test_drawing_a_batch_from_many_caches(memory: Memory, reuse: bool) -> None:
     parameters = memory.parameters.replace(reuse_cache=reuse)
     pool = Pool(memory.schema, parameters, seed=0)
     for sequence in range(64):
-        held = container.check(container.build(memory, 128, now=0.0), pool.layout)
+        held = unpack.check(pack.build(memory, 128, now=0.0), pool.layout)
         pool.add(bytes([sequence % 8 + 1]) * 16, sequence, held)
     assert executed(pool.get, FEW) == executed(pool.get, MANY)
 

@@ -10,7 +10,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.pool.caches import Pool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import container, messages
+from memoire.wire import messages, pack, unpack
 from memoire.wire.frames import _decode
 from netkit import SCHEMA, Cluster, entry, until
 from poolkit import name
@@ -33,7 +33,7 @@ def pool_of(clients):
         memory.add(0, entry(SCHEMA, step))
     memory.close(terminated=True)
     for number in range(1, clients + 1):
-        pool.add(name(number), 1, container.check(container.build(memory, 100, now=0.0), pool.layout))
+        pool.add(name(number), 1, unpack.check(pack.build(memory, 100, now=0.0), pool.layout))
     return pool
 
 

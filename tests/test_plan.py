@@ -12,8 +12,8 @@ import memoire
 from memoire.cli import main, plan
 from memoire.errors import ParameterError
 from memoire.replay.memory import Memory
-from memoire.wire import container as cache
-from memoire.wire.container import Kind
+from memoire.wire import pack
+from memoire.wire.parts import Kind
 
 STACKS = {"frame_stack": 3, "multi_step": 2}
 
@@ -48,8 +48,8 @@ def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_mor
 
     def container(samples):
         if kind is Kind.DRAWN:
-            return cache.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
-        return cache.build(memory, samples, now=0.0).nbytes
+            return pack.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
+        return pack.build(memory, samples, now=0.0).nbytes
 
     found = (container(120) - container(40)) / 80
     said = plan.sample_bytes(memory.schema, memory.parameters, kind)
@@ -59,7 +59,7 @@ def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_mor
 def test_a_step_of_an_episode_has_the_bytes_that_its_container_has_more_for_one_more():
     def container(steps):
         facts = np.ones(steps, np.float32), np.zeros(steps, np.float32), np.zeros(steps, np.int64)
-        return cache.pack_episode(schema(), lambda name, target: target.fill(0), *facts, now=time.time()).nbytes
+        return pack.pack_episode(schema(), lambda name, target: target.fill(0), *facts, now=time.time()).nbytes
 
     assert (container(1280) - container(640)) / 640 == plan.entry_bytes(schema())
 
@@ -113,7 +113,7 @@ def test_batches_travel_packed_by_lz4_alone():
 def test_caches_held_at_a_server_are_within_what_it_is_said_to_hold():
     made = plan.plan(load(actors=3))
     memory = filled(made.load.parameters)
-    held = 3 * plan.CACHES_HELD * cache.build(memory, now=0.0).nbytes
+    held = 3 * plan.CACHES_HELD * pack.build(memory, now=0.0).nbytes
     assert held <= made.held_bytes * made.servers < 1.5 * held
 
 

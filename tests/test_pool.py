@@ -13,13 +13,15 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolErr
 from memoire.pool import _draw
 from memoire.pool.caches import Pool, finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import _bytes, _container, container
-from memoire.wire.container import Head, Kind, Part
+from memoire.wire import _bytes, _container, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.pack import Head
+from memoire.wire.parts import ZERO_FRAME, Kind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
 from poolkit import PLAIN, SCHEMA, Clock, name
 
 STACKED = Parameters(frame_stack=3, multi_step=2)
-LAYOUT = container.layout_of(SCHEMA, PLAIN)
+LAYOUT = layout_of(SCHEMA, PLAIN)
 
 
 def made(
@@ -36,12 +38,12 @@ def made(
 ) -> Any:
     """A held cache of numbered samples."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
-    layout = container.layout_of(SCHEMA, parameters)
+    layout = layout_of(SCHEMA, parameters)
     head = Head(parameters.multi_step, total, positives, minimum)
     one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
         place = layout.place(Part.PREV, "action")
-        row = container.table(one.payload)[place]
+        row = unpack.table(one.payload)[place]
         one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
     return one.held()
 
@@ -163,7 +165,7 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
     for i, count in enumerate([17, 40, 3]):
         for first in range(0, count, 5):
             one = containers.make(
-                container.layout_of(SCHEMA, STACKED),
+                layout_of(SCHEMA, STACKED),
                 min(5, count - first),
                 head=Head(2, 10.0 * (i + 1), 50, 0.5),
                 replace={
@@ -599,17 +601,17 @@ def test_new_parameters_keep_caches_unless_their_layout_changes() -> None:
 def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
     """A thread overwrites without pause; every row must be of one cache: its action says which, its obs agree."""
     pool = Pool(SCHEMA, PLAIN.replace(reuse_cache=True), cache_limit=4, seed=0)
-    layout = container.layout_of(SCHEMA, PLAIN)
+    layout = layout_of(SCHEMA, PLAIN)
 
     def push(turn: int) -> None:
         buffer = containers.make(layout, 64, frames=8).payload
         for part, column in ((Part.FRAMES, "obs"), (Part.PREV, "action")):
             place = layout.place(part, column)
-            row = container.table(buffer)[place]
+            row = unpack.table(buffer)[place]
             buffer[row.offset : row.offset + row.stored].view("<f4" if column == "obs" else "<i4")[:] = turn
         index = containers.make(layout, 64, frames=8).block(Part.PREV_INDEX)
         assert index.shape == (64, 1)
-        pool.add(name(turn % 3), turn, container.check(buffer, layout))
+        pool.add(name(turn % 3), turn, unpack.check(buffer, layout))
 
     stop = threading.Event()
     problems: list[BaseException] = []
@@ -648,13 +650,13 @@ def drawn_by(reader: bytes, pools: list[Pool], samples: int, fraction: float = 0
     chosen = plan(tables, samples, fraction)
     if chosen is None:
         return None
-    layout = container.layout_of(SCHEMA, pools[0].parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, pools[0].parameters, Kind.DRAWN)
     helds = []
     for pool, counts in zip(pools, chosen.counts, strict=True):
         unpack_counts(counts.tobytes())
         payload = pool.draw_counts(reader, counts, now=5.0) if len(counts) else None
         if payload is not None:
-            helds.append(container.check(payload, layout, checksum=_bytes.checksum(payload)))
+            helds.append(unpack.check(payload, layout, checksum=_bytes.checksum(payload)))
     return finish(chosen, helds, layout, pools[0].parameters, seed=9, beta=pools[0].parameters.importance_exponent)
 
 
@@ -670,7 +672,7 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
     assert len(gathered.ids) == 60
     count = np.bincount(clients_of(gathered).astype(int), minlength=10)
     np.testing.assert_allclose(count[[0, 1, 9]], [10, 20, 30], atol=1)
-    layout = container.layout_of(SCHEMA, parameters)
+    layout = layout_of(SCHEMA, parameters)
     for row, (ids, steps) in enumerate(zip(gathered.ids, gathered.steps, strict=True)):
         one = containers.make(
             layout, 5, head=Head(parameters.multi_step, 1.0, 1, 0.5),
@@ -711,7 +713,7 @@ def test_what_is_kept_for_a_reader_is_not_drawn_by_others() -> None:
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(0), "<u8"), 100
     payload = pool.draw_counts(b"r" * 16, counts)
-    held = container.check(payload, container.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    held = unpack.check(payload, layout_of(SCHEMA, PLAIN, Kind.DRAWN))
     assert held.samples == kept
     assert pool.draw_counts(b"r" * 16, counts) is None
     assert pool.stats().unused == 0
@@ -781,8 +783,8 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
     counts = np.zeros(1, CLIENT_COUNTS)
     other = name(0) if name(1) in chosen.share else name(1)
     counts["client"], counts["count"] = np.frombuffer(other, "<u8"), 5
-    layout = container.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
-    held = container.check(pool.draw_counts(b"r" * 16, counts), layout)
+    layout = layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout)
     with pytest.raises(ProtocolError, match="not asked for"):
         finish(chosen, [held], layout, PLAIN, 0, 0.4)
 
@@ -796,9 +798,9 @@ def test_samples_of_a_client_without_a_share_are_refused() -> None:
     assert chosen is not None and chosen.share[name(1)] == 0.0
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = np.frombuffer(name(1), "<u8"), 5
-    layout = container.layout_of(SCHEMA, PLAIN, Kind.DRAWN)
+    layout = layout_of(SCHEMA, PLAIN, Kind.DRAWN)
     with pytest.raises(ProtocolError, match="not asked for"):
-        finish(chosen, [container.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0, 0.4)
+        finish(chosen, [unpack.check(pool.draw_counts(b"r" * 16, counts), layout)], layout, PLAIN, 0, 0.4)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -806,7 +808,7 @@ def test_a_client_named_twice_gives_no_more_than_it_has(reuse: bool) -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=reuse))
     counts = np.zeros(3, CLIENT_COUNTS)
     counts["count"] = 5
-    held = container.check(pool.draw_counts(b"r" * 16, counts), container.layout_of(SCHEMA, PLAIN, Kind.DRAWN))
+    held = unpack.check(pool.draw_counts(b"r" * 16, counts), layout_of(SCHEMA, PLAIN, Kind.DRAWN))
     assert held.samples == (15 if reuse else 7)
 
 
@@ -823,12 +825,10 @@ def test_a_frame_is_packed_once_for_a_reader() -> None:
     pool.reserve(b"r" * 16, 100)
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["count"] = 5
-    rows = container.table(pool.draw_counts(b"r" * 16, counts))
-    used = containers.make(container.layout_of(SCHEMA, STACKED), 5)
+    rows = unpack.table(pool.draw_counts(b"r" * 16, counts))
+    used = containers.make(layout_of(SCHEMA, STACKED), 5)
     index = np.concatenate([used.block(Part.PREV_INDEX), used.block(Part.NEXT_INDEX)])
-    assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(
-        np.unique(index[index != container.ZERO_FRAME])
-    )
+    assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != ZERO_FRAME]))
 
 
 # Limits that change

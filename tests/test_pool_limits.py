@@ -12,14 +12,16 @@ import containers
 from memoire.errors import NotEnoughSamples
 from memoire.pool.caches import Pool, finish, plan
 from memoire.replay.parameters import Parameters
-from memoire.wire import container
-from memoire.wire.container import Head, Kind, Part
+from memoire.wire import unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.pack import Head
+from memoire.wire.parts import Kind, Part
 from poolkit import PLAIN, SCHEMA, Clock, name
 
 
 def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:
     count = len(ages)
-    layout = container.layout_of(SCHEMA, parameters)
+    layout = layout_of(SCHEMA, parameters)
     replace = {
         Part.NUMBER: np.arange(first, first + count),
         Part.WEIGHT: np.broadcast_to(np.asarray(weight, np.float64), count),
@@ -88,8 +90,8 @@ def test_what_is_kept_for_a_reader_is_passed_over_too() -> None:
     assert rows["reserved"].sum() == 5
     made = plan([rows], 5, 0.3)
     assert made is not None
-    layout = container.layout_of(SCHEMA, parameters, Kind.DRAWN)
-    drawn = container.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
+    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
+    drawn = unpack.check(pool.draw_counts(b"r" * 16, made.counts[0]), layout)
     assert sorted(finish(made, [drawn], layout, parameters, 1, 1.0).gathered.ids["number"].tolist()) == [0, 1, 2, 3, 4]
 
 

@@ -16,8 +16,10 @@ from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, container
-from memoire.wire.container import Kind, Part
+from memoire.wire import _bytes, pack, unpack
+from memoire.wire.compression import _COMPRESS
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import Kind, Part
 from netkit import Cluster, until
 
 SCHEMA = Schema(
@@ -69,17 +71,17 @@ def same(one, other) -> None:
 @pytest.mark.parametrize("parameters", CHOICES)
 def test_a_built_cache_of_ragged_columns_holds_what_the_memory_gathers(parameters, compression) -> None:
     memory = filled(parameters.replace(compression=compression))
-    payload = container.build(memory, 100, now=1.0)
+    payload = pack.build(memory, 100, now=1.0)
     pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, container.check(payload, pool.layout, checksum=_bytes.checksum(payload)))
+    pool.add(b"client-number-01", 1, unpack.check(payload, pool.layout, checksum=_bytes.checksum(payload)))
     gathered = pool.get(40).gathered
     same(gathered, memory.gather(gathered.ids["number"]))
 
 
 def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
     memory = filled(Parameters())
-    payload = container.build(memory, 500, now=0.0)
-    blocks = {(row.column, row.part): row for row in container.table(payload)}
+    payload = pack.build(memory, 500, now=0.0)
+    blocks = {(row.column, row.part): row for row in unpack.table(payload)}
     rows = np.flatnonzero(memory._inside()["meta"]["episode"] >= 0)
     entries = memory.lengths("obs.cloud", rows).sum()
     finals = memory.lengths("obs.cloud", np.arange(-5, -1)).sum()
@@ -91,11 +93,11 @@ def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = filled(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, container.check(container.build(memory, 60, now=1.0), pool.layout))
-    layouts = [container.layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
+    pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
+    layouts = [layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
     client = next(iter(pool._held))
     picks = pool._held.take(layouts[0].core, b"reader", [(client, 25)], True)
-    drawn = container.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
+    drawn = unpack.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)
     assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
     gathered = layouts[1].allocate(assembled.size)
@@ -104,7 +106,7 @@ def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     same(gathered, memory.gather(gathered.ids["number"]))
 
 
-def lengths_block(layout: container.Layout, part: Part = Part.FRAMES_LENGTHS) -> int:
+def lengths_block(layout: Layout, part: Part = Part.FRAMES_LENGTHS) -> int:
     place = layout.place(part, "obs.cloud")
     assert place is not None
     return place
@@ -112,50 +114,48 @@ def lengths_block(layout: container.Layout, part: Part = Part.FRAMES_LENGTHS) ->
 
 @pytest.mark.parametrize("value", [0, 5, 1 << 22, (1 << 32) - 1])
 def test_lengths_that_do_not_add_up_to_the_values_are_refused(value) -> None:
-    layout = container.layout_of(SCHEMA, Parameters())
+    layout = layout_of(SCHEMA, Parameters())
     payload = bytearray(containers.make(layout, 6).payload)
-    row = container.table(payload)[lengths_block(layout)]
+    row = unpack.table(payload)[lengths_block(layout)]
     assert struct.unpack_from("<I", payload, row.offset + 4)[0] not in (value, 0)
     struct.pack_into("<I", payload, row.offset + 4, value)
     tracemalloc.start()
     with pytest.raises(ProtocolError, match=r"the lengths of block \d+ reach \d+ bytes") as caught:
-        container.check(payload, layout)
+        unpack.check(payload, layout)
     assert caught.value.code == "index"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
 def test_lengths_whose_sum_overflows_are_refused() -> None:
-    layout = container.layout_of(SCHEMA, Parameters())
+    layout = layout_of(SCHEMA, Parameters())
     payload = bytearray(containers.make(layout, 6).payload)
-    row = container.table(payload)[lengths_block(layout)]
+    row = unpack.table(payload)[lengths_block(layout)]
     for at in range(row.rows):
         struct.pack_into("<I", payload, row.offset + 4 * at, 0xAAAAAAAA)
     with pytest.raises(ProtocolError, match="and a value at most"):
-        container.check(payload, layout)
+        unpack.check(payload, layout)
 
 
 @pytest.mark.parametrize("raw", [7, 2**48 - 4, 2**64 - 4])
 def test_raw_sizes_that_no_values_have_are_refused(raw) -> None:
-    layout = container.layout_of(SCHEMA, Parameters())
+    layout = layout_of(SCHEMA, Parameters())
     for codec in (0, 1):
         payload = bytearray(containers.make(layout, 6, codec=codec).payload)
         place = layout.place(Part.FRAMES, "obs.cloud")
         struct.pack_into("<Q", payload, 64 + 32 * place + 24, raw)
         with pytest.raises(ProtocolError) as caught:
-            container.check(payload, layout)
+            unpack.check(payload, layout)
         assert caught.value.code in ("schema", "container", "too_large")
 
 
 def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacked() -> None:
-    layout = container.layout_of(Schema({"obs": Column(np.uint8, (None,), "state")}), Parameters())
+    layout = layout_of(Schema({"obs": Column(np.uint8, (None,), "state")}), Parameters())
     zeros = np.zeros(40 << 20, np.uint8)
     place = layout.place(Part.FRAMES, "obs")
     assert place is not None
-    packed = {place: (1, container._COMPRESS[1](zeros))}
-    made = container.Container(
-        layout, container.Head(1, 1.0, 1, 0.5), 1, 2, packed=packed, elements={place: len(zeros)}
-    )
+    packed = {place: (1, _COMPRESS[1](zeros))}
+    made = pack.Container(layout, pack.Head(1, 1.0, 1, 0.5), 1, 2, packed=packed, elements={place: len(zeros)})
     for part, value, dtype in ((Part.WEIGHT, 0.5, "<f8"), (Part.STEPS, 1, "<u4")):
         array = made.array(part, dtype)
         assert array is not None
@@ -165,10 +165,10 @@ def test_values_larger_than_a_message_may_be_are_refused_before_they_are_unpacke
         assert array is not None
         array[:] = 0
     made.fill(Part.FRAMES_LENGTHS, np.array([20 << 20, 20 << 20], "<u4"), "obs")
-    assert container.check(made.payload, layout).samples == 1
+    assert unpack.check(made.payload, layout).samples == 1
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="unpacked it has"):
-        container.check(made.payload, layout, Limits(message_bytes=30 << 20))
+        unpack.check(made.payload, layout, Limits(message_bytes=30 << 20))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

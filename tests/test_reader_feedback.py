@@ -8,7 +8,10 @@ from memoire.reader import feedback
 from memoire.reader.feedback import FeedbackRouter
 from memoire.reader.stock import clients_of
 from memoire.replay.batch import ID
-from memoire.wire import container, messages
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Part
 from readerkit import SCHEMA, directory_of, message
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -28,9 +31,9 @@ def route(made, ids, **has):
 
 
 def numbers_in(piece):
-    layout = container.layout_of(SCHEMA, container.Parameters(), container.Kind.FEEDBACK)
-    held = container.check(piece.payload, layout)
-    return np.frombuffer(held.part(container.Part.NUMBER), "<i8").tolist()
+    layout = layout_of(SCHEMA, Parameters(), Kind.FEEDBACK)
+    held = unpack.check(piece.payload, layout)
+    return np.frombuffer(held.part(Part.NUMBER), "<i8").tolist()
 
 
 def test_each_server_gets_the_samples_of_its_clients_and_the_first_one_those_of_both():

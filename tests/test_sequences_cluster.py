@@ -13,8 +13,9 @@ from memoire.replay.batch import Batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container
-from memoire.wire.container import Kind, Part
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import ZERO_FRAME, Kind, Part
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 
@@ -32,16 +33,16 @@ def cluster():
 def pool_of(memory, samples, caches=1):
     pool = Pool(memory.schema, memory.parameters, seed=1)
     for number in range(caches):
-        pool.add(CLIENT, number, container.check(container.build(memory, samples, now=0.0), pool.layout))
+        pool.add(CLIENT, number, unpack.check(pack.build(memory, samples, now=0.0), pool.layout))
     return pool
 
 
 def far_away(pool, samples):
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
-    layout = container.layout_of(pool.schema, pool.parameters, Kind.DRAWN)
+    layout = layout_of(pool.schema, pool.parameters, Kind.DRAWN)
     payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0)
-    return finish(chosen, [container.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
+    return finish(chosen, [unpack.check(payload, layout)], layout, pool.parameters, seed=3, beta=0.4), payload
 
 
 def same(gathered, expected):
@@ -87,8 +88,8 @@ def test_overlapping_sequences_cross_the_wire_once():
     record(memory, 100, 0, "terminated")
     pool = pool_of(memory, 300)
     payload = far_away(pool, 200)[1]
-    for made in (container.build(memory, 300, now=0.0), payload):
-        rows = {row.part: row.rows for row in container.table(made) if row.part in (Part.PREV_FRAMES, Part.ENTRIES)}
+    for made in (pack.build(memory, 300, now=0.0), payload):
+        rows = {row.part: row.rows for row in unpack.table(made) if row.part in (Part.PREV_FRAMES, Part.ENTRIES)}
         assert rows == {Part.PREV_FRAMES: 101, Part.ENTRIES: 100}
 
 
@@ -129,7 +130,7 @@ def test_the_weighted_mean_over_sequences_of_unequal_actors_is_the_uniform_one(r
         starts = np.flatnonzero([memory.weights([number])[0] > 0 for number in range(memory.num_entries)])
         memory.update_priorities(starts, rng.exponential(1.0 + client, len(starts)))
         for number in range(20):
-            pool.add(bytes([client]) * 16, number, container.check(container.build(memory, 300, now=0.0), pool.layout))
+            pool.add(bytes([client]) * 16, number, unpack.check(pack.build(memory, 300, now=0.0), pool.layout))
     firsts = []
     for memory in memories:
         starts = [number for number in range(memory.num_entries) if memory.weights([number])[0] > 0]
@@ -186,7 +187,7 @@ SMALL = Schema({"obs": Column(np.float32, (2,), "state"), "reward": Column(np.fl
     ],
 )
 def test_values_that_no_sequence_has_are_refused(part, value, code):
-    layout = container.layout_of(SMALL, CUT)
+    layout = layout_of(SMALL, CUT)
     values = np.array(containers.make(layout, 6).block(part))
     values.reshape(-1)[-1] = value
     with pytest.raises(ProtocolError) as problem:
@@ -203,8 +204,8 @@ def test_a_stored_state_crosses_the_wire_once_for_each_sequence():
         for t in range(400):
             memory.add(0, (np.ones(2, np.float32), np.float32(1), np.full(256, t, np.float32)))
         memory.close(final_state=np.ones(2, np.float32))
-        payload = container.build(memory, 20, now=0.0)
-        sizes[first] = sum(row.stored for row in container.table(payload) if row.column == 2)
+        payload = pack.build(memory, 20, now=0.0)
+        sizes[first] = sum(row.stored for row in unpack.table(payload) if row.column == 2)
     assert sizes["hidden",] == 20 * 1024 and sizes[()] > 10 * sizes["hidden",]
 
 
@@ -222,13 +223,13 @@ def test_only_plain_columns_are_of_a_first_entry_alone(first, text):
 
 
 def test_sequences_of_another_length_and_transitions_say_that_parameters_differ():
-    made = containers.make(container.layout_of(SMALL, CUT), 6).payload
+    made = containers.make(layout_of(SMALL, CUT), 6).payload
     for other, text in (
         (CUT.replace(sequence_length=5), "sequences of 4 entries, but sequence_length is 5 here"),
         (Parameters(frame_stack=2), "kind 5, but the parameters here ask for 1"),
     ):
         with pytest.raises(ProtocolError, match=text) as problem:
-            container.check(made, container.layout_of(SMALL, other))
+            unpack.check(made, layout_of(SMALL, other))
         assert problem.value.code == "parameters"
 
 
@@ -317,11 +318,9 @@ def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(c
 
 
 def test_a_cache_whose_indices_point_at_nothing_harms_no_reader():
-    layout = container.layout_of(SMALL, CUT)
+    layout = layout_of(SMALL, CUT)
     made = containers.make(layout, 6)
-    nothing = {
-        part: np.full_like(made.block(part), container.ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)
-    }
+    nothing = {part: np.full_like(made.block(part), ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)}
     pool = Pool(SMALL, CUT, seed=1)
     pool.add(CLIENT, 1, containers.make(layout, 6, replace=nothing).held())
     drawn, _ = far_away(pool, 6)

@@ -22,7 +22,8 @@ from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
 from memoire.storage import snapshot, snapshot_file
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes, container
+from memoire.wire import _bytes, unpack
+from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from poolkit import PLAIN, SCHEMA, name
 from test_pool import made, pool_of
@@ -189,8 +190,8 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
         if isinstance(kept, KeptClient):
             clients.append(kept.id)
             continue
-        held = container.check(kept.payload, pool.layout)
-        seen.append((clients[-1], np.frombuffer(held.part(container.Part.NUMBER), "<i8")[0]))
+        held = unpack.check(kept.payload, pool.layout)
+        seen.append((clients[-1], np.frombuffer(held.part(Part.NUMBER), "<i8")[0]))
         for i in range(3):  # everything that was held at the beginning is soon overwritten
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
         pool.limit(max(1, pool.stats().bytes * 3 // 4))
@@ -215,9 +216,7 @@ def test_a_walk_goes_on_behind_what_was_drawn_meanwhile():
     first = []
     for kept in pool.walk():
         if isinstance(kept, KeptCache):
-            first.append(
-                int(np.frombuffer(container.check(kept.payload, pool.layout).part(container.Part.NUMBER), "<i8")[0])
-            )
+            first.append(int(np.frombuffer(unpack.check(kept.payload, pool.layout).part(Part.NUMBER), "<i8")[0]))
             if len(first) == 1:
                 pool.get(15)
     assert first == [0, 15, 20, 25, 30, 35]

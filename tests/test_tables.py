@@ -18,7 +18,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Column, Schema
 from memoire.server.dispatch import Desk
-from memoire.wire import container, messages
+from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from netkit import QUICK, SCHEMA, Cluster, entry, record, until
@@ -450,7 +450,7 @@ def built(schema):
     for step in range(20):
         memory.add(0, entry(schema, step))
     memory.close(terminated=True)
-    return container.build(memory, now=0.0)
+    return pack.build(memory, now=0.0)
 
 
 def pushed(desk, name, schema, client=b"m" * 16):
@@ -476,7 +476,7 @@ def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
 def test_requests_for_a_table_that_is_not_there_are_refused(desk):
     header = {"client": b"r" * 16, "table": 12345, "sequence": 1}
     ids = np.zeros(1, ID)
-    feedback = container.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
+    feedback = pack.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
     for body, payload in (
         (messages.Update(), None),
         (messages.Sums(), None),

@@ -11,8 +11,9 @@ from memoire.pool.caches import finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import container
-from memoire.wire.container import Kind, Part
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Part
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 
@@ -67,15 +68,15 @@ def by_places(memory: Memory, count: int) -> tuple[Any, Any]:
 
 
 def by_cache(memory: Memory, count: int) -> tuple[Any, Any]:
-    layout = container.layout_of(SCHEMA, memory.parameters)
-    held = container.check(container.build(memory, count, now=1.0), layout)
+    layout = layout_of(SCHEMA, memory.parameters)
+    held = unpack.check(pack.build(memory, count, now=1.0), layout)
     weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), weights / held.total_weight * held.positives
 
 
 def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
-    layout = container.layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
-    held = container.check(container.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
+    layout = layout_of(SCHEMA, memory.parameters, Kind.DRAWN)
+    held = unpack.check(pack.build_drawn(memory, b"o" * 16, count, now=1.0), layout)
     chance, population = (np.frombuffer(held.part(part), "<f8") for part in (Part.CHANCE, Part.POPULATION))
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
 
@@ -117,8 +118,8 @@ def far_away(pool: EpisodePool, samples: int) -> Any:
     """A batch as a reader puts it together."""
     chosen = plan([pool.reserve(READER, samples)], samples, 0.5)
     assert chosen is not None
-    layout = container.layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
-    drawn = container.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
+    layout = layout_of(SCHEMA, pool.parameters, Kind.DRAWN)
+    drawn = unpack.check(pool.draw_counts(READER, chosen.counts[0], now=1.0), layout)
     return finish(chosen, [drawn], layout, pool.parameters, 3, 1.0)
 
 

@@ -17,8 +17,8 @@ from memoire.errors import ParameterError
 from memoire.limits import GiB, Limits, MiB
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container
-from memoire.wire.container import EPISODE_FACTS, Extent, Kind, Part
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import EPISODE_FACTS, Extent, Kind, Part
 
 ENTRY_MEMORY = 112
 """Bytes that a memory needs for an entry beside its columns: weights, trees, where its episode lies."""
@@ -157,13 +157,13 @@ def sample_bytes(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE
         ParameterError: a column has no fixed shape, so that nobody can say how many bytes it has.
     """
     _refuse_ragged(schema)
-    layout = container.layout_of(schema, parameters, kind)
+    layout = layout_of(schema, parameters, kind)
     frames = _frames(layout, parameters)
     rows = {Extent.PER_SAMPLE: 1.0, Extent.PER_FRAME: frames * compressed, Extent.PER_ENTRY: float(layout.length)}
     return sum(form.row_bytes * rows.get(form.extent, 0.0) for form in layout.blocks)
 
 
-def _frames(layout: container.Layout, parameters: Parameters) -> int:
+def _frames(layout: Layout, parameters: Parameters) -> int:
     """Different frames of one sample: those of both windows, or of all of a sequence."""
     stack = parameters.frame_stack
     if layout.length:

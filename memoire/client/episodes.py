@@ -20,13 +20,14 @@ from memoire.replay.memory import Memory, init_weights
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema, exact, finite
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.parts import Payload
 
 
 class Shipment(NamedTuple):
     """An episode on its way: its container, and what its message says of it."""
 
-    payload: container.Payload
+    payload: Payload
     facts: dict[str, Any]
     """Fields of `messages.Episode`."""
     entries: int
@@ -43,7 +44,7 @@ class OpenEpisodes(Memory):
 
     Args:
         pack: Makes a container: called as pack(fill, init_w, age, model_version, lengths, final), see
-            `container.pack_episode`.
+            `pack.pack_episode`.
         ship: Called with each closed episode, in the thread that closed it; nothing is held meanwhile.
         The others: as of `Memory`.
     """
@@ -54,7 +55,7 @@ class OpenEpisodes(Memory):
         capacity: int,
         parameters: Parameters,
         *,
-        pack: Callable[..., container.Payload],
+        pack: Callable[..., Payload],
         ship: Callable[[Shipment], None],
     ) -> None:
         super().__init__(schema, capacity, parameters)
@@ -87,14 +88,14 @@ class OpenEpisodes(Memory):
             self.open(lane)  # empty again
         self._ship(Shipment(payload, facts, length, returned))
 
-    def _packed(self, rows: NDArray[np.int64], final: Mapping[str, NDArray[Any]] | None) -> container.Payload:
+    def _packed(self, rows: NDArray[np.int64], final: Mapping[str, NDArray[Any]] | None) -> Payload:
         age, versions = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
         self.ages(rows, age)
         self.model_versions(rows, versions)
         weights = self._inside()["meta"]["init_w"][rows]
         lengths = {name: self.lengths(name, rows) for name in self.schema.ragged}
 
-        def fill(name: str, target: container.Payload) -> None:
+        def fill(name: str, target: Payload) -> None:
             self.copy_frames(name, rows, target)
 
         return self._pack(fill, weights, age, versions, lengths, final)
@@ -123,7 +124,7 @@ class OpenEpisodes(Memory):
             finite(name, schema[name], arrays[name])
         versions = _versions(model_version, count)
 
-        def fill(name: str, target: container.Payload) -> None:
+        def fill(name: str, target: Payload) -> None:
             array = arrays[name].values if name in schema.ragged else arrays[name]
             target[:] = array.reshape(-1).view(np.uint8)
 

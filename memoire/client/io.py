@@ -26,8 +26,9 @@ from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
-from memoire.wire import container, messages
+from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Message
+from memoire.wire.layout import usual_bytes
 
 from . import unreported
 from .home_watch import Change
@@ -274,7 +275,7 @@ class Connection:
         if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             is_cached = told.storage == "caches"
-            usual = container.usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
+            usual = usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
             if self.data.open(self.channel.address, told.endpoints, usual):
                 self.topics.opened()
 
@@ -329,7 +330,7 @@ class Connection:
     def _apply_feedback(self, payload: Any, through: int) -> None:
         session = self._session
         try:
-            found = container.read_feedback(payload, session.schema, self._limits)
+            found = unpack.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
             session.refuse(error.code)
             return

@@ -12,7 +12,7 @@ from memoire.limits import MiB
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Observer, Writer, Writers, layout
-from memoire.wire import container
+from memoire.wire.parts import EPISODE_FACTS, Payload
 
 from .episodes import OpenEpisodes, Shipment
 from .reports import Sums
@@ -42,7 +42,7 @@ class LocalMemory:
         capacity: int | None,
         live: bool,
         seed: int | None,
-        pack: Callable[..., container.Payload],
+        pack: Callable[..., Payload],
         ship: Callable[[Shipment], None],
         check_open: Callable[[], None],
     ) -> None:
@@ -89,7 +89,7 @@ class LocalMemory:
         # A writer cuts an endless episode when it fills half of this: what it cuts must fit a message and the server.
         schema, most_bytes = self._session.schema, self._session.most_bytes
         ragged = most_bytes // 2 if schema.ragged else 0
-        fitting = (most_bytes - ragged) // (schema.entry_bytes + container.EPISODE_FACTS)
+        fitting = (most_bytes - ragged) // (schema.entry_bytes + EPISODE_FACTS)
         largest = min(self._session.told.limits.get("episode_entries", entries), fitting)
         room = min(entries, 2 * max(1, largest))
         episodes = OpenEpisodes(schema, room, self._session.parameters, pack=self._pack, ship=self._ship)

@@ -18,8 +18,9 @@ import numpy as np
 from memoire.errors import EmptyMemory, ParameterError
 from memoire.replay.memory import Memory
 from memoire.suggestions import one_of
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, pack
 from memoire.wire.frames import encode
+from memoire.wire.parts import Payload
 
 from .episodes import Shipment
 from .io_waiting import Waiting
@@ -162,10 +163,10 @@ class Pusher:
         )
         return True
 
-    def _build(self, memory: Memory) -> container.Payload:
+    def _build(self, memory: Memory) -> Payload:
         session = self._session
         version = session.parameters_version
-        payload = container.build(memory, parameters_version=version, now=self._clock(), compression=self._codec())
+        payload = pack.build(memory, parameters_version=version, now=self._clock(), compression=self._codec())
         if payload.nbytes > session.most_bytes:
             fitting = f"fits into {session.most_bytes} (limits.message_bytes)"
             expected = f"such that a cache of {payload.nbytes} bytes {fitting}"
@@ -174,10 +175,10 @@ class Pusher:
 
     # Episodes
 
-    def pack(self, *episode: Any) -> container.Payload:
+    def pack(self, *episode: Any) -> Payload:
         """The container of an episode, as of this moment; see `episodes.OpenEpisodes`."""
         *columns, final = episode
-        return container.pack_episode(
+        return pack.pack_episode(
             self._session.schema,
             *columns,
             final=final,
@@ -248,7 +249,7 @@ class Pusher:
                 session.schedule.pressed -= 1
                 self.waited += waiting.now() - began
 
-    def _enqueue(self, payload: container.Payload, message: Callable[[int, int, int], messages.Body]) -> None:
+    def _enqueue(self, payload: Payload, message: Callable[[int, int, int], messages.Body]) -> None:
         # In the caller's thread: the one with the sockets has other things to do.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self._session
         with self._waiting.changed:

@@ -18,7 +18,8 @@ from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.compression import codecs
 from memoire.wire.frames import Answer, Header, Message
 from memoire.wire.refusals import PASSING
 
@@ -201,7 +202,7 @@ class Session:
             software=SOFTWARE,
             host=host,
             pid=pid,
-            codecs=container.codecs(),
+            codecs=codecs(),
         )
 
     def welcomed(self, answer: Answer, now: float) -> Welcomed | None:

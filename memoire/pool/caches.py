@@ -35,8 +35,10 @@ from memoire.replay.batch import Batch, Gathered, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, unpack
 from memoire.wire._container import HeldCache
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import Kind, Part, Payload
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 from . import picked
@@ -179,7 +181,7 @@ class AnyPool(Protocol):
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> container.Payload | None:
+    ) -> Payload | None:
         """The payload of a DRAWN message, for rows of `rows.CLIENT_COUNTS`; None where nothing was there."""
 
     def walk(self) -> Iterator[Any]:
@@ -285,8 +287,8 @@ class Pool:
         return b""
 
     @property
-    def layout(self) -> container.Layout:
-        """What a cache must be like: for `container.check`."""
+    def layout(self) -> Layout:
+        """What a cache must be like: for `unpack.check`."""
         return self._layout
 
     @property
@@ -333,8 +335,8 @@ class Pool:
         parameters.check_for(self.schema)
         self._parameters = parameters
         self._held.limit(parameters.max_times_sampled)
-        self._layout = container.layout_of(self.schema, parameters)
-        self._drawn_layout = container.layout_of(self.schema, parameters, container.Kind.DRAWN)
+        self._layout = layout_of(self.schema, parameters)
+        self._drawn_layout = layout_of(self.schema, parameters, Kind.DRAWN)
 
     @property
     def capacity(self) -> int:
@@ -372,10 +374,10 @@ class Pool:
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
     ) -> HeldCache:
-        """A received cache, completely checked: see `container.check`. Raises ProtocolError."""
+        """A received cache, completely checked: see `unpack.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
-        return container.check(payload, self._layout, limits, checksum=checksum)
+        return unpack.check(payload, self._layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.
@@ -383,7 +385,7 @@ class Pool:
         Args:
             client_id: 16 bytes.
             sequence: The header's: of two messages of a client the higher one is newer.
-            held: From `container.check` with this pool's `layout`.
+            held: From `unpack.check` with this pool's `layout`.
 
         Returns:
             How many caches were overwritten.
@@ -610,9 +612,7 @@ class Pool:
             ready = self._ready(drawn_by, samples, out)
         return _pooled(picks, drawn_by, parameters, beta, ready, self._clock())
 
-    def _ready(
-        self, layout: container.Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None
-    ) -> Gathered:
+    def _ready(self, layout: Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
         """Arrays for a batch: the caller's, or new ones."""
         if isinstance(out, Gathered):
             layout.check_out(out, samples)
@@ -622,7 +622,7 @@ class Pool:
             place(self.schema, made, out)
         return made
 
-    def _draw(self, samples: int, timeout: float | None) -> tuple[Picks, container.Layout, Parameters, float]:
+    def _draw(self, samples: int, timeout: float | None) -> tuple[Picks, Layout, Parameters, float]:
         """The samples of a batch, taken but not copied, and what they were drawn under, beta last."""
         with self._lock:
             self._look(self._clock())
@@ -706,7 +706,7 @@ class Pool:
             layout, beta, clock = self._layout, self._parameters.beta(self._annealing.batches), self._clock()
             sums = client.sequence, client.total_weight, float(client.positives), client.minimum
         # A pool of its own, with a cache of its own out of the same bytes: nothing is taken from this one.
-        copy = container.copy_of(held, layout)
+        copy = unpack.copy_of(held, layout)
         alone, owner = HeldPool(random.getrandbits(64)), HeldClient(client.id)
         owner.hear(*sums)
         alone.enter(owner)
@@ -788,7 +788,7 @@ class Pool:
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> container.Payload | None:
+    ) -> Payload | None:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
 
         Args:
@@ -834,8 +834,8 @@ def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int
     found = []
     for held in caches:
         left = slice(0 if reuse else held.drawn, None)
-        weights = np.frombuffer(held.part(container.Part.WEIGHT), "<f8")[left]
-        ages = np.frombuffer(held.part(container.Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
+        weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")[left]
+        ages = np.frombuffer(held.part(Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
         found.append((weights, weights / held.total_weight, ages))
     return _LookedAt(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
 
@@ -851,7 +851,7 @@ def _is_same(one: HeldCache, other: HeldCache) -> bool:
 
 def _pooled(
     picks: Picks,
-    layout: container.Layout,
+    layout: Layout,
     parameters: Parameters,
     beta: float,
     gathered: Gathered,
@@ -957,7 +957,7 @@ def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.i
 def finish(
     made: Plan,
     drawn: Sequence[HeldCache],
-    layout: container.Layout,
+    layout: Layout,
     parameters: Parameters,
     seed: int,
     beta: float,
@@ -972,7 +972,7 @@ def finish(
     """
     shares, newest = [], []
     for held in drawn:
-        ids = held.part(container.Part.OWNERS)
+        ids = held.part(Part.OWNERS)
         owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
         if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")

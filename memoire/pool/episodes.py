@@ -50,7 +50,9 @@ from memoire.replay.memory import MOST_ROWS, Memory
 from memoire.replay.parameters import Parameters, reward_size
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema, is_finite
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Payload
 from memoire.wire.rows import CLIENT_SUMS
 
 from .caches import MOST_BATCH, MOST_DRAWN, Pooled, PoolStats
@@ -207,19 +209,19 @@ class EpisodePool:
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
     ) -> CheckedEpisode:
-        """A received episode, completely checked, ready for `add`; see `container.check`.
+        """A received episode, completely checked, ready for `add`; see `unpack.check`.
 
         Raises:
             ProtocolError: and nothing else, whatever the bytes.
         """
         if not isinstance(body, messages.Episode):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
-        layout = container.layout_of(self.schema, self.parameters, container.Kind.EPISODE, final=body.has_final)
-        held = container.check(payload, layout, limits, checksum=checksum)
+        layout = layout_of(self.schema, self.parameters, Kind.EPISODE, final=body.has_final)
+        held = unpack.check(payload, layout, limits, checksum=checksum)
         entries, capacity = int(held.samples), self.capacity
         if entries > capacity:
             raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")
-        rows = container.read_episode(held, layout)
+        rows = unpack.read_episode(held, layout)
         for name in self.schema.finite:
             for values in (rows.columns[name], None if rows.final is None else rows.final.get(name)):
                 if values is not None and not is_finite(values):
@@ -600,7 +602,7 @@ class EpisodePool:
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> container.Payload | None:
+    ) -> Payload | None:
         """Draw for a reader: the payload of a DRAWN message, or None where there is nothing, or nothing of this memory
         was asked for.
 
@@ -629,7 +631,7 @@ class EpisodePool:
             if not (wanted and memory.num_positive):
                 return None
             try:
-                payload = container.build_drawn(memory, owner, wanted, now=now, compression=compression)
+                payload = pack.build_drawn(memory, owner, wanted, now=now, compression=compression)
             except EmptyMemory:  # entries have become too old since
                 return None
         with self._filled:

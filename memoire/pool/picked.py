@@ -5,20 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.wire.container import (
-    BOOKKEEPING,
-    OF_DRAWN,
-    BlockForm,
-    Container,
-    Extent,
-    Head,
-    Layout,
-    Part,
-    Payload,
-    codec_of,
-    may_pack,
-    pack_block,
-)
+from memoire.wire.compression import codec_of, may_pack, pack_block
+from memoire.wire.layout import Layout
+from memoire.wire.pack import Container, Head
+from memoire.wire.parts import BOOKKEEPING, OF_DRAWN, BlockForm, Extent, Part, Payload
 
 from ._draw import Frames, Picks
 

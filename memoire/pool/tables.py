@@ -24,7 +24,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Sampler, fields_of
 from memoire.replay.schema import Schema
 from memoire.suggestions import checked_names, hint, one_of
-from memoire.wire import container
+from memoire.wire import layout
 from memoire.wire.identity import DEFAULT_TABLE, table_number
 
 from .caches import AnyPool, Pool
@@ -218,7 +218,7 @@ class Tables:
     def usual_bytes(self) -> int:
         """Size of the largest caches that usually come, by `container.usual_bytes`; 0 where it cannot be known."""
         sizes = [
-            container.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
+            layout.usual_bytes(table.schema, table.parameters) if table.storage == "caches" else 0
             for table in self._numbers.values()
         ]
         return max(sizes) if all(sizes) else 0

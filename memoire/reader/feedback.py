@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.replay.schema import Schema
-from memoire.wire import container, messages
+from memoire.wire import messages, pack
 from memoire.wire.frames import Answer, Message
+from memoire.wire.parts import Payload
 
 from .directory import RemoteServer
 from .stock import clients_of
@@ -29,7 +30,7 @@ class Piece:
     """One FEEDBACK message; what ends it goes to `FeedbackRouter.answered`."""
 
     server: RemoteServer
-    payload: container.Payload
+    payload: Payload
     samples: int
 
 
@@ -65,7 +66,7 @@ class FeedbackRouter:
                 continue
             assert schema is not None  # it came with the first clients
             for piece in np.array_split(mine, -(-len(mine) // MAX_FEEDBACK_SAMPLES)):
-                payload = container.pack_feedback(schema, ids[piece], errors[piece])
+                payload = pack.pack_feedback(schema, ids[piece], errors[piece])
                 pieces.append(Piece(server, payload, len(piece)))
         self.lost += int(left.sum())
         return pieces

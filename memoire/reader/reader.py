@@ -48,7 +48,8 @@ from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 from memoire.version import SOFTWARE
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.compression import codecs
 
 from .admin import ClusterAdmin
 from .io import ReaderThread
@@ -154,7 +155,7 @@ class Reader(Node):
             software=SOFTWARE,
             host=socket.gethostname()[:256],
             pid=self._pid,
-            codecs=container.codecs(),
+            codecs=codecs(),
             scalars=self._scalars,
             figures=self._handed_out.figures(self._prefetch.samples),
         )

@@ -23,8 +23,10 @@ from memoire.limits import Limits
 from memoire.pool import caches
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
-from memoire.wire import container, messages
+from memoire.wire import messages, unpack
 from memoire.wire.frames import Answer, Buffer, Message
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import Kind
 from memoire.wire.rows import unpack_sums
 
 from .balance import Balance
@@ -60,7 +62,7 @@ class _Round:
 
     plan: caches.Plan
     wanted: int
-    layout: container.Layout
+    layout: Layout
     parameters: Parameters
     open: set[int] = field(default_factory=set)
     """Numbers of the draws that are awaited."""
@@ -236,7 +238,7 @@ class Rounds:
 
     def _draw(self, plan: caches.Plan, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
         """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
-        layout = container.layout_of(terms.schema, terms.parameters, container.Kind.DRAWN)
+        layout = layout_of(terms.schema, terms.parameters, Kind.DRAWN)
         made = _Round(plan, self._prefetch.batch_size, layout, terms.parameters)
         self._rounds.append(made)
         asks = []
@@ -322,7 +324,7 @@ class Rounds:
     def _finish(self, made: _Round) -> caches.Pooled | None:
         """Weigh and shuffle what came; None if that is less than a batch."""
         try:
-            held = [container.check(payload, made.layout, self._limits) for payload in made.parts]
+            held = [unpack.check(payload, made.layout, self._limits) for payload in made.parts]
             missing = made.wanted - sum(part.samples for part in held)
             self.short += max(0, missing)
             if missing > 0:

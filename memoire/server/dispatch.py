@@ -34,7 +34,7 @@ from memoire.replay.limiter import NO_LIMIT, ClusterSurplus
 from memoire.replay.parameters import Parameters
 from memoire.security.throttle import TokenBuckets
 from memoire.version import SOFTWARE
-from memoire.wire import container, messages
+from memoire.wire import compression, messages, pack, unpack
 from memoire.wire.frames import Header, Message
 from memoire.wire.identity import NO_CLIENT, name_hash
 from memoire.wire.refusals import CODES
@@ -442,7 +442,7 @@ class Desk:
                 is_saved = self._is_saved(self.runs.current, header.client)
             elif body.role == "reader":
                 self.learners.met(header.client, body, self._clock(), table.name)
-            codecs = [codec for codec in body.codecs if codec in container.codecs()]
+            codecs = [codec for codec in body.codecs if codec in compression.codecs()]
             welcome = messages.Welcome(
                 schema=table.schema.to_json(),
                 parameters=table.parameters.to_wire(),
@@ -878,12 +878,12 @@ class Desk:
         ids = np.empty(len(numbers), ID)
         ids["client"] = np.frombuffer(client, "<u8")
         ids["number"] = numbers
-        return chosen[-1][0], container.pack_feedback(table.schema, ids, errors, now=self._clock())
+        return chosen[-1][0], pack.pack_feedback(table.schema, ids, errors, now=self._clock())
 
     def _feedback(self, header: Header, body: messages.Feedback, payload: Any) -> Reply:
         table, samples, lost = self.tables.numbered(header.table), 0, 0
         with self.lock:
-            for client, (numbers, errors) in container.read_feedback(payload, table.schema, self.limits).items():
+            for client, (numbers, errors) in unpack.read_feedback(payload, table.schema, self.limits).items():
                 samples += len(numbers)
                 lost += self._hand(client, numbers.astype(np.int64), errors.astype(np.float32))
             self.feedback_given += samples
@@ -996,7 +996,7 @@ class Desk:
         )
         rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
         if payload is not None:
-            table.limiter.drew(container.samples_of(payload), has_band=body.band is not None)
+            table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
         standing = _stands(table, header.client, body)
         drawn = messages.Drawn(epoch=self.epoch, clients=rows.tobytes(), finished=self.finished, standing=standing)
         return Reply(drawn, payload)
@@ -1005,7 +1005,7 @@ class Desk:
         """How frames travel to a reader: by lz4 where the parameters say so and both have it. zlib is for actors:
         a server that packed every batch by it would do little else.
         """
-        if table.parameters.compression != "lz4" or "lz4" not in container.codecs():
+        if table.parameters.compression != "lz4" or "lz4" not in compression.codecs():
             return "none"
         with self.lock:
             return "lz4" if self.learners.has(reader, "lz4") else "none"

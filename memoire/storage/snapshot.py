@@ -42,8 +42,10 @@ from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, container
+from memoire.wire import _bytes
+from memoire.wire.layout import layout_of
 from memoire.wire.rows import unpack_accounts
+from memoire.wire.unpack import check as check_container
 
 from . import snapshot_file
 from .snapshot_file import About, Body, Damage, Record, SnapshotFile, TableAbout
@@ -336,9 +338,7 @@ def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
 def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
     """Caches hold finished samples: of another form, they fit no batch with new ones."""
     theirs = Parameters.from_wire(told.parameters)
-    if table.storage != "caches" or container.layout_of(table.schema, theirs) is container.layout_of(
-        table.schema, table.parameters
-    ):
+    if table.storage != "caches" or layout_of(table.schema, theirs) is layout_of(table.schema, table.parameters):
         return
     mine = table.parameters.to_wire()
     differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine[name] != value]
@@ -435,7 +435,7 @@ class _Restoring:
         self, table: HasMemory, client: snapshot_file.Client, body: snapshot_file.Cache, payload: bytes
     ) -> tuple[bool, int]:
         """Whether it is new here, and its samples."""
-        held = container.check(payload, table.pool.layout, self._limits)
+        held = check_container(payload, table.pool.layout, self._limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
             raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
         held.go_on_at(body.used)

@@ -123,13 +123,13 @@ def reply(request: Header, body: Body, *, payload: Buffer | None = None, **chang
 def parse(frames: Sequence[Buffer], limits: Limits = _DEFAULTS, *, verify_payload: bool = True) -> Message:
     """The message in one or two frames (envelope or topic taken off), completely checked.
 
-    Nothing is allocated for a size that a message only declares. The insides of containers are for `cache.check`.
+    Nothing is allocated for a size that a message only declares. The insides of containers are for `unpack.check`.
 
     Args:
         frames: As received; frame 1 becomes `Message.payload` without a copy.
         limits: `tail_bytes`, `message_bytes` and `request_bytes` that this node allows.
         verify_payload: Compare the payload's checksum (one pass over it, GIL released). A proxy that hands it on leaves
-            that to the end, and a server to `cache.check`, which is told the checksum.
+            that to the end, and a server to `unpack.check`, which is told the checksum.
 
     Raises:
         ProtocolError: and nothing else, whatever the bytes; `code` is one of `CODES`.

@@ -1,4 +1,4 @@
-"""Containers: `container.check` refuses them, or whatever is done with held samples goes well with what it took.
+"""Containers: `unpack.check` refuses them, or whatever is done with held samples goes well with what it took.
 
 1 byte   which kind of container is asked for; the rest is the payload
 """
@@ -15,8 +15,10 @@ from memoire.pool.episodes import EpisodePool
 from memoire.replay.batch import Gathered
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.wire import container, messages
-from memoire.wire.container import Kind
+from memoire.wire import messages, pack, unpack
+from memoire.wire.compression import codecs
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind, Part
 from memoire.wire.refusals import CODES
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
@@ -47,13 +49,13 @@ IN_PLACE = 0.8  # nearly every other length is wrong
 def seeds() -> list[bytes]:
     """The golden containers, and caches with packed frames."""
     made = [bytes([i]) + (VECTORS / f"{kind[0]}.payload").read_bytes() for i, kind in enumerate(KINDS)]
-    for compression in container.codecs():
+    for compression in codecs():
         memory = Memory(make_vectors.SCHEMA, 64, WINDOWS.replace(cache_size=24, compression=compression), seed=0)
         memory.open()
         for step in range(40):
             memory.add(0, (np.full(2, step // 20, np.uint8), np.int32(step), np.float32(1.0)))
         memory.close()
-        made.append(b"\0" + container.build(memory, now=1.0).tobytes())
+        made.append(b"\0" + pack.build(memory, now=1.0).tobytes())
     return made
 
 
@@ -65,7 +67,7 @@ def one(data: bytes) -> str:
     payload = data[1:]
     uses = {Kind.CACHE: _use_cache, Kind.DRAWN: _use_drawn, Kind.EPISODE: _use_episode, Kind.FEEDBACK: _use_feedback}
     try:
-        container.table(payload)
+        unpack.table(payload)
     except ProtocolError:
         pass  # it looks at sizes only: what it lets pass may still be refused below
     try:
@@ -78,7 +80,7 @@ def one(data: bytes) -> str:
 
 def _use_cache(payload, schema, parameters):
     pool = Pool(schema, parameters, seed=0, byte_limit=1 << 21)
-    held = container.check(payload, pool.layout, LIMITS)
+    held = unpack.check(payload, pool.layout, LIMITS)
     samples = held.samples
     pool.add(ME, 1, held)
     rows = pool.reserve(READER, samples)
@@ -88,9 +90,9 @@ def _use_cache(payload, schema, parameters):
     drawn = pool.draw_counts(READER, counts)
     made = plan([rows], 1, 0.5)
     if drawn is not None:  # what goes to a reader is what a reader takes
-        layout = container.layout_of(schema, parameters, Kind.DRAWN)
+        layout = layout_of(schema, parameters, Kind.DRAWN)
         if made is not None:
-            _look_at(finish(made, [container.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
+            _look_at(finish(made, [unpack.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
     pool.reserve(READER, 0)
     _look_at(pool.get(samples - samples // 2), samples - samples // 2)
     try:
@@ -112,9 +114,9 @@ def _look_at(pooled: Pooled, samples: int) -> None:
 
 
 def _use_drawn(payload, schema, parameters):
-    layout = container.layout_of(schema, parameters, Kind.DRAWN)
-    held = container.check(payload, layout, LIMITS)
-    owners = held.part(container.Part.OWNERS)
+    layout = layout_of(schema, parameters, Kind.DRAWN)
+    held = unpack.check(payload, layout, LIMITS)
+    owners = held.part(Part.OWNERS)
     rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), CLIENT_SUMS)
     rows["client"] = np.unique(np.frombuffer(owners, "<u8").reshape(-1, 2), axis=0)
     rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
@@ -136,5 +138,5 @@ def _use_episode(payload, schema, parameters):
 
 
 def _use_feedback(payload, schema, parameters):
-    for owner, (numbers, errors) in container.read_feedback(payload, schema, LIMITS).items():
+    for owner, (numbers, errors) in unpack.read_feedback(payload, schema, LIMITS).items():
         assert len(owner) == 16 and len(numbers) == len(errors) and np.isfinite(errors).all()

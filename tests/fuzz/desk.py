@@ -18,10 +18,11 @@ from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.tables import Table, Tables
+from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Desk
-from memoire.wire import container, messages
+from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number
@@ -54,7 +55,7 @@ def _cache() -> bytes:
     for step in range(20):
         memory.add(0, (np.full(2, step, np.uint8), np.int32(0), np.float32(1)))
     memory.close(terminated=True)
-    return container.build(memory, now=0.0).tobytes()
+    return pack.build(memory, now=0.0).tobytes()
 
 
 def _episode() -> bytes:
@@ -64,14 +65,14 @@ def _episode() -> bytes:
         target[:] = columns[name].reshape(-1).view(np.uint8)
 
     ones = np.ones(5, np.float32)
-    return container.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
+    return pack.pack_episode(SCHEMA, fill, ones, ones, np.ones(5, np.int64), now=0.0).tobytes()
 
 
 def _feedback() -> bytes:
-    ids = np.zeros(4, container.ID)
+    ids = np.zeros(4, ID)
     ids["client"][:2] = np.frombuffer(CLIENTS[0], "<u8")
     ids["client"][2:] = np.frombuffer(CLIENTS[1], "<u8")
-    return container.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
+    return pack.pack_feedback(SCHEMA, ids, np.ones(4, np.float32)).tobytes()
 
 
 CACHE, EPISODE, FEEDBACK = _cache(), _episode(), _feedback()

@@ -7,7 +7,8 @@ from memoire.errors import ParameterError, SchemaError
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire.container import Kind, layout_of
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind
 from netkit import SCHEMA
 
 IS_JSON = True

@@ -55,9 +55,9 @@ def caches_of(schema, size):
     """Caches with contents of their own, of about 1 MiB each."""
     import containers
     from memoire.replay.parameters import Parameters
-    from memoire.wire import container
+    from memoire.wire.layout import layout_of
 
-    layout = container.layout_of(schema, Parameters())
+    layout = layout_of(schema, Parameters())
     return [containers.make(layout, 70, seed=number) for number in range(size)]
 
 
@@ -71,7 +71,7 @@ def server_of(schema, mib):
 def save_caches(path, mib):
     import numpy as np
 
-    from memoire.wire import container
+    from memoire.wire import unpack
 
     schema = frames()
     made = caches_of(schema, 64)
@@ -82,7 +82,7 @@ def save_caches(path, mib):
         def push(number):  # a payload of its own each, as from the network
             payload = np.array(made[number % len(made)].payload)
             payload[48:56] = np.array([1e9 + number]).view(np.uint8)  # made at another time
-            held = container.check(payload, pool.layout)
+            held = unpack.check(payload, pool.layout)
             return pool.add((number % 50).to_bytes(16, "little"), number, held)
 
         number = 0

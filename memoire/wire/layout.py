@@ -1,0 +1,433 @@
+"""Which blocks a container has, which follows from the schema and the parameters, and the arrays its samples become."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from memoire import _core
+from memoire.errors import ParameterError
+from memoire.replay.batch import ID, Gathered, sequence_mask
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Column, Schema
+
+from . import _container
+from .parts import (
+    BOOKKEEPING,
+    FACTS,
+    INDICES,
+    LENGTH,
+    LENGTHS,
+    LENGTHS_OF,
+    MOST_ROW_BYTES,
+    OF_DRAWN,
+    OF_EPISODE,
+    OF_FEEDBACK,
+    OF_WINDOWS,
+    WHOLE,
+    BlockForm,
+    Extent,
+    Kind,
+    Part,
+)
+
+
+class _Output(NamedTuple):
+    """An array of a batch; of a ragged column without the axis of its values' lengths."""
+
+    side: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    element: tuple[int, ...] | None = None
+    """Of a ragged column: the end of its shape, behind the lengths' axis."""
+
+
+_Field: TypeAlias = tuple[int, int, int, int, int]
+
+
+class Picked(Protocol):
+    """Samples that a draw took from held containers, B of them: what a layout needs of `pool._draw.Picks`."""
+
+    @property
+    def size(self) -> int:
+        """B."""
+        ...
+
+    def gather(
+        self,
+        arrays: list[NDArray[Any]],
+        reward: NDArray[np.float32] | None,
+        discount: NDArray[np.float32],
+        steps: NDArray[np.int32],
+        weight: NDArray[np.float32],
+        ids: NDArray[Any],
+        age: NDArray[np.float32],
+        model: NDArray[np.int64],
+    ) -> None:
+        """Copy each sample's rows into `arrays` [B, ...], one for each field, and what it carries [B]."""
+
+    def gather_lengths(self, index: int, target: NDArray[np.int32]) -> int:
+        """Fill in how many elements each value of a ragged field has [B, rows]; returns the most."""
+        ...
+
+    def gather_padded(self, index: int, longest: int, target: NDArray[Any]) -> None:
+        """Copy the values of a ragged field [B, rows, longest, ...], zeros behind each."""
+
+
+class Layout:
+    """Which blocks the containers of a schema and parameters have, and the arrays their samples become. Unchangeable.
+
+    Use `layout_of`, which makes each once. Two caches can be in one batch exactly if they have the same layout.
+
+    Args:
+        schema: The columns.
+        frame_stack: Frames of a sample's states.
+        prev, next: Names of the columns of both sides.
+        kind: CACHE or DRAWN (SEQUENCES or DRAWN_SEQUENCES: `SequenceLayout`); EPISODE (every column but the return, and
+            with `final` the final state); FEEDBACK.
+        final: Whether an episode has a final state.
+    """
+
+    length: int = 0
+    """Entries of a sequence; 0 where samples are transitions."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        frame_stack: int = 1,
+        prev: Iterable[str] = (),
+        next: Iterable[str] = (),
+        kind: Kind = Kind.CACHE,
+        final: bool = False,
+    ) -> None:
+        self.schema, self.frame_stack, self.kind = schema, frame_stack, kind
+        self.prev = tuple(name for name in schema.names if name in set(prev))
+        self.next = tuple(name for name in schema.names if name in set(next))
+        self.reward_shape = () if schema.reward is None else schema[schema.reward].shape
+        self.blocks: tuple[BlockForm, ...] = (*self._bookkeeping(), *self._columns(final))
+        self._place = {(form.column, form.part): i for i, form in enumerate(self.blocks)}
+        outputs, fields = self._fields()
+        both = list(zip(outputs, fields, strict=False))
+        self._outputs = [output for output in outputs if output.element is None]
+        self._ragged = [output for output in outputs if output.element is not None]
+        ragged_fields = [field for output, field in both if output.element is not None]
+        fields = [field for output, field in both if output.element is None] + fields[len(outputs) :]
+        forms = list(enumerate(self.blocks))
+        self.facts = [(i, OF_WINDOWS[form.part]) for i, form in forms if form.part in OF_WINDOWS]
+        """Blocks that hold what a memory says of each sample, with its name in `Windows` or `Sequences`."""
+        self.columns = [(i, form.part, schema.names[form.column]) for i, form in forms if form.column != BOOKKEEPING]
+        """Blocks that hold a column's values: (block, part, column)."""
+        self.indices = tuple(part for part in INDICES if (BOOKKEEPING, part) in self._place)
+        """Parts that are indices into the frames, or into the entries of sequences."""
+        rewards = max(1, self.length) * prod(self.reward_shape)
+        self.ragged = {i: self._lengths_of(form) for i, form in forms if self._is_ragged(form)}
+        """Number of each block that has a ragged column's values -> that of their lengths, or -2: it is one value."""
+        blocks = list(self.blocks)
+        self.core = _container.Layout(
+            kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields
+        )
+
+    def place(self, part: Part, name: str | None = None) -> int | None:
+        """Number of a block, or None where there is none; `name` is a column's, None means bookkeeping."""
+        column = BOOKKEEPING if name is None else self.schema.names.index(name)
+        return self._place.get((column, part))
+
+    def _is_ragged(self, form: BlockForm) -> bool:
+        if form.column == BOOKKEEPING or form.part in LENGTHS:
+            return False
+        return self.schema.names[form.column] in self.schema.ragged
+
+    def _lengths_of(self, form: BlockForm) -> int:
+        return self._place[form.column, LENGTHS_OF[form.part]] if form.part in LENGTHS_OF else WHOLE
+
+    def bookkeeping(self, part: Part) -> int:
+        """Number of a block of bookkeeping that is there."""
+        return self._place[BOOKKEEPING, part]
+
+    def allocate(self, samples: int) -> Gathered:
+        """Arrays for a batch of `samples`; those of ragged columns are made when it is gathered."""
+        sides: dict[str, dict[str, NDArray[Any]]] = {"prev": {}, "next": {}}
+        for side, name, shape, dtype, _ in self._outputs:
+            sides[side][name] = _core.empty((samples, *shape), dtype)
+        reward = np.empty if self.schema.reward is not None else np.zeros
+        return Gathered(
+            prev=sides["prev"],
+            next=sides["next"],
+            reward=reward((samples, *self.reward_shape), np.float32),
+            discount=np.empty((samples, *self.reward_shape), np.float32),
+            steps=np.empty(samples, np.int32),
+            weight=np.empty(samples, np.float32),
+            ids=np.empty(samples, ID),
+            age=np.empty(samples, np.float32),
+            model_version=np.empty(samples, np.int64),
+        )
+
+    def gather(self, picks: Picked, out: Gathered) -> None:
+        """Fill the arrays of `out`, which `allocate` made or `check_out` found fit, with the picked samples."""
+        picks.gather(
+            [(out.prev if output.side == "prev" else out.next)[output.name] for output in self._outputs],
+            out.reward if self.schema.reward is not None else None,
+            out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
+        )  # fmt: skip
+        self._gather_ragged(picks, out)
+
+    def _gather_ragged(self, picks: Picked, out: Gathered) -> None:
+        """Add the ragged columns to `out`: both sides as wide as the longest value of both, and at least 1."""
+        longest: dict[str, int] = {}
+        lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
+        for i, (side, name, shape, _, _) in enumerate(self._ragged):
+            lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
+            longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
+        for i, (side, name, shape, dtype, element) in enumerate(self._ragged):
+            made = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
+            picks.gather_padded(i, longest[name], made)
+            (out.prev if side == "prev" else out.next)[name] = made
+
+    def check_out(self, out: Gathered, samples: int) -> None:
+        """Raise ValueError unless every array is what `allocate` would make."""
+        for side, name, shape, dtype, _ in self._outputs:
+            array = (out.prev if side == "prev" else out.next).get(name)
+            _check_out(f"out.{side}[{name!r}]", array, (samples, *shape), dtype)
+        per_reward = (samples, *self._per_reward())
+        _check_out("out.reward", out.reward, per_reward, np.float32)
+        _check_out("out.discount", out.discount, per_reward, np.float32)
+        _check_out("out.steps", out.steps, (samples,), np.int32)
+        _check_out("out.weight", out.weight, (samples,), np.float32)
+        _check_out("out.ids", out.ids, (samples,), ID)
+        _check_out("out.age", out.age, (samples,), np.float32)
+        _check_out("out.model_version", out.model_version, (samples,), np.int64)
+
+    def _per_reward(self) -> tuple[int, ...]:
+        """Shape of what a sample has of the reward and of the discount."""
+        return self.reward_shape
+
+    def _bookkeeping(self) -> list[BlockForm]:
+        own = self._row_bytes()
+        facts = [(part, FACTS[part]) for part in sorted(self._parts())]
+        return [BlockForm(BOOKKEEPING, part, fact.extent, own.get(part, fact.row_bytes)) for part, fact in facts]
+
+    def _row_bytes(self) -> dict[Part, int]:
+        """Bytes of a row of the bookkeeping that depends on schema and parameters."""
+        per_reward = 4 * prod(self.reward_shape)
+        return {
+            Part.PREV_INDEX: 4 * self.frame_stack, Part.NEXT_INDEX: 4 * self.frame_stack,
+            Part.REWARD_SUM: per_reward, Part.DISCOUNT: per_reward,
+        }  # fmt: skip
+
+    def _parts(self) -> set[Part]:
+        if self.kind is Kind.FEEDBACK:
+            return set(OF_FEEDBACK)
+        if self.kind is Kind.EPISODE:
+            return set(OF_EPISODE)
+        parts = {Part.NUMBER, Part.WEIGHT, Part.DISCOUNT, Part.STEPS, Part.AGE, Part.MODEL}
+        if self.schema.reward is not None:
+            parts.add(Part.REWARD_SUM)
+        if not set(self.prev).isdisjoint(self.schema.states):
+            parts.add(Part.PREV_INDEX)
+        if not set(self.next).isdisjoint(self.schema.states):
+            parts.add(Part.NEXT_INDEX)
+        if self.kind is Kind.DRAWN:
+            parts |= OF_DRAWN
+        return parts
+
+    def _columns(self, final: bool) -> list[BlockForm]:
+        if self.kind is Kind.FEEDBACK:
+            return []
+        forms: list[BlockForm] = []
+        for i, (name, column) in enumerate(self.schema.items()):
+            sides = self._sides(name, column, final)
+            own = [BlockForm(i, part, extent, column.nbytes) for part, extent in sides]
+            if column.is_ragged:
+                own += [
+                    BlockForm(i, LENGTHS_OF[part], extent, LENGTH.itemsize)
+                    for part, extent in sides
+                    if part in LENGTHS_OF
+                ]
+            forms += sorted(own)
+        return forms
+
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+        """The blocks of one column, in order."""
+        if self.kind is Kind.EPISODE:
+            rows = [] if name == self.schema.qvest else [(Part.PREV, Extent.PER_SAMPLE)]
+            return rows + ([(Part.FINAL, Extent.SINGLE)] if final and column.role == "state" else [])
+        before, after = name in self.prev, name in self.next
+        if column.role == "state":
+            if before and after:
+                return [(Part.FRAMES, Extent.PER_FRAME)]
+            alone = Part.PREV_FRAMES if before else Part.NEXT_FRAMES
+            return [(alone, Extent.PER_FRAME)] if before or after else []
+        sides = ((Part.PREV, before), (Part.NEXT, after))
+        return [(part, Extent.PER_SAMPLE) for part, is_there in sides if is_there]
+
+    def _fields(self) -> tuple[list[_Output], list[_Field]]:
+        outputs: list[_Output] = []
+        fields: list[_Field] = []
+        if self.kind not in (Kind.CACHE, Kind.DRAWN):
+            return outputs, fields
+        for side, names, index in (("prev", self.prev, Part.PREV_INDEX), ("next", self.next, Part.NEXT_INDEX)):
+            for name in names:
+                column = self.schema[name]
+                is_state = column.role == "state"
+                block = self._rows_of(name, side, is_state)
+                outputs.append(_output(side, name, (self.frame_stack,) if is_state else (), column))
+                fields.append(
+                    (block, self._place[BOOKKEEPING, index], self.frame_stack, self.frame_stack, column.nbytes)
+                    if is_state
+                    else (block, -1, 1, 1, column.nbytes)
+                )
+        return outputs, fields
+
+    def _rows_of(self, name: str, side: str, is_state: bool) -> int:
+        """Block of a column's rows for one side."""
+        alone = (Part.PREV_FRAMES, Part.PREV) if side == "prev" else (Part.NEXT_FRAMES, Part.NEXT)
+        candidates = (Part.FRAMES, alone[0]) if is_state else (alone[1],)
+        return next(place for part in candidates if (place := self.place(part, name)) is not None)
+
+
+class SequenceLayout(Layout):
+    """The layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
+
+    States are `prev` ones with the state after the last entry; other columns are unique entries and an index, or those
+    of the first entries alone. The reward is always there, whether it is among `prev` or not.
+    """
+
+    def __init__(
+        self, schema: Schema, frame_stack: int, prev: Iterable[str], kind: Kind, length: int, first: tuple[str, ...]
+    ) -> None:
+        self.length, self.first = length, first
+        super().__init__(schema, frame_stack, prev, (), kind)
+        if any(form.row_bytes > MOST_ROW_BYTES for form in self.blocks):
+            most = f"such that what belongs to a sequence takes at most {MOST_ROW_BYTES} bytes in each block"
+            raise ParameterError("sequence_length", length, most)
+
+    def allocate(self, samples: int) -> Gathered:
+        """Arrays for a batch of `samples` sequences."""
+        made = super().allocate(samples)
+        per_entry = (samples, self.length, *self.reward_shape)
+        made.reward, made.discount = np.zeros(per_entry, np.float32), np.empty(per_entry, np.float32)
+        made.mask = np.empty((samples, self.length), np.bool_)
+        return made
+
+    def gather(self, picks: Picked, out: Gathered) -> None:
+        """Fill the arrays of `out` with the picked sequences."""
+        assert out.mask is not None
+        burn_in = np.empty(picks.size, np.uint32)
+        rewards = [] if self.schema.reward is None else [out.reward]
+        picks.gather(
+            [*(out.prev[output.name] for output in self._outputs), *rewards, burn_in],
+            None, out.discount, out.steps, out.weight, out.ids, out.age, out.model_version,
+        )  # fmt: skip
+        self._gather_ragged(picks, out)
+        sequence_mask(burn_in, out.steps, out.mask)
+
+    def check_out(self, out: Gathered, samples: int) -> None:
+        """Raise ValueError unless every array is what `allocate` would make."""
+        super().check_out(out, samples)
+        _check_out("out.mask", out.mask, (samples, self.length), np.bool_)
+
+    def _per_reward(self) -> tuple[int, ...]:
+        return (self.length, *self.reward_shape)
+
+    def _row_bytes(self) -> dict[Part, int]:
+        return {
+            Part.PREV_INDEX: 4 * (self.frame_stack + self.length), Part.ENTRY_INDEX: 4 * self.length,
+            Part.DISCOUNT: 4 * self.length * prod(self.reward_shape),
+        }  # fmt: skip
+
+    def _parts(self) -> set[Part]:
+        parts = super()._parts() - {Part.REWARD_SUM} | {Part.BURN_IN}
+        if any(self._sides(name, column, False)[:1] == _ENTRIES for name, column in self.schema.items()):
+            parts.add(Part.ENTRY_INDEX)
+        return parts | OF_DRAWN if self.kind is Kind.DRAWN_SEQUENCES else parts
+
+    def _sides(self, name: str, column: Column, final: bool) -> list[tuple[Part, Extent]]:
+        if column.role == "state" or name in self.first or not (name in self.prev or column.role == "reward"):
+            return super()._sides(name, column, final)
+        return _ENTRIES
+
+    def _fields(self) -> tuple[list[_Output], list[_Field]]:
+        outputs: list[_Output] = []
+        fields: list[_Field] = []
+        for name in self.prev:
+            column = self.schema[name]
+            if column.role == "state":
+                frames = self.length + 1
+                outputs.append(_output("prev", name, (frames, self.frame_stack), column))
+                places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
+                fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
+            elif name in self.first:
+                outputs.append(_output("prev", name, (), column))
+                fields.append((self._rows_of(name, "prev", False), -1, 1, 1, column.nbytes))
+            elif column.role != "reward":
+                outputs.append(_output("prev", name, (self.length,), column))
+                fields.append(self._entries(name, column))
+        if self.schema.reward is not None:
+            fields.append(self._entries(self.schema.reward, self.schema[self.schema.reward]))
+        fields.append((self.bookkeeping(Part.BURN_IN), -1, 1, 1, 4))
+        return outputs, fields
+
+    def _entries(self, name: str, column: Column) -> _Field:
+        block = self._place[self.schema.names.index(name), Part.ENTRIES]
+        return block, self.bookkeeping(Part.ENTRY_INDEX), self.length, self.length, column.nbytes
+
+
+_ENTRIES: Final = [(Part.ENTRIES, Extent.PER_ENTRY)]
+
+
+def _output(side: str, name: str, axes: tuple[int, ...], column: Column) -> _Output:
+    if column.is_ragged:
+        return _Output(side, name, axes, column.dtype, column.element)
+    return _Output(side, name, axes + column.shape, column.dtype)
+
+
+def _check_out(name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    if array is None or array.shape != shape or array.dtype != dtype:
+        found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise ParameterError(name, found, f"{np.dtype(dtype)}{list(shape)}")
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    schema: Schema, stack: int, prev: tuple[str, ...], next: tuple[str, ...], kind: Kind, final: bool
+) -> Layout:
+    return Layout(schema, stack, prev, next, kind, final)
+
+
+@lru_cache(maxsize=64)
+def _sequence_layout(
+    schema: Schema, stack: int, prev: tuple[str, ...], kind: Kind, length: int, first: tuple[str, ...]
+) -> SequenceLayout:
+    return SequenceLayout(schema, stack, prev, kind, length, first)
+
+
+def layout_of(schema: Schema, parameters: Parameters, kind: Kind = Kind.CACHE, *, final: bool = False) -> Layout:
+    """The layout of containers under `parameters`; the same object for equal arguments.
+
+    kind: CACHE and DRAWN are of sequences where the parameters ask for them (`sequence_length`).
+    """
+    if kind is Kind.EPISODE or kind is Kind.FEEDBACK:
+        return _layout(schema, 1, (), (), kind, final)
+    prev = schema.names if parameters.prev is None else tuple(parameters.prev)
+    if parameters.sequence_length:
+        whose = Kind.DRAWN_SEQUENCES if kind is Kind.DRAWN else Kind.SEQUENCES
+        cut = parameters.sequence_length, parameters.sequence_first
+        return _sequence_layout(schema, parameters.frame_stack, prev, whose, *cut)
+    next = schema.states if parameters.next is None else tuple(parameters.next)
+    return _layout(schema, parameters.frame_stack, prev, next, kind, False)
+
+
+def usual_bytes(schema: Schema, parameters: Parameters) -> int:
+    """About how large caches are, where no two samples share a frame; 0 where values have lengths of their own."""
+    if schema.ragged:
+        return 0
+    states = sum(schema[name].nbytes for name in schema.states)
+    if length := parameters.sequence_length:
+        sample = length * schema.entry_bytes + parameters.frame_stack * states
+    else:
+        sample = schema.entry_bytes + (2 * parameters.frame_stack - 1) * states
+    return parameters.cache_size * max(1, sample)

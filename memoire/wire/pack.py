@@ -1,0 +1,301 @@
+"""Samples as one buffer: caches, drawn batches, episodes and feedback, packed into containers (docs/wire.md).
+
+A container is a head, a table and 64-byte aligned blocks, one for each column. States are *unique frames and an
+index*: stacks that overlap and entries that were drawn twice cross the wire once. Which blocks there are follows from
+the schema and the parameters, so a `Layout` of them decides what is made here, what is accepted, and what a batch is.
+Sequences for recurrent networks have a layout of their own, in which entries are unique and indexed too.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire import _core
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+
+from . import _container
+from .compression import codec_of, may_pack, pack_block
+from .layout import Layout, layout_of
+from .parts import FACTS, HEAD, LENGTH, LENGTHS, ROW, Kind, Part, Payload
+
+_BYTE: Final = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a container says of itself in its first 64 bytes, beside sizes."""
+
+    multi_step: int = 1
+    total_weight: float = 0.0
+    positives: int = 0
+    minimum: float = 0.0
+    parameters_version: int = 0
+    made_at: float = 0.0
+
+
+class Container:
+    """A payload while it is made: allocated once, its blocks handed out to be filled in place.
+
+    Args:
+        layout, head: What it holds.
+        samples, frames, owners, entries: Rows of blocks of each extent.
+        packed: Compressed blocks: number -> (codec, bytes).
+        elements: Of each block of a ragged column's values: how many elements they have together.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        head: Head,
+        samples: int,
+        frames: int = 0,
+        owners: int = 0,
+        packed: dict[int, tuple[int, bytes]] | None = None,
+        entries: int = 0,
+        elements: dict[int, int] | None = None,
+    ) -> None:
+        self.layout = layout
+        rows = (samples, frames, owners, entries)
+        self.payload: Payload = _container.container(layout.core, *rows, packed or {}, elements or {})
+        HEAD.pack_into(
+            self.payload.data, 0, samples, layout.frame_stack, head.multi_step, head.total_weight, head.positives,
+            head.minimum, head.parameters_version, len(layout.blocks), layout.kind, head.made_at, 0,
+        )  # fmt: skip
+
+    def _row(self, block: int) -> tuple[int, ...]:
+        return ROW.unpack_from(self.payload.data, HEAD.size + ROW.size * block)
+
+    def view(self, block: int) -> Payload:
+        """The stored bytes of a block, to be filled."""
+        begin, stored = self._row(block)[4:6]
+        return self.payload[begin : begin + stored]
+
+    def array(self, part: Part, dtype: Any, name: str | None = None) -> NDArray[Any] | None:
+        """A block as an array [rows, ...] of `dtype`, to be filled; None where the layout has none."""
+        block = self.layout.place(part, name)
+        if block is None:
+            return None
+        rows: NDArray[Any] = self.view(block).view(dtype).reshape(self._row(block)[3], -1)
+        return rows
+
+    def fill(self, part: Part, values: Any, name: str | None = None) -> None:
+        """Copy an array into a block that the layout must have."""
+        block = self.layout.place(part, name)
+        assert block is not None, part
+        self.fill_blocks({block: np.ascontiguousarray(values)})
+
+    def fill_blocks(self, arrays: dict[int, NDArray[Any]]) -> None:
+        """Copy contiguous arrays into blocks, by number."""
+        _container.fill(self.layout.core, self.payload, arrays)
+
+
+def build(
+    memory: Any,
+    samples: int | None = None,
+    *,
+    now: float,
+    parameters_version: int = 0,
+    compression: str | None = None,
+) -> Payload:
+    """Draw a cache from a `Memory`: the payload of a CACHE message, 64-byte aligned, of one consistent moment.
+
+    Args:
+        memory: Where to draw: `Memory`, or anything with its doors for caches.
+        samples: How many; None is the parameters' cache_size.
+        now: Unix seconds, for the cache's age.
+        compression: "none", "zlib" or "lz4" (which the home must have); None is the parameters'. A column that does not
+            get smaller is stored as it is.
+
+    Raises:
+        EmptyMemory: nothing has a positive weight.
+        ParameterError: a compression that is not there.
+
+    Cost: one pass over the frames that are needed; the memory is held meanwhile, the GIL is not.
+    """
+    with memory.held():
+        parameters: Parameters = memory.parameters
+        layout = layout_of(memory.schema, parameters)
+        codec = codec_of(parameters.compression if compression is None else compression)
+        cut = _cut(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
+        sums = cut.drawn.total_weight, cut.drawn.num_positive, cut.drawn.min_weight
+        head = Head(parameters.sequence_length or parameters.multi_step, *sums, parameters_version, now)
+        return _pack_cut(memory, layout, cut, head, codec)
+
+
+def build_drawn(memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none") -> Payload:
+    """Draw from a `Memory` that readers know as `owner`: the payload of a DRAWN message, of one consistent moment.
+
+    Args:
+        memory, now: As of `build`.
+        owner: 16 bytes.
+        samples: At least 1.
+        compression: As of `build`, which the reader must have.
+
+    Raises:
+        EmptyMemory: nothing has a positive weight.
+    """
+    with memory.held():
+        parameters: Parameters = memory.parameters
+        layout = layout_of(memory.schema, parameters, Kind.DRAWN)
+        codec = codec_of(compression)
+        cut = _cut(memory, layout, samples, ordered=codec != 0)
+        carried = {
+            Part.CHANCE: np.minimum(cut.drawn.weights / cut.drawn.total_weight, 1.0),
+            Part.POPULATION: np.full(samples, cut.drawn.num_positive, np.float64),
+            Part.OWNER: np.zeros(samples, np.uint32),
+            Part.OWNERS: np.frombuffer(owner, np.uint8),
+        }
+        head = Head(parameters.sequence_length or parameters.multi_step, made_at=now)
+        return _pack_cut(memory, layout, cut, head, codec, carried)
+
+
+class _Cut(NamedTuple):
+    """Drawn samples taken apart: what is unique, and where each sample has its own."""
+
+    drawn: Any
+    """What the memory says of each sample: `Windows` or `Sequences`."""
+    frames: NDArray[np.int64]
+    """Codes of the unique frames."""
+    indices: dict[Part, NDArray[np.uint32]]
+    """Into the frames, or the entries."""
+    rows: dict[Part, NDArray[np.int64]]
+    """Codes of the rows of blocks that do not hold frames."""
+
+
+def _cut(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    """Draw samples of the layout's form. The memory is held."""
+    return (_cut_sequences if layout.length else _cut_transitions)(memory, layout, samples, ordered)
+
+
+def _pack_cut(
+    memory: Any,
+    layout: Layout,
+    cut: _Cut,
+    head: Head,
+    codec: int,
+    carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
+) -> Payload:
+    """The container of drawn samples, with what else each of them carries. The memory is held."""
+    rows = {block: cut.rows.get(part, cut.frames) for block, part, _ in layout.columns}
+    lengths = {block: memory.lengths(name, rows[block]) for block, _, name in layout.columns if block in layout.ragged}
+    elements = {block: int(each.sum(dtype=np.int64)) for block, each in lengths.items()}
+    packed = _pack_frames(memory, layout, cut.frames, codec, elements) if codec else {}
+    counts = (len(cut.drawn.numbers), len(cut.frames), 1, packed, len(cut.rows.get(Part.ENTRIES, ())), elements)
+    made = Container(layout, head, *counts)
+    facts = {block: getattr(cut.drawn, name) for block, name in layout.facts}
+    facts |= {layout.bookkeeping(part): cut.indices[part] for part in layout.indices}
+    facts |= {layout.ragged[block]: each for block, each in lengths.items()}
+    made.fill_blocks(facts | {layout.bookkeeping(part): values for part, values in carried.items()})
+    for block, part, name in layout.columns:
+        if block not in packed and part not in LENGTHS:
+            memory.copy_frames(name, rows[block], made.view(block))
+    return made.payload
+
+
+def _cut_transitions(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    drawn = memory.draw_windows(samples)
+    wanted = [
+        codes if part in layout.indices else None
+        for part, codes in ((Part.PREV_INDEX, drawn.prev_codes), (Part.NEXT_INDEX, drawn.next_codes))
+    ]
+    frames, prev, next = memory.unique_frames(*wanted, ordered=ordered)
+    if not len(frames) and layout.indices:
+        # Nothing but frames of zeros: an index still needs a row to point past.
+        frames = np.full(1, -1, np.int64)
+    rows = {Part.PREV: drawn.rows, Part.NEXT: drawn.next_rows}
+    return _Cut(drawn, frames, {Part.PREV_INDEX: prev, Part.NEXT_INDEX: next}, rows)
+
+
+def _cut_sequences(memory: Any, layout: Layout, samples: int, ordered: bool) -> _Cut:
+    drawn = memory.draw_sequences(samples)
+    has_frames, has_entries = Part.PREV_INDEX in layout.indices, Part.ENTRY_INDEX in layout.indices
+    frames, states, _ = memory.unique_frames(drawn.state_codes if has_frames else None, None, ordered=ordered)
+    entries, places, _ = memory.unique_frames(drawn.codes if has_entries else None, None, ordered=False)
+    rows = {Part.ENTRIES: entries, Part.PREV: np.ascontiguousarray(drawn.codes[:, 0])}
+    return _Cut(drawn, frames, {Part.PREV_INDEX: states, Part.ENTRY_INDEX: places}, rows)
+
+
+def _pack_frames(
+    memory: Any, layout: Layout, sources: Any, codec: int, elements: dict[int, int]
+) -> dict[int, tuple[int, bytes]]:
+    """The state columns, compressed: block -> (codec, bytes), without those that would not get smaller."""
+    packed: dict[int, tuple[int, bytes]] = {}
+    for i, form in enumerate(layout.blocks):
+        size = elements.get(i, len(sources)) * form.row_bytes
+        if may_pack(layout, form, size):
+            raw: Payload = _core.empty((size,), _BYTE)
+            memory.copy_frames(layout.schema.names[form.column], sources, raw)
+            pack_block(packed, i, raw, codec)
+    return packed
+
+
+def pack_episode(
+    schema: Schema,
+    fill: Callable[[str, Payload], None],
+    init_w: NDArray[np.float32],
+    age: NDArray[np.float32],
+    model_version: NDArray[np.int64],
+    lengths: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    *,
+    final: Mapping[str, NDArray[Any]] | None = None,
+    now: float,
+    parameters_version: int = 0,
+    compression: str = "none",
+) -> Payload:
+    """The container of an EPISODE message: T entries in order, each frame once.
+
+    Args:
+        fill: Called as fill(column, target) for each column but the return: writes its T values into just their bytes,
+            those of a ragged one after the other.
+        init_w, age, model_version: [T], as docs/wire.md says.
+        lengths: Of each ragged column: how many elements each of its values has, [T].
+        final: The state in which it ended, each state column [*F].
+        compression: For state columns; one that does not get smaller is stored as it is.
+    """
+    layout = layout_of(schema, Parameters(), Kind.EPISODE, final=final is not None)
+    codec, entries = codec_of(compression), len(init_w)
+    packed: dict[int, tuple[int, bytes]] = {}
+    elements = {
+        block: int(lengths[name].sum(dtype=np.int64)) if part is Part.PREV else len((final or {})[name])
+        for block, part, name in layout.columns
+        if block in layout.ragged
+    }
+    for block, part, name in layout.columns if codec else ():
+        if part is Part.PREV and name in schema.states:
+            raw: Payload = _core.empty((elements.get(block, entries) * schema[name].nbytes,), _BYTE)
+            fill(name, raw)
+            pack_block(packed, block, raw, codec)
+    head = Head(parameters_version=parameters_version, made_at=now)
+    made = Container(layout, head, entries, packed=packed, elements=elements)
+    for fact, values in ((Part.INIT_WEIGHT, init_w), (Part.AGE, age), (Part.MODEL, model_version)):
+        made.fill(fact, values)
+    for block, part, name in layout.columns:
+        if part is Part.FINAL:
+            assert final is not None
+            made.fill(part, final[name], name)
+        elif part in LENGTHS:
+            made.fill(part, lengths[name].astype(LENGTH), name)
+        elif block not in packed:
+            fill(name, made.view(block))
+    return made.payload
+
+
+def samples_of(payload: Payload) -> int:
+    """How many samples a container holds that was made here."""
+    return int(payload[:4].view("<u4")[0])
+
+
+def pack_feedback(schema: Schema, ids: NDArray[Any], td_errors: NDArray[np.float32], *, now: float = 0.0) -> Payload:
+    """The container of a FEEDBACK message: ids of dtype `batch.ID` [B] and their TD errors [B], finite."""
+    layout = layout_of(schema, Parameters(), Kind.FEEDBACK)
+    owners, owner = np.unique(ids["client"], axis=0, return_inverse=True)
+    made = Container(layout, Head(made_at=now), len(ids), owners=len(owners))
+    facts = {Part.NUMBER: ids["number"], Part.OWNER: owner.reshape(-1), Part.OWNERS: owners, Part.TD_ERROR: td_errors}
+    for part, values in facts.items():
+        made.fill(part, np.asarray(values, FACTS[part].dtype))
+    return made.payload

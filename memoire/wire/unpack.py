@@ -1,0 +1,127 @@
+"""Received containers: checked completely before anything in them is believed, then read in place."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.replay.ragged import Ragged
+from memoire.replay.schema import Schema
+
+from . import _container
+from .compression import unpack_block
+from .layout import Layout, layout_of
+from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, Kind, Part
+
+_DEFAULTS: Final = Limits()
+
+
+class EpisodeRows(NamedTuple):
+    """What a received episode holds; arrays are read-only and may lie in the payload. T entries, F a column's shape."""
+
+    columns: dict[str, Any]
+    """Each column [T, *F] but the return; a ragged one as `Ragged`."""
+    final: dict[str, NDArray[Any]] | None
+    """Each state column [*F]."""
+    init_w: NDArray[np.float32]
+    age: NDArray[np.float32]
+    model_version: NDArray[np.int64]
+
+
+def read_episode(held: _container.HeldCache, layout: Layout) -> EpisodeRows:
+    """The arrays of a container of kind EPISODE that `check` found fit `layout`."""
+
+    def rows(block: int, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        row = BlockRow(*ROW.unpack_from(held.payload, HEAD.size + ROW.size * block))
+        data = held.block(block) if row.codec else held.payload[row.offset : row.offset + row.stored]
+        count = row.raw // layout.blocks[block].row_bytes if block in layout.ragged else row.rows
+        array = np.frombuffer(data, dtype).reshape(count, *shape) if row.raw else np.zeros((count, *shape), dtype)
+        return array if array.flags.aligned else array.copy()  # a small message lies wherever it was received
+
+    facts = (Part.INIT_WEIGHT, Part.AGE, Part.MODEL)
+    told = [rows(block, FACTS[part].dtype, ()) for part in facts if (block := layout.place(part)) is not None]
+    columns: dict[str, Any] = {}
+    final: dict[str, NDArray[Any]] = {}
+    for block, part, name in layout.columns:
+        column = layout.schema[name]
+        if part in LENGTHS:
+            continue
+        array = rows(block, column.dtype, column.element)
+        if part is Part.FINAL:
+            final[name] = array if column.is_ragged else array[0]
+        elif column.is_ragged:
+            columns[name] = Ragged(array, rows(layout.ragged[block], LENGTH, ()))
+        else:
+            columns[name] = array
+    return EpisodeRows(columns, final or None, *told)
+
+
+def check(
+    payload: Any, layout: Layout, limits: Limits = _DEFAULTS, *, checksum: int | None = None
+) -> _container.HeldCache:
+    """A received container, completely checked, ready for `Pool.add`. Keeps the buffer; gathering reads it in place.
+
+    Sizes, order, alignment, padding and what indices, weights, discounts and counts may be; packed blocks are unpacked
+    now, after their declared size was compared with the schema's. One pass without the GIL, with the checksum.
+
+    Args:
+        payload: The frame as it was received; it must not change afterwards.
+        layout: What it must be: `layout_of(schema, parameters)`.
+        checksum: The header's, where `frames.parse` was told not to compare it.
+
+    Raises:
+        ProtocolError: and nothing else, whatever the bytes.
+    """
+    size = memoryview(payload).nbytes
+    if size > limits.message_bytes:
+        raise ProtocolError("too_large", f"{size} bytes; {limits.message_bytes} are allowed (message_bytes)")
+    return _container.HeldCache(payload, layout.core, checksum, limits.message_bytes, unpack_block)
+
+
+def copy_of(held: _container.HeldCache, layout: Layout) -> _container.HeldCache:
+    """The same cache of that layout once more, none of its samples drawn; the bytes that came are shared."""
+    copy = _container.HeldCache(held.payload, layout.core, None, 1 << 62, unpack_block)
+    copy.arrived = held.arrived
+    return copy
+
+
+def read_feedback(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> dict[bytes, tuple[Any, Any]]:
+    """Client id -> (numbers int64 [n], td_errors float32 [n]) of a received FEEDBACK container. ProtocolError."""
+    held = check(payload, layout_of(schema, Parameters(), Kind.FEEDBACK), limits)
+    numbers, errors, owner = (
+        np.frombuffer(held.part(part), FACTS[part].dtype) for part in (Part.NUMBER, Part.TD_ERROR, Part.OWNER)
+    )
+    owners = held.part(Part.OWNERS)
+    order = np.argsort(owner, kind="stable")
+    ends = np.searchsorted(owner[order], np.arange(len(owners) // 16 + 1))
+    found = {}
+    for i in range(len(ends) - 1):
+        mine = order[ends[i] : ends[i + 1]]
+        found[owners[16 * i : 16 * i + 16]] = (numbers[mine], errors[mine])
+    return found
+
+
+def table(payload: Any) -> list[BlockRow]:
+    """The block table of any container, for tools; sizes are compared with the payload, contents are not looked at.
+
+    Raises:
+        ProtocolError: the table does not fit the bytes.
+    """
+    data = memoryview(payload).cast("B")
+    if len(data) < HEAD.size or len(data) < HEAD.size + ROW.size * (blocks := HEAD.unpack_from(data)[7]):
+        raise ProtocolError("container", f"{len(data)} bytes are too few for a head and its table")
+    rows = [BlockRow(*ROW.unpack_from(data, HEAD.size + ROW.size * i)) for i in range(blocks)]
+    end, order = HEAD.size + ROW.size * blocks, (-1, 0)
+    for row in rows:
+        key = (-1 if row.column == BOOKKEEPING else row.column, row.part)
+        if key <= order or row.offset != -(-end // ALIGNMENT) * ALIGNMENT or any(data[end : row.offset]):
+            raise ProtocolError("container", f"{row} is out of order or not where it belongs")
+        end, order = row.offset + row.stored, key
+        if end > len(data):
+            break
+    if end != len(data):
+        raise ProtocolError("container", f"the blocks end at byte {end} of {len(data)}")
+    return rows
