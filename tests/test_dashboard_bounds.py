@@ -11,8 +11,12 @@ import pytest
 from starlette.datastructures import Headers
 
 from memoire.dashboard.collect import nodes, verdict
-from memoire.dashboard.collect.cluster import ACTORS_EVERY, FULL, WINDOW, Cluster, _until
+from memoire.dashboard.collect.actors import ACTORS_EVERY, ActorList
+from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.forecasts import FULL, until
 from memoire.dashboard.collect.history import History
+from memoire.dashboard.collect.ledgers import Kept
+from memoire.dashboard.collect.rates import WINDOW
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import _write, tail
 from memoire.dashboard.terminal.top import _section
@@ -99,7 +103,7 @@ def test_a_varint_is_read_as_it_was_written(value):
 
 def test_a_table_is_full_a_little_before_its_last_byte():
     assert 0.9 < FULL < 1.0
-    assert _until(0.0, 0.0) == 0.0 and _until(-1.0, 5.0) == 0.0 and _until(5.0, 0.0) is None and _until(6.0, 3.0) == 2.0
+    assert until(0.0, 0.0) == 0.0 and until(-1.0, 5.0) == 0.0 and until(5.0, 0.0) is None and until(6.0, 3.0) == 2.0
 
 
 @pytest.mark.parametrize(("skipped", "said"), [(0.0, False), (verdict.LITTLE, False), (verdict.LITTLE + 0.01, True)])
@@ -127,11 +131,13 @@ def test_a_run_that_was_seen_is_seen_later_with_its_newest_facts(tmp_path):
 
 
 def test_actors_are_remembered_now_and_then_for_as_long_as_a_rate_looks_back():
-    cluster = Cluster(Settings(nodes=("http://127.0.0.1:1",)))
-    cluster.kept(cluster.run).take(account(1, 0, steps=500, accepted=3, seen=5.0))
+    actors, kept = (
+        ActorList(Settings(nodes=("http://127.0.0.1:1",))),
+        Kept(account(1, 0, steps=500, accepted=3, seen=5.0)),
+    )
     for tenth in range(10 * int(3 * WINDOW)):
-        cluster._remember_actors(tenth / 10)
-    times = [time for time, _ in cluster._actor_ring]
+        actors.remember(tenth / 10, kept)
+    times = [time for time, _ in actors._ring]
     assert all(after - before >= ACTORS_EVERY for before, after in itertools.pairwise(times))
     assert WINDOW - ACTORS_EVERY <= times[-1] - times[0] <= WINDOW + 2 * ACTORS_EVERY
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from memoire.dashboard.collect.cluster import Answer, Cluster
+from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.node_state import Answer
 from memoire.dashboard.settings import Settings
 from memoire.pool.freshness import BOUNDS
 from memoire.wire.identity import name_hash

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
-from memoire.dashboard.collect.cluster import Cluster, Ring, Sums, _quantile, _until
+from memoire.dashboard.collect.cluster import Cluster
+from memoire.dashboard.collect.counters import Sums, quantile
+from memoire.dashboard.collect.forecasts import until
 from memoire.dashboard.collect.history import LEVELS, Curves, History, Point
 from memoire.dashboard.collect.ledgers import Kept
 from memoire.dashboard.collect.nodes import Addresses, NodeError
+from memoire.dashboard.collect.rates import Ring
 from memoire.dashboard.collect.verdict import Signs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
@@ -257,16 +260,16 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
 
 def test_a_quantile_of_buckets_lies_within_its_bucket():
     counts = [0.0] * (len(BOUNDS) + 1)
-    assert _quantile(counts, 0.5) is None
+    assert quantile(counts, 0.5) is None
     counts[3] = 10.0
-    assert BOUNDS[2] < _quantile(counts, 0.5) < BOUNDS[3] and _quantile(counts, 0.5) == pytest.approx(0.00075)
+    assert BOUNDS[2] < quantile(counts, 0.5) < BOUNDS[3] and quantile(counts, 0.5) == pytest.approx(0.00075)
     counts[-1] = 90.0
-    assert _quantile(counts, 0.99) == BOUNDS[-1]
+    assert quantile(counts, 0.99) == BOUNDS[-1]
 
 
 def test_a_forecast_is_none_where_nothing_moves():
-    assert (_until(100.0, 10.0), _until(100.0, 0.0), _until(100.0, -1.0), _until(-5.0, 1.0)) == (10.0, None, None, 0.0)
-    assert _until(math.inf, 1.0) is None
+    assert (until(100.0, 10.0), until(100.0, 0.0), until(100.0, -1.0), until(-5.0, 1.0)) == (10.0, None, None, 0.0)
+    assert until(math.inf, 1.0) is None
 
 
 # ---------------------------------------------------------------------------------------------------------- verdicts
@@ -461,8 +464,6 @@ def test_secrets_are_not_shown():
 
 
 def test_what_is_seen_late_has_a_rate_from_then_on():
-    from memoire.dashboard.collect.cluster import Ring
-
     ring = Ring(60.0)
     for second in range(10):
         ring.add(float(second), {"steps": 10.0 * second} | ({"samples": 30.0 * second} if second >= 4 else {}))

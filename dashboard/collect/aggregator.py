@@ -23,9 +23,10 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
 
 from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, RunInfo
-from .cluster import Answer, Cluster
+from .cluster import Cluster
 from .distributions import merged
 from .history import FLUSH_EVERY, PRUNE_EVERY, Curves, History
+from .node_state import Answer
 from .nodes import Addresses, NodeError, Questions
 
 _log = logging.getLogger(__name__)

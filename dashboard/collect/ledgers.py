@@ -7,12 +7,16 @@ client 7 at a, account opened in life 2         2 caches  ┘
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from memoire.accounting.ledger import Totals
 from memoire.accounting.merge import Rows, by_client, key_of, merge, totals_of
 from memoire.wire.rows import ACCOUNT
 
+MOST_RUNS = 8
+"""Runs whose ledgers are at hand; others are read from the history."""
 NOTHING: Rows = np.empty(0, ACCOUNT)
 
 
@@ -39,6 +43,34 @@ class Kept:
     def clients(self) -> Rows:
         """One row for each client (home and since 0)."""
         return by_client(self.rows)
+
+
+class RunLedgers:
+    """The ledgers of the newest runs that were asked for.
+
+    Args:
+        restore: The ledger of a run that was seen before: its rows, packed.
+    """
+
+    def __init__(self, restore: Callable[[str], bytes]) -> None:
+        self._restore = restore
+        self._kept: dict[str, Kept] = {}
+        self._totals: tuple[str, int, Totals] = ("", -1, Totals())  # run, version of its ledger
+
+    def of(self, run: str, counted: str) -> Kept:
+        """The ledger of a run. That of the run that is counted now always stays."""
+        if run not in self._kept:
+            self._kept[run] = Kept(np.frombuffer(self._restore(run), ACCOUNT))
+            while len(self._kept) > MOST_RUNS:
+                del self._kept[next(name for name in self._kept if name not in (run, counted))]
+        return self._kept[run]
+
+    def totals(self, counted: str) -> Totals:
+        """Of the run that is counted now, each client once."""
+        kept = self.of(counted, counted)
+        if self._totals[:2] != (counted, kept.version):
+            self._totals = counted, kept.version, kept.totals()
+        return self._totals[2]
 
 
 def ids_of(rows: Rows) -> list[bytes]:

@@ -1,0 +1,74 @@
+"""One node as the dashboard knows it: what it said last, and since when it is up. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NOT_ASKED = "not asked yet"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one node said when it was asked, decoded."""
+
+    url: str
+    time: float
+    """Seconds since 1970, here."""
+    took: float = 0.0
+    error: str = ""
+    """Why it did not answer; "" where it did."""
+    status: dict[str, Any] | None = None
+    accounts: list[dict[str, Any]] = field(default_factory=list)
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] | None = None
+    settings: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as it is known."""
+
+    url: str
+    since: float
+    """When its state began."""
+    state: str = "down"
+    error: str = ""
+    status: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    took: float = 0.0
+    name: str = ""
+    role: str = ""
+    runs: list[str] = field(default_factory=list)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered last time."""
+        return self.state != "down"
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Its figures, as it said them last."""
+        found: dict[str, Any] = self.status.get("stats") or {}
+        return found
+
+    def apply(self, answer: Answer) -> None:
+        """Take what it said, or that it said nothing."""
+        self.took = answer.took
+        if answer.status is not None:
+            self.status = answer.status
+            self.role = str(answer.status.get("role", ""))
+            self.name = str(self.stats.get("name") or self.stats.get("client") or self.stats.get("reader") or "")
+        state = "down" if answer.error else "up" if self.status.get("ready") else "unready"
+        if state != self.state:
+            self.state, self.since = state, answer.time
+        self.error = answer.error
+        if answer.settings is not None:
+            self.settings = answer.settings
+        for told in answer.accounts:
+            self.runs = [str(name) for name in told["runs"]]
+
+    def note_silence(self, seconds: float) -> None:
+        """It was asked so long ago: of one that has ever answered, what it said last still holds."""
+        if not self.status and not self.is_up:
+            self.error = f"{self.url} has not answered for {seconds:.1f} s"

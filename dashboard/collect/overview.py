@@ -1,0 +1,178 @@
+"""A cluster at one moment, out of what its nodes say: sums, means and the worst, each as its name says. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memoire.dashboard.settings import Settings
+
+from .answers import Fresh, Learning, NodeRow, Overview, TableRow
+from .history import Point
+from .node_state import Node
+from .verdict import Signs
+
+_RATES = (
+    "episodes", "steps", "caches", "samples", "batches", "generated_bytes", "received_bytes", "log_lines", "refused",
+)  # fmt: skip
+_OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
+
+
+def node_row(node: Node) -> NodeRow:
+    """A node as the overview lists it."""
+    process, security = node.status.get("process") or {}, node.status.get("security") or {}
+    reasons = [node.error] if node.error else [str(reason) for reason in node.status.get("reasons", ())]
+    return NodeRow(
+        name=node.name,
+        url=node.url,
+        role=node.role,
+        state=node.state,
+        since=node.since,
+        reasons=reasons,
+        software=str(node.status.get("software", "")),
+        uptime=node.stats.get("uptime"),
+        memory_bytes=process.get("memory_bytes"),
+        descriptors=process.get("descriptors"),
+        most_descriptors=process.get("most_descriptors"),
+        faults=int(node.stats.get("faults", 0)),
+        took=node.took,
+        keys=None if not security else bool(security.get("keys")),
+        open=tuple(str(address) for address in security.get("open") or ()),
+        refused=sum(int(count) for count in (security.get("refused") or {}).values()),
+    )
+
+
+def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
+    """Where everybody may come in, the dashboard itself included."""
+    own = [f"dashboard http://{settings.listen}"] if settings.is_open else []
+    return [*(f"{node.name or node.url} {address}" for node in nodes for address in node.open), *own]
+
+
+def tables_of(up: list[Node]) -> list[TableRow]:
+    """Each table over all servers that answer."""
+    names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
+    return [_table(name, {node.name: (node.stats.get("tables") or {}).get(name) for node in up}) for name in names]
+
+
+def _table(name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
+    rows = [row for row in told.values() if row is not None]
+    sums = {
+        key: sum(row.get(key, 0) for row in rows)  # a node of another version may know less
+        for key in (
+            "clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches",
+            "waited", "overwritten_caches", "episodes", "steps", "capacity",
+        )
+    }  # fmt: skip
+    number = sum(row.get("held_caches" if row["storage"] == "caches" else "held_samples", 0) for row in rows)
+    limits = ((sums["held_bytes"], sums["byte_limit"]), (number, sums["capacity"]))
+    return TableRow(
+        name=name,
+        storage=rows[0]["storage"],
+        samples_per_insert_target=rows[0]["samples_per_insert"],
+        draws_wait=next((row["rate"]["draws_wait"] for row in rows if row["rate"]["draws_wait"]), ""),
+        inserts_wait=next((row["rate"]["inserts_wait"] for row in rows if row["rate"]["inserts_wait"]), ""),
+        full=max((held / limit for held, limit in limits if limit), default=None),
+        facts={server: row for server, row in told.items() if row is not None},
+        **sums,
+    )
+
+
+def learning_of(up: list[Node]) -> Learning:
+    """Returns and scalars of all servers that answer, each weighed by its episodes or clients."""
+    recent = [node.stats["recent"] for node in up if (node.stats.get("recent") or {}).get("count")]
+    count = sum(each["count"] for each in recent)
+    scalars: dict[str, tuple[float, int]] = {}
+    learner: dict[str, float] = {}
+    for node in up:
+        for name, spread in (node.stats.get("scalars") or {}).items():
+            total, number = scalars.get(name, (0.0, 0))
+            scalars[name] = total + spread["mean"] * spread["count"], number + spread["count"]
+        learner |= node.stats.get("learner_scalars") or {}
+    found = {name: total / number for name, (total, number) in scalars.items() if number}
+    if not count:
+        return Learning(client_scalars=found, learner_scalars=learner)
+    return Learning(
+        return_mean=sum(each["return_mean"] * each["count"] for each in recent) / count,
+        return_min=min(each["return_min"] for each in recent),
+        return_max=max(each["return_max"] for each in recent),
+        length_mean=sum(each["length_mean"] * each["count"] for each in recent) / count,
+        client_scalars=found,
+        learner_scalars=learner,
+    )
+
+
+def freshness_of(up: list[Node]) -> Fresh:
+    """The worst of what learners say, in servers' processes and far away."""
+    said = [table["freshness"] for node in up for table in (node.stats.get("tables") or {}).values()]
+    said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
+    names = Fresh.__dataclass_fields__
+
+    def worst(name: str) -> float | None:
+        values = [each[name] for each in said if each and each.get(name) is not None]
+        return (min if name == "effective" else max)(values, default=None)
+
+    return Fresh(**{name: worst(name) for name in names})
+
+
+def signs_of(overview: Overview, up: list[Node], *, is_idle: bool) -> Signs:
+    """What the verdicts on an overview are made of."""
+    folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
+    rates, actors = overview.rates, overview.actors
+    return Signs(
+        nodes=len(overview.nodes),
+        nodes_down=tuple(node.name or node.url for node in overview.nodes if node.state == "down"),
+        unready=tuple(node.name or node.url for node in overview.nodes if node.state == "unready"),
+        servers_up=len(up),
+        finished=overview.finished,
+        active=actors.active,
+        silent=actors.silent,
+        idle=actors.idle,
+        expected=actors.expected,
+        steps=overview.totals.steps,
+        steps_per_second=rates.steps,
+        samples_per_second=rates.samples,
+        waiting_share=rates.waiting_share,
+        skipped_share=rates.skipped_share,
+        left_out=overview.freshness.left_out,
+        is_idle=is_idle,
+        disk_used=max((1.0 - f["free_bytes"] / f["disk_bytes"] for f in folders if f["disk_bytes"]), default=None),
+        refused_per_second=rates.refused,
+        draws_wait=tuple(f"{table.name}: {table.draws_wait}" for table in overview.tables if table.draws_wait),
+        inserts_wait=tuple(f"{table.name}: {table.inserts_wait}" for table in overview.tables if table.inserts_wait),
+    )
+
+
+def figures_of(overview: Overview) -> dict[str, Point]:
+    """What the history keeps of this moment, by name: see docs/dashboard.md."""
+    totals, rates, actors = overview.totals, overview.rates, overview.actors
+    figures: dict[str, float | None] = {
+        "steps": totals.steps,
+        "episodes": totals.episodes,
+        "caches": totals.accepted_caches,
+        "actors_active": actors.active,
+        "actors_silent": actors.silent,
+        "learners": len(overview.learners),
+        "skipped_caches": totals.skipped_caches,
+        "rejected_caches": totals.rejected_caches,
+        "lost_caches": totals.lost_caches,
+        "generated_bytes": totals.generated_bytes,
+        "received_bytes": totals.received_bytes,
+        "request_p50": overview.latency.p50,
+        "request_p99": overview.latency.p99,
+        "nodes_up": sum(node.state != "down" for node in overview.nodes),
+    }
+    figures |= {f"{name}_per_second": getattr(rates, name) for name in _RATES}
+    figures |= {name: getattr(rates, name) for name in ("skipped_share", "waiting_share", "samples_per_insert")}
+    figures |= {f"sample_{name}": getattr(overview.freshness, name) for name in Fresh.__dataclass_fields__}
+    figures |= {f"client.{name}": value for name, value in overview.learning.client_scalars.items()}
+    figures |= {f"learner.{name}": value for name, value in overview.learning.learner_scalars.items()}
+    for table in overview.tables:
+        figures |= {f"table.{table.name}.{name}": getattr(table, name) for name in _OF_TABLE}
+    for node in overview.nodes:
+        figures[f"node.{node.name or node.url}.memory_bytes"] = node.memory_bytes
+    return {
+        name: Point(float(value), float(value), float(value))
+        for name, value in figures.items()
+        if value is not None and math.isfinite(value)
+    }
