@@ -437,3 +437,13 @@ def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     asked(cluster, run="q", rows=[rows_of(3, steps=5)])
     cluster.look(2.0)
     assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.homes_of(key(2)) == []
+
+
+def test_a_run_that_begins_within_the_second_has_no_actors_of_the_former_one():
+    cluster = cluster_of(A)
+    asked(cluster, rows=[rows_of(1, steps=5)])
+    cluster.look(1.0)
+    assert [row.client for row in cluster.actors()] == [key(1).hex()]
+    asked(cluster, run="q", rows=[rows_of(3, steps=5)])
+    cluster.look(1.5)
+    assert [row.client for row in cluster.actors()] == [key(3).hex()]

@@ -51,6 +51,7 @@ class ActorList:
     def clear(self) -> None:
         """Another run is counted."""
         self._ring.clear()
+        self._listed = None  # ledgers of two runs may have the same version
 
     def remember(self, now: float, kept: Kept) -> None:
         """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
