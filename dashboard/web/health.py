@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memoire.dashboard.collect.aggregator import Aggregator
-from memoire.nodes.metrics import Exposition
+from memoire.nodes.exposition import Exposition
 from memoire.nodes.pages import Handler, Node, Page, Request, as_json
 
 

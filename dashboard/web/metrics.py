@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from memoire.dashboard.collect.aggregator import Aggregator
-from memoire.nodes.metrics import NODE, build_info, open_endpoints, refused_peers
+from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
+from memoire.nodes.metrics import NODE
 
 from .event_stream import Hub
 from .login_throttle import Gate

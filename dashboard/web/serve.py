@@ -20,8 +20,8 @@ from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.dashboard.collect.history import History
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
+from memoire.nodes.exposition import Exposition
 from memoire.nodes.http import NodePages, listen
-from memoire.nodes.metrics import Exposition
 from memoire.nodes.supervision import Tether
 from memoire.security.tokens import Tokens
 

@@ -141,7 +141,7 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
 def metrics(node: Node | None, request: Request) -> Page:
     """The same for Prometheus."""
     try:
-        from .metrics import Exposition, Look, NodeCollector
+        from .exposition import Exposition, Look, NodeCollector
     except ModuleNotFoundError as error:
         raise Asked(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
 
