@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import memoire
-from memoire.pool import caches
+from memoire.pool import draw as pooled_draw
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.reader import reader
@@ -60,11 +60,11 @@ def pool_of(parameters: Parameters) -> Pool:
 
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
-    chosen = caches.plan([made.reserve(READER, 40)], 40, 0.5)
-    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    chosen = pooled_draw.plan([made.reserve(READER, 40)], 40, 0.5)
+    layout = container.layout_of(SCHEMA, made.parameters, Kind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
-    held = unpack.check(payload, layout)
-    return caches.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
+    held = container.check(payload, layout)
+    return pooled_draw.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -19,6 +19,7 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.pool import caches
+from memoire.pool.draw import finish, plan
 from memoire.pool.episodes import ENTRY_OVERHEAD, EpisodePool
 from memoire.replay.batch import ID, Gathered
 from memoire.replay.memory import Memory
@@ -546,13 +547,13 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     made, _ = filled(parameters, capacity=300)
     rows = made.reserve(b"r" * 16, 64)
     assert rows["client"].tobytes() == made.owner
-    planned = caches.plan([rows], 64, 0.5)
+    planned = plan([rows], 64, 0.5)
     assert planned is not None
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
-    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
-    held = unpack.check(payload, layout)
-    drawn = caches.finish(planned, [held], layout, parameters, 1, 1.0)
+    layout = container.layout_of(SCHEMA, parameters, container.Kind.DRAWN)
+    held = container.check(payload, layout)
+    drawn = finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == made.owner * 64
     expected = made.memory.gather(gathered.ids["number"])
@@ -579,7 +580,7 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     seen = made.get(20).gathered.ids["number"].tolist()
     (row,) = made.reserve(b"r" * 16, 10)
     assert (int(row["reserved"]), int(row["flags"])) == (allowed - 20, 0)
-    planned = caches.plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
+    planned = plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
     assert planned is not None
     counts = planned.counts[0].copy()
     layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
@@ -616,11 +617,11 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
     layout = layout_of(PLAIN, parameters, Kind.DRAWN)
     means = []
     for draw in range(300):
-        planned = caches.plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
+        planned = plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
         assert planned is not None
         parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
-        held = [unpack.check(part, layout) for part in parts]
-        drawn = caches.finish(planned, held, layout, parameters, draw, 1.0)
+        held = [container.check(part, layout) for part in parts]
+        drawn = finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
     error = np.std(means) / np.sqrt(len(means))

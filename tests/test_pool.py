@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import containers
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.pool import _draw
-from memoire.pool.caches import Pool, finish, plan
+from memoire.pool.caches import Pool
+from memoire.pool.draw import finish, plan
 from memoire.replay.parameters import Parameters
 from memoire.wire import _bytes, _container, unpack
 from memoire.wire.layout import layout_of

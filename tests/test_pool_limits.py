@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import containers
 from memoire.errors import NotEnoughSamples
-from memoire.pool.caches import Pool, finish, plan
+from memoire.pool.caches import Pool
+from memoire.pool.draw import finish, plan
 from memoire.replay.parameters import Parameters
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of

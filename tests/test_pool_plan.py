@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from memoire.errors import NotEnoughSamples
 from memoire.pool import _draw
-from memoire.pool.caches import Pool, finish, plan
+from memoire.pool.caches import Pool
+from memoire.pool.draw import finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.parameters import Parameters
 from memoire.wire import unpack

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import containers
 from memoire.errors import ParameterError, ProtocolError
-from memoire.pool.caches import Pool, finish, plan
+from memoire.pool.caches import Pool
+from memoire.pool.draw import finish, plan
 from memoire.pool.tables import Table
 from memoire.replay.batch import Batch
 from memoire.replay.memory import Memory

@@ -13,7 +13,8 @@ from scipy import stats
 import mutations
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool.caches import KeptCache, KeptClient, Pool, plan
+from memoire.pool.caches import KeptCache, KeptClient, Pool
+from memoire.pool.draw import plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay import dataset
 from memoire.replay.memory import Memory

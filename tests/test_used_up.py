@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.pool.caches import finish, plan
+from memoire.pool.draw import finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters

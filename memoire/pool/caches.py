@@ -12,7 +12,7 @@ For a batch of B, client c has newest sums S_c (total weight) and N_c (entries o
                 S_k, N_k are those of the moment at which the drawn cache was made
 
 So each client counts with its newest N_c, represented by what it held when the drawn cache was made. `Pool` does this
-over the caches of one server, `plan` and `finish` over several servers' from far away, with the same kernels.
+over the caches of one server, `draw.plan` and `draw.finish` over several servers' from far away, with the same kernels.
 
 Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
 """
@@ -23,187 +23,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.replay.batch import Batch, Gathered, place
+from memoire.replay.batch import Gathered, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes, messages, unpack
 from memoire.wire._container import HeldCache
-from memoire.wire.layout import Layout, layout_of
-from memoire.wire.parts import Kind, Part, Payload
-from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
+from memoire.wire.messages import CLIENT_SUMS
 
 from . import picked
-from ._draw import HeldClient, HeldPool, Picks, assemble, shares, systematic_counts
+from ._draw import HeldClient, HeldPool, Picks
+from .draw import MOST_BATCH, Pooled, gathered_from
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
+from .interface import DEFAULTS, PoolStats
 
-_DEFAULTS: Final = Limits()
 _EVERY: Final = 1.0  # seconds between two looks for silent clients and readers
 MOST_DRAWN: Final = 1 << 20
 """Samples that a reader may take at once."""
-MOST_BATCH: Final = (1 << 31) - 1
 MOST_READERS: Final = 1024
 """Readers that are known at a time; one that is silent for `client_timeout` is forgotten."""
 MOST_CLIENTS: Final = 512
 """Clients whose caches are looked at for a histogram."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """A batch out of held caches."""
-
-    gathered: Gathered
-    importance: NDArray[np.float32]
-    """[B] in (0, 1]: (N P(i) N_k / N_c) ** -beta over `divisor`."""
-    divisor: float
-    left_out: float
-    """Share of all clients' weight that belongs to those which could not serve."""
-
-    def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
-        """What a learner gets; `update` is its `update_priorities`, given ids and TD errors."""
-        return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """What a pool holds and has done; counts are since it was made."""
-
-    clients: int
-    caches: int
-    bytes: int
-    unused: int
-    """Samples never drawn."""
-    held: int
-    """Samples of all held caches, drawn ones included."""
-    added: int
-    drawn: int
-    """Samples."""
-    overwritten: int
-    """Caches taken out for want of room, before all their samples were used."""
-    overwritten_samples: int
-    """The unused samples in them."""
-    left: int
-    """Clients that left after being silent."""
-    misses: int
-    """Draws that found too few samples."""
-    passed_over: int = 0
-    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
-    applied: int = 0
-    """Priorities that learners have set here; in held caches, their owners set them."""
-    stale: int = 0
-    """Priorities for entries that had left."""
-
-
-class AnyPool(Protocol):
-    """Where a table's samples are, whatever the form in which they came: what servers ask of it. Thread-safe."""
-
-    byte_limit: int
-    """Bytes that it may hold."""
-
-    @property
-    def owner(self) -> bytes:
-        """The id under which ids name its entries: priorities for them are set here. b"" where clients own them."""
-
-    @property
-    def capacity(self) -> int:
-        """Entries there is room for; 0 where it holds no entries, but samples of them."""
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that it can be limited to at least."""
-
-    @property
-    def parameters(self) -> Parameters:
-        """Those that draws follow now."""
-
-    def check(
-        self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
-    ) -> Any:
-        """What was pushed, completely checked, ready for `add`; its `samples` says how many.
-
-        Args:
-            body: The message, of the type that is stored here.
-            checksum: The header's, where `frames.parse` was told not to compare it.
-
-        Raises:
-            ProtocolError: and nothing else, whatever the bytes.
-        """
-
-    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
-        """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
-
-    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """Set priorities of entries by a learner's TD errors, both [n]: (applied, stale); None where `owner` is not
-        this pool's.
-        """
-
-    def configure(self, parameters: Parameters) -> int:
-        """Follow new parameters; returns how many caches or episodes had to go."""
-
-    def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
-
-    def clear(self) -> int:
-        """Let everything go that is held; clients, readers and whoever waits stay. Returns how much went."""
-
-    def expire(self) -> int:
-        """Let silent clients and readers go now; returns how many clients left."""
-
-    def heard(self, client_id: bytes) -> None:
-        """A sign of life without news."""
-
-    def goodbye(self, client_id: bytes) -> None:
-        """A client has ended."""
-
-    def forget(self, client_id: bytes) -> int:
-        """Drop a client and what it alone holds; returns the samples lost."""
-
-    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
-        """A client's newest sums; returns whether they were newer than those known."""
-
-    def get(
-        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
-    ) -> Pooled:
-        """Draw a batch, all of it or nothing; its ids are of dtype `batch.ID`. Raises as `Pool.get`."""
-
-    def reserve(
-        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> NDArray[np.void]:
-        """What a reader may draw: rows of `rows.CLIENT_SUMS`."""
-
-    def draw_counts(
-        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> Payload | None:
-        """The payload of a DRAWN message, for rows of `rows.CLIENT_COUNTS`; None where nothing was there."""
-
-    def walk(self) -> Iterator[Any]:
-        """All that is held, one by one, while it goes on: for a snapshot. `put_back` takes it."""
-
-    def entries(self) -> int:
-        """Entries that can be drawn, or whose samples can come."""
-
-    def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
-
-    def distribution(self) -> Distribution:
-        """How what is held is spread; some of it is looked at, and nothing is changed."""
-
-    def peek(self) -> Peeked | None:
-        """A copy of a random sample, as likely as in a draw, which is not taken by that; None where nothing is held."""
-
-    def stats(self) -> PoolStats:
-        """A frozen picture."""
-
-    def close(self) -> None:
-        """Wake everyone who waits (they raise Closed) and let everything go."""
 
 
 class KeptClient(NamedTuple):
@@ -248,9 +95,9 @@ class Pool:
         schema: Schema,
         parameters: Parameters | None = None,
         *,
-        byte_limit: int = _DEFAULTS.held_bytes,
+        byte_limit: int = DEFAULTS.held_bytes,
         cache_limit: int = 0,
-        client_timeout: float = _DEFAULTS.client_timeout,
+        client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
@@ -372,7 +219,7 @@ class Pool:
         return None
 
     def check(
-        self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> HeldCache:
         """A received cache, completely checked: see `unpack.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
@@ -610,7 +457,7 @@ class Pool:
         picks, drawn_by, parameters, beta = self._draw(samples, timeout)
         if drawn_by is not layout:  # parameters changed while waiting
             ready = self._ready(drawn_by, samples, out)
-        return _pooled(picks, drawn_by, parameters, beta, ready, self._clock())
+        return gathered_from(picks, drawn_by, parameters, beta, ready, self._clock())
 
     def _ready(self, layout: Layout, samples: int, out: Gathered | Mapping[str, NDArray[Any]] | None) -> Gathered:
         """Arrays for a batch: the caller's, or new ones."""
@@ -847,138 +694,3 @@ def _looks_of(held: HeldCache) -> tuple[float, ...]:
 def _is_same(one: HeldCache, other: HeldCache) -> bool:
     """Whether two caches came as the same bytes."""
     return _looks_of(one) == _looks_of(other) and _bytes.checksum(one.payload) == _bytes.checksum(other.payload)
-
-
-def _pooled(
-    picks: Picks,
-    layout: Layout,
-    parameters: Parameters,
-    beta: float,
-    gathered: Gathered,
-    clock: float | None = None,
-) -> Pooled:
-    layout.gather(picks, gathered)
-    if clock is not None:
-        gathered.age += picked.waits_of(picks, clock)
-    if gathered.mask is not None:
-        gathered.max_share = parameters.sequence_max_share
-    importance = np.empty(picks.size, np.float32)
-    divisor = picks.importance(beta, parameters.normalize == "global", importance)
-    return Pooled(gathered, importance, divisor, picks.left_out)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a reader asks each server for, and what it needs to know when the samples are there."""
-
-    counts: list[NDArray[np.void]]
-    """For each server rows of `rows.CLIENT_COUNTS`; no row where nothing is wanted."""
-    share: dict[bytes, float]
-    """pi_c of each client."""
-    newest: dict[bytes, float]
-    """N_c of each client."""
-    population: float
-    left_out: float
-    rarest: float
-    """Smallest N P(i) that an entry of the serving clients can have; inf where no minimum is known."""
-
-
-def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> Plan | None:
-    """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
-
-    Args:
-        tables: Rows of `rows.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
-            with the sums that are newest.
-        samples: At least 1.
-        fraction: A random number in [0, 1), the offset of systematic sampling.
-    """
-    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
-    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    if not len(rows):
-        return None
-    _, first, group = np.unique(_names(rows), return_index=True, return_inverse=True)
-    newest_first = np.lexsort((~rows["sequence"], group))
-    chosen = rows[newest_first[np.searchsorted(group[newest_first], np.arange(len(first)))]]
-    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
-    unused = np.zeros(len(first))
-    np.add.at(unused, group, able)
-    between = np.zeros(len(first))
-    np.add.at(between, group, rows["drawn_between"])
-    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
-    if not unused.sum() >= samples:
-        return None
-    weight = chosen["total_weight"] / chosen["total_weight"].max()  # sums of what clients say could overflow
-    share = shares(weight, unused, between, float(samples))
-    counts = systematic_counts(share, unused, samples, fraction)
-    serving = unused > 0.0
-    population = float(chosen["positives"][serving].sum())
-    chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
-    known = serving & (chosen["minimum"] > 0.0)
-    names = chosen["client"].tobytes()
-    keys = [names[16 * i : 16 * i + 16] for i in range(len(chosen))]
-    return Plan(
-        counts=_split(rows, server, group, able, counts, len(tables)),
-        share=dict(zip(keys, share.tolist(), strict=True)),
-        newest=dict(zip(keys, chosen["positives"].astype(np.float64).tolist(), strict=True)),
-        population=population,
-        left_out=1.0 - float(weight[serving].sum() / weight.sum()),
-        rarest=population * float(chance[known].min()) if known.any() else np.inf,
-    )
-
-
-def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Client ids as values that compare."""
-    return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
-
-
-def _split(
-    rows: NDArray[np.void],
-    server: NDArray[np.int64],
-    group: NDArray[np.int64],
-    able: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    servers: int,
-) -> list[NDArray[np.void]]:
-    """Each client's count over the servers that hold some of it, first come first served."""
-    left, asked = counts.copy(), np.zeros(len(rows), np.int64)
-    for i in range(servers):
-        here = np.flatnonzero(server == i)
-        asked[here] = np.minimum(left[group[here]], able[here]).astype(np.int64)
-        left[group[here]] -= asked[here]
-    return [_wanted(rows, asked, np.flatnonzero((server == i) & (asked > 0))) for i in range(servers)]
-
-
-def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.void]:
-    wanted = np.zeros(len(here), CLIENT_COUNTS)
-    wanted["client"], wanted["count"] = rows["client"][here], asked[here]
-    return wanted
-
-
-def finish(
-    made: Plan,
-    drawn: Sequence[HeldCache],
-    layout: Layout,
-    parameters: Parameters,
-    seed: int,
-    beta: float,
-) -> Pooled:
-    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`,
-    its importance made with exponent `beta`.
-
-    A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
-
-    Raises:
-        ProtocolError: a sample of a client that was not asked for.
-    """
-    shares, newest = [], []
-    for held in drawn:
-        ids = held.part(Part.OWNERS)
-        owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
-        if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
-            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
-        shares.append(np.array([made.share[owner] for owner in owners]))
-        newest.append(np.array([made.newest[owner] for owner in owners]))
-    picks = assemble(
-        layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
-    )
-    return _pooled(picks, layout, parameters, beta, layout.allocate(picks.size))

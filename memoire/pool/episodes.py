@@ -55,10 +55,11 @@ from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind, Payload
 from memoire.wire.rows import CLIENT_SUMS
 
-from .caches import MOST_BATCH, MOST_DRAWN, Pooled, PoolStats
+from .caches import MOST_DRAWN
+from .draw import MOST_BATCH, Pooled
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
+from .interface import DEFAULTS, PoolStats
 
-_DEFAULTS: Final = Limits()
 T = TypeVar("T")
 ENTRY_OVERHEAD: Final = 112
 """Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
@@ -104,8 +105,8 @@ class EpisodePool:
         parameters: Parameters | None = None,
         *,
         capacity: int = 0,
-        byte_limit: int = _DEFAULTS.held_bytes,
-        client_timeout: float = _DEFAULTS.client_timeout,
+        byte_limit: int = DEFAULTS.held_bytes,
+        client_timeout: float = DEFAULTS.client_timeout,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
@@ -207,7 +208,7 @@ class EpisodePool:
     # What comes in
 
     def check(
-        self, body: messages.Body, payload: Any, *, limits: Limits = _DEFAULTS, checksum: int | None = None
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> CheckedEpisode:
         """A received episode, completely checked, ready for `add`; see `unpack.check`.
 

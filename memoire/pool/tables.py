@@ -27,7 +27,8 @@ from memoire.suggestions import checked_names, hint, one_of
 from memoire.wire import layout
 from memoire.wire.identity import DEFAULT_TABLE, table_number
 
-from .caches import AnyPool, Pool
+from .caches import Pool
+from .interface import AnyPool, Intake
 
 Storage = Literal["caches", "episodes"]
 
@@ -235,12 +236,13 @@ class Tables:
             ParameterError: those leave nothing for the others, or too little; nothing was changed.
         """
         limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
+        intakes: dict[str, Intake] = {name: self[name].pool for name in limits}
         for name, limit in limits.items():
-            if limit < (least := self[name].pool.least_bytes):
+            if limit < (least := intakes[name].least_bytes):
                 expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
                 raise ParameterError("held_bytes", held_bytes, expected)
         for name, limit in limits.items():
-            self[name].pool.limit(limit)
+            intakes[name].limit(limit)
 
     def _list(self) -> str:
         return ", ".join(map(repr, self._tables))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from memoire.pool.caches import Pooled
+from memoire.pool.draw import Pooled
 
 
 class Prefetch:

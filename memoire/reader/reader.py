@@ -38,7 +38,7 @@ from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net.sockets import Context
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool import caches
+from memoire.pool.draw import MOST_BATCH, Pooled
 from memoire.replay.batch import Batch, td_errors_for
 from memoire.replay.limiter import check_batch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
@@ -204,7 +204,7 @@ class Reader(Node):
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
-        batch_size = whole("batch_size", batch_size, 1, caches.MOST_BATCH)
+        batch_size = whole("batch_size", batch_size, 1, MOST_BATCH)
         began, patience = time.monotonic(), self._seconds(timeout)
         with self._monitor.changed:
             try:
@@ -216,7 +216,7 @@ class Reader(Node):
         self._handed_out.look(drawn, self._thread.publishing.versions, time.monotonic())
         return batch
 
-    def _hand_out(self, drawn: caches.Pooled, out: Mapping[str, Any] | Batch | None) -> Batch:
+    def _hand_out(self, drawn: Pooled, out: Mapping[str, Any] | Batch | None) -> Batch:
         """The next batch, which is given away by that unless it does not fit into `out`."""
         batch = drawn.batch(self.schema, self.update_priorities)
         if out is not None:
@@ -225,7 +225,7 @@ class Reader(Node):
         self._handed_out.batches += 1
         return batch
 
-    def _await_batch(self, batch_size: int, patience: float) -> caches.Pooled:
+    def _await_batch(self, batch_size: int, patience: float) -> Pooled:
         """The next batch as soon as it is there; it stays the next one. Under the lock, given up while waiting."""
         self._monitor.check_open()
         self._thread.worker.wake()

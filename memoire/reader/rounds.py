@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import Limits
-from memoire.pool import caches
+from memoire.pool import draw
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.wire import messages, unpack
@@ -60,7 +60,7 @@ class Ask:
 class _Round:
     """A batch on its way: what was planned, and what came of it."""
 
-    plan: caches.Plan
+    plan: draw.Plan
     wanted: int
     layout: Layout
     parameters: Parameters
@@ -223,7 +223,7 @@ class Rounds:
         size, names = self._prefetch.batch_size, [stock.server.name for stock in there]
         on_way = sum(stock.on_way for stock in there)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
-        plan = None if self.waits_for else caches.plan(tables, size, self._rng.random())
+        plan = None if self.waits_for else draw.plan(tables, size, self._rng.random())
         self._wanted = size if plan is None else 0
         if plan is None:
             self._wait_for_more(there, tables, now)
@@ -236,7 +236,7 @@ class Rounds:
         for stock in there:
             stock.table, stock.again_at = None, now + RETRY_INTERVAL
 
-    def _draw(self, plan: caches.Plan, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
+    def _draw(self, plan: draw.Plan, there: list[Stock], terms: Terms, now: float) -> list[Ask]:
         """Begin a round: the draws of its plan, and a question to servers that give nothing to it."""
         layout = layout_of(terms.schema, terms.parameters, Kind.DRAWN)
         made = _Round(plan, self._prefetch.batch_size, layout, terms.parameters)
@@ -257,7 +257,7 @@ class Rounds:
         self._drawn += samples
         stock.drawn += samples
         sums = self._sums_of(stock)
-        draw = messages.Draw(
+        request = messages.Draw(
             counts=counts.tobytes(),
             reserve=sums.reserve,
             elsewhere=sums.elsewhere,
@@ -265,7 +265,7 @@ class Rounds:
             of=sums.of,
             band=sums.band,
         )
-        return self._ask(stock, draw, now, counts)
+        return self._ask(stock, request, now, counts)
 
     def _sums_of(self, stock: Stock) -> messages.Sums:
         """What this reader says of itself to a server when it asks what the server has."""
@@ -313,7 +313,7 @@ class Rounds:
         self.balance.heard(stock.server.name, said.epoch, said.standing, entries, len(table))
         self._directory.reported(stock.server, said.finished)
 
-    def finished(self) -> list[caches.Pooled]:
+    def finished(self) -> list[draw.Pooled]:
         """Batches that are whole now, in the order in which they were planned."""
         found = []
         while self._rounds and not self._rounds[0].open:
@@ -321,7 +321,7 @@ class Rounds:
             found += [] if drawn is None else [drawn]
         return found
 
-    def _finish(self, made: _Round) -> caches.Pooled | None:
+    def _finish(self, made: _Round) -> draw.Pooled | None:
         """Weigh and shuffle what came; None if that is less than a batch."""
         try:
             held = [unpack.check(payload, made.layout, self._limits) for payload in made.parts]
@@ -330,7 +330,7 @@ class Rounds:
             if missing > 0:
                 return None  # a server had less than it said, or went away: these are lost, the next round is whole
             beta, seed = self._annealing.next(made.parameters), self._rng.getrandbits(64)
-            return caches.finish(made.plan, held, made.layout, made.parameters, seed, beta)
+            return draw.finish(made.plan, held, made.layout, made.parameters, seed, beta)
         except ProtocolError as error:
             self.refused[error.code] += 1
             self._directory.ask_soon()  # perhaps parameters changed

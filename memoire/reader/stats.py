@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memoire.pool.caches import Pooled
+from memoire.pool.draw import Pooled
 from memoire.pool.freshness import Freshness, Looks
 
 if TYPE_CHECKING:

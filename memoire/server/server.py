@@ -46,9 +46,10 @@ from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
 from memoire.net.sockets import Context, Socket
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
-from memoire.pool.caches import AnyPool, Pool
+from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import NEWEST, Recent, Spread, Timing, Timings, recent, spread
+from memoire.pool.interface import AnyPool
 from memoire.pool.tables import OpenTable, Storage, Table, Tables, checked, shared_out
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch

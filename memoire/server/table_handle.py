@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
-from memoire.pool.caches import MOST_BATCH
+from memoire.pool.draw import MOST_BATCH
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import Freshness, Looks
 from memoire.pool.inspection import Distribution, Specimen
+from memoire.pool.interface import Drawable
 from memoire.pool.tables import OpenTable, Storage
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch
@@ -126,7 +127,7 @@ class TableHandle(Guarded):
         began = time.monotonic()
         try:
             size = whole("batch_size", batch_size, 1, MOST_BATCH)
-            pool = self._table.pool
+            pool: Drawable = self._table.pool
             drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
         except Closed:
             self._check_open()

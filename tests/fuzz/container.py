@@ -10,7 +10,8 @@ import numpy as np
 import make_vectors
 from memoire.errors import EmptyMemory, NotEnoughSamples, ProtocolError
 from memoire.limits import Limits
-from memoire.pool.caches import Pool, Pooled, finish, plan
+from memoire.pool.caches import Pool
+from memoire.pool.draw import Pooled, finish, plan
 from memoire.pool.episodes import EpisodePool
 from memoire.replay.batch import Gathered
 from memoire.replay.memory import Memory

@@ -1,0 +1,182 @@
+"""A draw over the caches of several servers: `plan` shares a batch out over their clients, `finish` makes one batch of
+what they sent.
+
+`caches` derives the rule, and follows it over the caches of one server.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ProtocolError
+from memoire.replay.batch import Batch, Gathered
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import container
+from memoire.wire._container import HeldCache
+from memoire.wire.messages import CLIENT_COUNTS, CLIENT_SUMS
+
+from . import picked
+from ._draw import Picks, assemble, shares, systematic_counts
+
+MOST_BATCH: Final = (1 << 31) - 1
+"""Samples of one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A batch out of held caches."""
+
+    gathered: Gathered
+    importance: NDArray[np.float32]
+    """[B] in (0, 1]: (N P(i) N_k / N_c) ** -beta over `divisor`."""
+    divisor: float
+    left_out: float
+    """Share of all clients' weight that belongs to those which could not serve."""
+
+    def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
+        """What a learner gets; `update` is its `update_priorities`, given ids and TD errors."""
+        return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
+
+
+def gathered_from(
+    picks: Picks,
+    layout: container.Layout,
+    parameters: Parameters,
+    beta: float,
+    gathered: Gathered,
+    clock: float | None = None,
+) -> Pooled:
+    """The batch of these samples, copied into the arrays of `gathered` without the GIL, with importance by `beta`.
+
+    Args:
+        clock: The pool's now, so that ages are those of now; None: as they came.
+    """
+    layout.gather(picks, gathered)
+    if clock is not None:
+        gathered.age += picked.waits_of(picks, clock)
+    if gathered.mask is not None:
+        gathered.max_share = parameters.sequence_max_share
+    importance = np.empty(picks.size, np.float32)
+    divisor = picks.importance(beta, parameters.normalize == "global", importance)
+    return Pooled(gathered, importance, divisor, picks.left_out)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reader asks each server for, and what it needs to know when the samples are there."""
+
+    counts: list[NDArray[np.void]]
+    """For each server rows of `messages.CLIENT_COUNTS`; no row where nothing is wanted."""
+    share: dict[bytes, float]
+    """pi_c of each client."""
+    newest: dict[bytes, float]
+    """N_c of each client."""
+    population: float
+    left_out: float
+    rarest: float
+    """Smallest N P(i) that an entry of the serving clients can have; inf where no minimum is known."""
+
+
+def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> Plan | None:
+    """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
+
+    Args:
+        tables: Rows of `messages.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
+            with the sums that are newest.
+        samples: At least 1.
+        fraction: A random number in [0, 1), the offset of systematic sampling.
+    """
+    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
+    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    if not len(rows):
+        return None
+    _, first, group = np.unique(_names(rows), return_index=True, return_inverse=True)
+    newest_first = np.lexsort((~rows["sequence"], group))
+    chosen = rows[newest_first[np.searchsorted(group[newest_first], np.arange(len(first)))]]
+    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
+    unused = np.zeros(len(first))
+    np.add.at(unused, group, able)
+    between = np.zeros(len(first))
+    np.add.at(between, group, rows["drawn_between"])
+    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
+    if not unused.sum() >= samples:
+        return None
+    weight = chosen["total_weight"] / chosen["total_weight"].max()  # sums of what clients say could overflow
+    share = shares(weight, unused, between, float(samples))
+    counts = systematic_counts(share, unused, samples, fraction)
+    serving = unused > 0.0
+    population = float(chosen["positives"][serving].sum())
+    chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
+    known = serving & (chosen["minimum"] > 0.0)
+    names = chosen["client"].tobytes()
+    keys = [names[16 * i : 16 * i + 16] for i in range(len(chosen))]
+    return Plan(
+        counts=_split(rows, server, group, able, counts, len(tables)),
+        share=dict(zip(keys, share.tolist(), strict=True)),
+        newest=dict(zip(keys, chosen["positives"].astype(np.float64).tolist(), strict=True)),
+        population=population,
+        left_out=1.0 - float(weight[serving].sum() / weight.sum()),
+        rarest=population * float(chance[known].min()) if known.any() else np.inf,
+    )
+
+
+def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Client ids as values that compare."""
+    return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
+
+
+def _split(
+    rows: NDArray[np.void],
+    server: NDArray[np.int64],
+    group: NDArray[np.int64],
+    able: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    servers: int,
+) -> list[NDArray[np.void]]:
+    """Each client's count over the servers that hold some of it, first come first served."""
+    left, asked = counts.copy(), np.zeros(len(rows), np.int64)
+    for i in range(servers):
+        here = np.flatnonzero(server == i)
+        asked[here] = np.minimum(left[group[here]], able[here]).astype(np.int64)
+        left[group[here]] -= asked[here]
+    return [_wanted(rows, asked, np.flatnonzero((server == i) & (asked > 0))) for i in range(servers)]
+
+
+def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.void]:
+    wanted = np.zeros(len(here), CLIENT_COUNTS)
+    wanted["client"], wanted["count"] = rows["client"][here], asked[here]
+    return wanted
+
+
+def finish(
+    made: Plan,
+    drawn: Sequence[HeldCache],
+    layout: container.Layout,
+    parameters: Parameters,
+    seed: int,
+    beta: float,
+) -> Pooled:
+    """The batch out of what the servers sent: checked DRAWN containers of `layout` (kind DRAWN), shuffled by `seed`,
+    its importance made with exponent `beta`.
+
+    A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
+
+    Raises:
+        ProtocolError: a sample of a client that was not asked for.
+    """
+    shares, newest = [], []
+    for held in drawn:
+        ids = held.part(container.Part.OWNERS)
+        owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
+        if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
+            raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
+        shares.append(np.array([made.share[owner] for owner in owners]))
+        newest.append(np.array([made.newest[owner] for owner in owners]))
+    picks = assemble(
+        layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
+    )
+    return gathered_from(picks, layout, parameters, beta, layout.allocate(picks.size))

@@ -1,0 +1,173 @@
+"""What a table's pool is to those who use it, whatever the form in which its samples came.
+
+    Intake       what arrives: caches or episodes, clients' sums and signs of life; and the limits that make room
+    Drawable     what goes out, here and to far readers, and what learners correct
+    Inspectable  figures, and copies of what is held
+
+A caller asks for the smallest of them that it needs. `AnyPool` is all three, for what owns a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.limits import Limits
+from memoire.replay.batch import Gathered
+from memoire.replay.parameters import Parameters
+from memoire.wire import container, messages
+
+from .draw import Pooled
+from .inspection import Distribution, Peeked
+
+DEFAULTS: Final = Limits()
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool holds and has done; counts are since it was made."""
+
+    clients: int
+    caches: int
+    bytes: int
+    unused: int
+    """Samples never drawn."""
+    held: int
+    """Samples of all held caches, drawn ones included."""
+    added: int
+    drawn: int
+    """Samples."""
+    overwritten: int
+    """Caches taken out for want of room, before all their samples were used."""
+    overwritten_samples: int
+    """The unused samples in them."""
+    left: int
+    """Clients that left after being silent."""
+    misses: int
+    """Draws that found too few samples."""
+    passed_over: int = 0
+    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
+    applied: int = 0
+    """Priorities that learners have set here; in held caches, their owners set them."""
+    stale: int = 0
+    """Priorities for entries that had left."""
+
+
+class Intake(Protocol):
+    """Takes in what clients push and report. Thread-safe."""
+
+    byte_limit: int
+    """Bytes that it may hold."""
+
+    @property
+    def capacity(self) -> int:
+        """Entries there is room for; 0 where it holds no entries, but samples of them."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that it can be limited to at least."""
+
+    def check(
+        self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
+    ) -> Any:
+        """What was pushed, completely checked, ready for `add`; its `samples` says how many.
+
+        Args:
+            body: The message, of the type that is stored here.
+            checksum: The header's, where `messages.parse` was told not to compare it.
+
+        Raises:
+            ProtocolError: and nothing else, whatever the bytes.
+        """
+
+    def add(self, client_id: bytes, sequence: int, held: Any) -> int:
+        """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
+
+    def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
+        """A client's newest sums; returns whether they were newer than those known."""
+
+    def heard(self, client_id: bytes) -> None:
+        """A sign of life without news."""
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended."""
+
+    def forget(self, client_id: bytes) -> int:
+        """Drop a client and what it alone holds; returns the samples lost."""
+
+    def expire(self) -> int:
+        """Let silent clients and readers go now; returns how many clients left."""
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters; returns how many caches or episodes had to go."""
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
+
+    def clear(self) -> int:
+        """Let everything go that is held; clients, readers and those who wait stay. Returns how much went."""
+
+
+class Drawable(Protocol):
+    """Hands samples out, and takes corrections of their priorities. Thread-safe."""
+
+    @property
+    def owner(self) -> bytes:
+        """The id under which ids name its entries: priorities for them are set here. b"" where clients own them."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those that draws follow now."""
+
+    def entries(self) -> int:
+        """Entries that can be drawn, or whose samples can come."""
+
+    def get(
+        self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
+    ) -> Pooled:
+        """Draw a batch, all of it or nothing; its ids are of dtype `batch.ID`. Raises as `Pool.get`."""
+
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.void]:
+        """What a reader may draw: rows of `messages.CLIENT_SUMS`."""
+
+    def draw_counts(
+        self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
+    ) -> container.Payload | None:
+        """The payload of a DRAWN message, for rows of `messages.CLIENT_COUNTS`; None where nothing was there."""
+
+    def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
+        """Set priorities of entries by a learner's TD errors, both [n]: (applied, stale); None where `owner` is not
+        this pool's.
+        """
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+
+
+class Inspectable(Protocol):
+    """Shows what it holds, and goes on meanwhile. Thread-safe."""
+
+    def stats(self) -> PoolStats:
+        """A frozen picture."""
+
+    def distribution(self) -> Distribution:
+        """How what is held is spread; some of it is looked at, and nothing is changed."""
+
+    def peek(self) -> Peeked | None:
+        """A copy of a random sample, as likely as in a draw, which is not taken by that; None where nothing is held."""
+
+    def walk(self) -> Iterator[Any]:
+        """All that is held, one by one: for a snapshot. `put_back` takes it."""
+
+
+class AnyPool(Intake, Drawable, Inspectable, Protocol):
+    """Where a table's samples are."""
+
+    def close(self) -> None:
+        """Wake everyone who waits (they raise Closed) and let everything go."""
