@@ -1,9 +1,14 @@
 """What the tests of held samples share: a schema, a clock that stands still, and clients' ids."""
 
+from typing import Any
+
 import numpy as np
 
+import containers
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.wire import container
+from memoire.wire.container import Head, Part
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
 PLAIN = Parameters(importance_exponent=1.0)
@@ -17,6 +22,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def cache_of(
+    samples: int, first: int = 0, *, parameters: Parameters = PLAIN, total: float = 10.0, seed: int = 0
+) -> Any:
+    """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
+    replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.ones(samples)}
+    head = Head(parameters.multi_step, total, 50, 0.5)
+    layout = container.layout_of(SCHEMA, parameters)
+    return containers.make(layout, samples, seed=seed, head=head, replace=replace).held()
 
 
 def name(i: int) -> bytes:

@@ -101,7 +101,7 @@ def test_a_reader_that_was_forgotten_begins_anew_with_what_it_drew_elsewhere():
     pool.add(name(0), 2, made(50))
     pool.reserve(learner, 10, 9000)  # all of it of the time before it came here again
     pool.add(name(0), 3, made(50))
-    (client,) = pool._held
+    (client,) = pool._queues.held
     assert client.between == 0.0
 
 

@@ -18,9 +18,9 @@ from memoire.errors import (
     WrongType,
 )
 from memoire.limits import Limits
-from memoire.pool import caches
 from memoire.pool.draw import finish, plan
 from memoire.pool.episodes import ENTRY_OVERHEAD, EpisodePool
+from memoire.pool.readers import MOST_DRAWN
 from memoire.replay.batch import ID, Gathered
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -569,7 +569,7 @@ def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
     assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
     counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3
     assert made.draw_counts(b"r" * 16, counts) is None
-    counts["count"] = caches.MOST_DRAWN
+    counts["count"] = MOST_DRAWN
     with pytest.raises(ProtocolError, match="samples at once"):
         made.draw_counts(b"r" * 16, counts)
 

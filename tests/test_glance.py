@@ -93,10 +93,10 @@ def test_of_many_caches_some_are_looked_at_and_used_samples_are_not(monkeypatch:
     pool = pool_of(memories, caches=4)
     pool.get(200)
     assert pool.distribution().looked == pool.distribution().held == 4 * 4 * 64 - 200
-    monkeypatch.setattr("memoire.pool.caches.MOST_LOOKED", 512)
+    monkeypatch.setattr("memoire.pool.cache_inspection.MOST_LOOKED", 512)
     some = pool.distribution()
     assert 0 < some.looked <= 512 < some.held
-    monkeypatch.setattr("memoire.pool.caches.MOST_LOOKED", 40)
+    monkeypatch.setattr("memoire.pool.cache_inspection.MOST_LOOKED", 40)
     assert pool.distribution().looked == 40  # however many samples a cache has
     assert some.effective == pytest.approx(4 * 99, rel=1e-6)  # all alike, and a stack of two leaves the first one out
 

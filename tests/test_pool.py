@@ -340,7 +340,7 @@ def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
     for turn in range(4):
         gone = pool.add(name(1), turn, made(5, first=5 * turn))
         assert gone == (turn == 3)
-    assert {client.id: client.caches for client in pool._held} == {name(0): 2, name(1): 3}
+    assert {client.id: client.caches for client in pool._queues.held} == {name(0): 2, name(1): 3}
     stats = pool.stats()
     assert (stats.overwritten, stats.overwritten_samples, stats.bytes, stats.caches) == (1, 5, 5 * size, 5)
     gathered = pool.get(25).gathered
@@ -506,7 +506,7 @@ def wait_for(pool: Pool, samples: int, change: Any) -> int:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(len(pool.get(samples, timeout=100.0).importance)))
     thread.start()
-    while not pool._waiting:
+    while not pool._waiter.waiting:
         pass
     change()
     thread.join(100.0)
@@ -545,7 +545,7 @@ def test_waiting_ends_as_soon_as_there_is_enough() -> None:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(len(pool.get(8, timeout=100.0).importance)))
     thread.start()
-    while not pool._waiting:
+    while not pool._waiter.waiting:
         pass
     pool.add(name(1), 1, made(3))
     thread.join(100.0)
@@ -566,7 +566,7 @@ def test_closing_wakes_who_waits() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not pool._waiting:
+    while not pool._waiter.waiting:
         pass
     pool.close()
     thread.join(100.0)
@@ -741,7 +741,7 @@ def test_what_a_reader_draws_elsewhere_counts_between_two_caches() -> None:
     pool.reserve(reader, 10, 5300)
     pool.reserve(reader, 10, 5100)  # an old request that comes again
     pool.add(name(0), 2, made(50))
-    (client,) = pool._held
+    (client,) = pool._queues.held
     assert client.between == 320.0
 
 

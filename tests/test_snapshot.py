@@ -13,9 +13,10 @@ from scipy import stats
 import mutations
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool.caches import KeptCache, KeptClient, Pool
+from memoire.pool.caches import Pool
 from memoire.pool.draw import plan
 from memoire.pool.episodes import EpisodePool
+from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -134,7 +135,7 @@ def test_parts_share_everything_out_and_each_client_goes_to_one(tmp_path_factory
     after = [part.stats() for part in pools]
     assert sum(each.caches for each in after) == sum(each.caches for each in done) == before.caches
     assert sum(each.unused for each in after) == before.unused
-    assert sum(each.clients for each in after) == len({c for c in pool._clients if pool._clients[c].caches})
+    assert sum(each.clients for each in after) == len({c for c, held in pool._queues.clients.items() if held.caches})
     for each in done:
         assert each.caches + each.elsewhere == before.caches and each.known == 0
 
@@ -246,7 +247,7 @@ def test_caches_grow_older_in_a_file(tmp_path):
     snapshot_file.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
     again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
     load([tmp_path / "a"], table(again), now=1010.0)
-    assert [held.arrived for held in again._clients[name(0)].queued()] == [50.0 - 16.0, 50.0 - 13.0]
+    assert [held.arrived for held in again._queues.clients[name(0)].queued()] == [50.0 - 16.0, 50.0 - 13.0]
 
 
 def test_walking_keeps_one_cache_alive_at_most():

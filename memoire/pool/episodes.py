@@ -55,10 +55,11 @@ from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind, Payload
 from memoire.wire.rows import CLIENT_SUMS
 
-from .caches import MOST_DRAWN
 from .draw import MOST_BATCH, Pooled
 from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
-from .interface import DEFAULTS, PoolStats
+from .interface import DEFAULTS
+from .readers import check_count
+from .stats import PoolStats
 
 T = TypeVar("T")
 ENTRY_OVERHEAD: Final = 112
@@ -622,10 +623,7 @@ class EpisodePool:
             memory, owner = self._memory, self._owner
         mine = (counts["client"] == np.frombuffer(owner, "<u8")).all(axis=1)
         wanted = int(counts["count"][mine].sum())
-        if wanted > MOST_DRAWN:
-            raise ProtocolError(
-                "too_large", f"{wanted} samples at once; {MOST_DRAWN} are allowed. Draw smaller batches"
-            )
+        check_count(wanted)
         with memory.held():
             if memory.parameters.max_times_sampled:
                 wanted = min(wanted, memory.draws_left)

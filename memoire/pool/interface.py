@@ -10,7 +10,6 @@ A caller asks for the smallest of them that it needs. `AnyPool` is all three, fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -23,45 +22,17 @@ from memoire.wire import container, messages
 
 from .draw import Pooled
 from .inspection import Distribution, Peeked
+from .stats import PoolStats
 
 DEFAULTS: Final = Limits()
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """What a pool holds and has done; counts are since it was made."""
-
-    clients: int
-    caches: int
-    bytes: int
-    unused: int
-    """Samples never drawn."""
-    held: int
-    """Samples of all held caches, drawn ones included."""
-    added: int
-    drawn: int
-    """Samples."""
-    overwritten: int
-    """Caches taken out for want of room, before all their samples were used."""
-    overwritten_samples: int
-    """The unused samples in them."""
-    left: int
-    """Clients that left after being silent."""
-    misses: int
-    """Draws that found too few samples."""
-    passed_over: int = 0
-    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
-    applied: int = 0
-    """Priorities that learners have set here; in held caches, their owners set them."""
-    stale: int = 0
-    """Priorities for entries that had left."""
 
 
 class Intake(Protocol):
     """Takes in what clients push and report. Thread-safe."""
 
-    byte_limit: int
-    """Bytes that it may hold."""
+    @property
+    def byte_limit(self) -> int:
+        """Bytes that it may hold."""
 
     @property
     def capacity(self) -> int:

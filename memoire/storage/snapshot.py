@@ -36,7 +36,7 @@ from memoire.errors import (
     SnapshotMismatch,
 )
 from memoire.limits import Limits
-from memoire.pool.caches import KeptCache, KeptClient
+from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters

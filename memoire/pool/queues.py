@@ -1,0 +1,197 @@
+"""Held caches, a queue for each client: what comes in, makes room, grows too old, is drawn and leaves.
+
+    add ──▶ client 7: cache, cache, cache ──▶ draw: the oldest first
+            client 9: cache               ──▶ make_room: the oldest of the client that holds most bytes
+                                          ──▶ expire: all of a client that was silent
+
+Pure: the owner has the lock, and says what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+from memoire.errors import ProtocolError
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import container
+from memoire.wire._container import HeldCache
+
+from ._draw import HeldClient, HeldPool, Picks
+from .stats import PoolCounts
+
+
+class CacheQueues:
+    """The caches of all clients of one table, each client's in the order in which they came.
+
+    Args:
+        schema, parameters: Of the caches.
+        byte_limit: Bytes that they may have together.
+        cache_limit: How many may be held; 0 is no limit.
+        seed: Of the draw.
+    """
+
+    def __init__(self, schema: Schema, parameters: Parameters, *, byte_limit: int, cache_limit: int, seed: int) -> None:
+        self.schema, self.byte_limit, self.cache_limit = schema, byte_limit, cache_limit
+        self.held = HeldPool(seed)
+        """The queues, with the loops over them."""
+        self.clients: dict[bytes, HeldClient] = {}
+        self.counts = PoolCounts()
+        self._newest_model = 0
+        self._follow(parameters)
+
+    # Settings
+
+    def _follow(self, parameters: Parameters) -> None:
+        parameters.check_for(self.schema)
+        self.parameters = parameters
+        self.held.limit(parameters.max_times_sampled)
+        self.layout = container.layout_of(self.schema, parameters)
+        """What a cache must be like."""
+        self.drawn_layout = container.layout_of(self.schema, parameters, container.Kind.DRAWN)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether clients' entries are used up as they are drawn into caches."""
+        return self.parameters.max_times_sampled > 0
+
+    def configure(self, parameters: Parameters) -> int:
+        """Follow new parameters. Caches of another layout fit no batch with new ones and go; returns how many.
+
+        Raises:
+            ParameterError: they do not fit the schema; nothing was changed.
+        """
+        before = self.layout
+        self._follow(parameters)
+        return 0 if self.layout is before else self.clear()
+
+    def limit(self, byte_limit: int) -> int:
+        """Hold at most this many bytes from now on; returns how many caches had to go."""
+        self.byte_limit = byte_limit
+        return self.make_room()
+
+    def saw_model(self, version: int) -> None:
+        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        self._newest_model = max(self._newest_model, version)
+
+    # What comes in
+
+    def check_fits(self, cache: HeldCache) -> None:
+        """Refuse a cache that is larger than all that may be held. Raises ProtocolError."""
+        if cache.nbytes > self.byte_limit:
+            raise ProtocolError(
+                "too_large", f"a cache of {cache.nbytes} bytes; the pool holds {self.byte_limit} in all"
+            )
+
+    def check_layout(self, cache: HeldCache) -> None:
+        """Refuse a cache that was made under another layout. Raises ProtocolError."""
+        if cache.layout is not self.layout.core:
+            raise ProtocolError("parameters", "a cache made under parameters that have changed since")
+
+    def add(self, client_id: bytes, sequence: int, cache: HeldCache, now: float) -> int:
+        """Queue a checked cache; its sums count if they are newest. Returns how many caches were overwritten."""
+        client = self._hear(client_id, now)
+        client.hear(sequence, cache.total_weight, cache.positives, cache.minimum, self.is_limited)
+        cache.arrived = now
+        self.held.push(client, cache)
+        self.counts.added += 1
+        return self.make_room()
+
+    def sums(
+        self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float, now: float
+    ) -> bool:
+        """A client's newest sums, from a message without a cache. Returns whether they were newer than those known."""
+        client = self._hear(client_id, now)
+        if total_weight <= 0.0 and client.caches and self.is_limited:
+            return False  # its entries are used up because they were drawn into the caches that are held
+        return client.hear(sequence, total_weight, float(positives), minimum)
+
+    def _hear(self, client_id: bytes, now: float) -> HeldClient:
+        """The client of that id, heard now; made when it is new."""
+        client = self.clients.get(client_id) or self.enter(client_id)
+        client.heard = now
+        return client
+
+    def enter(self, client_id: bytes) -> HeldClient:
+        """A new client, of which nothing is held yet."""
+        client = self.clients[client_id] = HeldClient(client_id)
+        self.held.enter(client)
+        return client
+
+    # What leaves
+
+    def make_room(self) -> int:
+        """Overwrite caches until the limits hold; returns how many."""
+        gone = 0
+        while self.held.nbytes > self.byte_limit or 0 < self.cache_limit < self.held.caches:
+            largest = self.held.largest()
+            assert largest is not None, "bytes are held by somebody"
+            _, unused = self.held.drop_oldest(largest)
+            self.counts.overwritten += 1
+            self.counts.overwritten_samples += unused
+            gone += 1
+        return gone
+
+    def clear(self) -> int:
+        """Let all caches go; clients stay. Returns how many."""
+        gone = self.held.caches
+        for client in self.clients.values():
+            while client.caches:
+                self.held.drop_oldest(client)
+        return gone
+
+    def heard(self, client_id: bytes, now: float) -> None:
+        """A sign of life of a client that is known."""
+        client = self.clients.get(client_id)
+        if client is not None:
+            client.heard = now
+
+    def goodbye(self, client_id: bytes) -> None:
+        """A client has ended: it leaves when its samples are used, before it counts as silent. With reuse_cache, where
+        they are never used up, it stays as long as one that is silent.
+        """
+        client = self.clients.get(client_id)
+        if client is not None and not self.parameters.reuse_cache:
+            client.heard = -math.inf
+
+    def forget(self, client_id: bytes) -> int:
+        """Drop a client and all that it holds; returns the unused samples lost."""
+        client = self.clients.pop(client_id, None)
+        return 0 if client is None else self.held.leave(client)[1]
+
+    def forget_all(self) -> None:
+        """Drop all clients and all caches."""
+        for client in self.clients.values():
+            self.held.leave(client)
+        self.clients.clear()
+
+    def expire(self, since: float) -> int:
+        """Let clients go that were last heard before `since` and may leave; returns how many."""
+        silent = self.held.silent(since, self.parameters.reuse_cache)
+        for client in silent:
+            self.held.leave(client)
+            del self.clients[client.id]
+        self.counts.left += len(silent)
+        return len(silent)
+
+    def pass_over(self, now: float) -> None:
+        """Let samples go that have become too old. Before anybody looks at what there is to draw."""
+        most_age, most_lag = self.parameters.max_age, self.parameters.max_model_lag
+        if most_age is None and most_lag is None:
+            return
+        oldest = -math.inf if most_age is None else now - most_age
+        model = -(1 << 62) if most_lag is None else self._newest_model - most_lag
+        self.counts.passed_over += self.held.pass_over(oldest, model)
+
+    # What goes out
+
+    def draw(self, samples: int, now: float) -> Picks | None:
+        """Samples of all clients, taken but not copied; None, and nothing taken, where there are too few."""
+        self.pass_over(now)
+        return self.held.draw(self.layout.core, samples, self.parameters.reuse_cache)
+
+    def drawable(self) -> int:
+        """Samples that one draw could take, those kept for readers not among them. With reuse_cache, and any number of
+        draws of each, 0.
+        """
+        return max(0, self.held.can_serve(self.parameters.reuse_cache))

@@ -1,0 +1,103 @@
+"""Readers: learners that draw from several servers' pools, over the network. Pure.
+
+    SUMS, DRAW ──▶ reserve: unused samples are kept for the reader, and it is told of each client what it may draw
+    DRAW       ──▶ take: the samples of named clients that the reader chose
+
+What is kept for a reader is free again when it has been silent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import ParameterError, ProtocolError
+from memoire.wire.messages import CLIENT_SUMS
+
+from ._draw import Picks
+from .presence import Presence
+from .queues import CacheQueues
+
+MOST_DRAWN: Final = 1 << 20
+"""Samples that a reader may take at once."""
+MOST_READERS: Final = 1024
+"""Readers that are known at a time; one that is silent for `client_timeout` is forgotten."""
+
+
+def check_count(samples: int) -> None:
+    """Refuse to draw more than `MOST_DRAWN` samples at once. Raises ProtocolError."""
+    if samples > MOST_DRAWN:
+        raise ProtocolError("too_large", f"{samples} samples at once; {MOST_DRAWN} are allowed. Draw smaller batches")
+
+
+class Readers:
+    """What is kept for each reader in the queues of clients, and what it takes.
+
+    Args:
+        queues: What they draw from.
+        timeout: Seconds of silence after which a reader is forgotten.
+        now: Seconds of the clock that all other times are of.
+    """
+
+    def __init__(self, queues: CacheQueues, timeout: float, now: float) -> None:
+        self._queues = queues
+        self._present = Presence(timeout, now)
+        self._elsewhere: dict[bytes, int] = {}  # samples that each said it drew from other pools
+
+    def is_due(self, now: float) -> bool:
+        """Whether to `expire` again."""
+        return self._present.is_due(now)
+
+    def expire(self, now: float) -> bool:
+        """Forget silent readers; returns whether there were any, so that what was kept for them is free."""
+        silent = self._present.expire(now)
+        for reader in silent:
+            self._queues.held.reserve(reader, 0)
+            self._elsewhere.pop(reader, None)
+        return bool(silent)
+
+    def _hear(self, reader: bytes, now: float) -> None:
+        """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
+        if reader not in self._present and len(self._present) >= MOST_READERS:
+            raise ProtocolError("busy", f"{MOST_READERS} readers draw from this server already")
+        self._present.heard(reader, now)
+
+    def reserve(
+        self, reader: bytes, samples: int, elsewhere: int, part: tuple[int, int], now: float
+    ) -> NDArray[np.void]:
+        """Keep about `samples` unused samples for a reader, in place of what it had: see `Pool.reserve`.
+
+        Raises:
+            ParameterError: samples is below 0.
+            ProtocolError: there are too many readers.
+        """
+        if samples < 0:
+            raise ParameterError("samples", samples, "at least 0")
+        self._hear(reader, now)
+        queues = self._queues
+        queues.pass_over(now)
+        before = self._elsewhere.setdefault(reader, elsewhere)
+        if elsewhere > before:
+            queues.held.draw_elsewhere(elsewhere - before)
+            self._elsewhere[reader] = elsewhere
+        queues.held.reserve(reader, samples, *part)
+        return np.frombuffer(queues.held.sums(reader, queues.parameters.reuse_cache, *part), CLIENT_SUMS)
+
+    def take(self, reader: bytes, counts: NDArray[np.void], now: float) -> Picks:
+        """Take samples of named clients, by rows of `messages.CLIENT_COUNTS`: a client that is not here, or has fewer,
+        gives what there is. They are in the order of the rows, and not copied.
+
+        Raises:
+            ProtocolError: there are too many readers.
+        """
+        self._hear(reader, now)
+        queues, names = self._queues, counts["client"].tobytes()
+        wanted = [
+            (client, int(count))
+            for i, count in enumerate(counts["count"])
+            if (client := queues.clients.get(names[16 * i : 16 * i + 16])) is not None
+        ]
+        queues.pass_over(now)
+        return queues.held.take(queues.layout.core, reader, wanted, queues.parameters.reuse_cache)

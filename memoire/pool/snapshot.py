@@ -1,0 +1,131 @@
+"""What a snapshot keeps of held caches: a walk over them, a step at a time, and the way back. Pure.
+
+CacheWalk    client 7, its caches, client 9, its caches, ...
+CacheRestore puts each of these back once, here or at another server
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from memoire.wire import _bytes
+from memoire.wire._container import HeldCache
+
+from ._draw import HeldClient
+from .queues import CacheQueues
+
+
+class KeptClient(NamedTuple):
+    """A client of which something is held, as a snapshot keeps it."""
+
+    id: bytes
+    sequence: int
+    """Of the message that its newest sums came with."""
+    total_weight: float
+    positives: float
+    minimum: float
+    between: float
+    """D_c: samples that anyone drew between two of its caches."""
+
+
+class KeptCache(NamedTuple):
+    """A held cache, as a snapshot keeps it."""
+
+    samples: int
+    used: int
+    """Samples that were drawn."""
+    age: float
+    """Seconds since it came."""
+    payload: memoryview
+
+
+class CacheWalk:
+    """Each client that holds something, followed by its caches, oldest first; the queues go on between two steps.
+
+    Nothing is copied, and no cache lives longer for the walk but the one that was given last. So each client is as it
+    is when its turn comes; of its caches there are as many as it had then at most. It ends early where caches of
+    another form than at its beginning are held.
+    """
+
+    def __init__(self, queues: CacheQueues) -> None:
+        self._queues, self._layout = queues, queues.layout
+        self._clients = iter(list(queues.clients.values()))
+        self._client: HeldClient | None = None
+        self._left = 0  # caches of this client that may come yet
+        self._place = 0  # of the next one, among all that the client ever pushed
+        self.is_over = False
+        """Whether no step gives anything any more."""
+
+    def step(self, now: float) -> KeptClient | KeptCache | None:
+        """What comes next; None where this step gives nothing."""
+        return self._next_client() if self._client is None else self._next_cache(self._client, now)
+
+    def _next_client(self) -> KeptClient | None:
+        client = next(self._clients, None)
+        self.is_over = client is None
+        if client is None or not client.caches:
+            return None
+        self._client, self._left, self._place = client, client.caches, client.pushed - client.caches
+        return KeptClient(
+            client.id, client.sequence, client.total_weight, client.positives, client.minimum, client.between
+        )
+
+    def _next_cache(self, client: HeldClient, now: float) -> KeptCache | None:
+        gone = client.pushed - client.caches  # caches that it has had: the first in its queue has this place
+        self._place = max(self._place, gone)
+        queue = client.queued()[self._place - gone :]
+        if not queue or self._queues.layout is not self._layout:
+            self._client = None
+            return None
+        self._place, self._left = self._place + 1, self._left - 1
+        if not self._left:
+            self._client = None
+        cache = queue[0]
+        return KeptCache(cache.samples, cache.drawn, now - cache.arrived, cache.payload)
+
+
+class CacheRestore:
+    """Puts caches back that were walked over, here or elsewhere, each once."""
+
+    def __init__(self, queues: CacheQueues) -> None:
+        self._queues = queues
+        self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like
+        self._seen_of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
+
+    def put_back(self, kept: KeptClient, cache: HeldCache, *, age: float, stays: bool, now: float) -> tuple[bool, int]:
+        """Queue a checked cache: see `Pool.put_back`. Returns whether it was not held already, and how many were
+        overwritten.
+        """
+        queues = self._queues
+        client = queues.clients.get(kept.id)
+        if client is None:
+            client = queues.enter(kept.id)
+            client.heard = math.inf if stays else now
+        client.hear(kept.sequence, kept.total_weight, kept.positives, kept.minimum, queues.is_limited)
+        if self._is_held(client, cache):
+            return False, 0
+        cache.arrived = now - age
+        queues.held.push(client, cache)
+        self._seen.add(_looks_of(cache))
+        self._seen_of = client, client.pushed
+        client.between = kept.between
+        return True, queues.make_room()
+
+    def _is_held(self, client: HeldClient, cache: HeldCache) -> bool:
+        """Whether a client's cache is held already. Its caches come one after the other: what they look like is noted,
+        and only one that looks like another is compared.
+        """
+        if self._seen_of != (client, client.pushed):
+            self._seen = set(map(_looks_of, client.queued()))
+            self._seen_of = client, client.pushed
+        return _looks_of(cache) in self._seen and any(_is_same(cache, other) for other in client.queued())
+
+
+def _looks_of(cache: HeldCache) -> tuple[float, ...]:
+    return cache.made_at, cache.samples, cache.total_weight, cache.nbytes
+
+
+def _is_same(one: HeldCache, other: HeldCache) -> bool:
+    """Whether two caches came as the same bytes."""
+    return _looks_of(one) == _looks_of(other) and _bytes.checksum(one.payload) == _bytes.checksum(other.payload)
