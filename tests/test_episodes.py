@@ -19,7 +19,8 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.pool.draw import finish, plan
-from memoire.pool.episodes import ENTRY_OVERHEAD, EpisodePool
+from memoire.pool.episode_memory import ENTRY_OVERHEAD
+from memoire.pool.episodes import EpisodePool
 from memoire.pool.readers import MOST_DRAWN
 from memoire.replay.batch import ID, Gathered
 from memoire.replay.memory import Memory
@@ -506,13 +507,13 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
         made.get(4, timeout=0.01)
     assert made.stats().misses == 2
     waiting, box = in_thread(lambda: made.get(4, timeout=100.0))
-    until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
+    until(lambda: made._waiter.waiting)
     received(made, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
     waiting.join(100.0)
     assert len(box["value"].gathered.ids) == 4
     made.clear()
     waiting, box = in_thread(lambda: made.get(4, timeout=100.0))
-    until(lambda: made._filled._waiters)  # type: ignore[attr-defined]
+    until(lambda: made._waiter.waiting)
     made.close()
     made.close()
     waiting.join(100.0)

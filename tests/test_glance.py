@@ -183,7 +183,7 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries(monkeypatch: py
     assert (found.looked, found.held, found.population) == (1000, 1000, (held > 0).sum())
     assert (found.ages.least, found.ages.greatest) == (10.0, 10.0)
     assert (found.weights.zeros, found.weights.greatest) == ((held == 0).sum(), held.max())
-    monkeypatch.setattr("memoire.pool.episodes.MOST_LOOKED", 300)
+    monkeypatch.setattr("memoire.pool.episode_inspection.MOST_LOOKED", 300)
     some = pool.distribution()
     assert 200 <= some.looked <= 300 and some.effective == pytest.approx(effective(held), rel=0.6)
     assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None

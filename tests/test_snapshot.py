@@ -15,6 +15,7 @@ from memoire.errors import Closed, DataError, ParameterError, ProtocolError, Sna
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.draw import plan
+from memoire.pool.episode_memory import NamedMemory
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
@@ -58,7 +59,7 @@ def load(paths, *tables, **options):
 def episodes_of(memory):
     """A pool around a memory."""
     pool = EpisodePool(memory.schema, memory.parameters, capacity=memory.capacity)
-    pool._memory = memory
+    pool._stored.now = NamedMemory(memory, pool.owner)
     return pool
 
 
@@ -381,7 +382,7 @@ def test_what_was_put_back_and_has_left_is_not_remembered_for_ever(tmp_path):
     for _ in range(150):
         for kept in episodes_of(memory_of([5, 6, 7])).walk():
             assert pool.put_back(kept)[0] and not pool.put_back(kept)[0]
-    assert len(pool._put_back) <= 2 * pool.memory.num_episodes + 100
+    assert len(pool._stored._put_back) <= 2 * pool.memory.num_episodes + 100
 
 
 def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):

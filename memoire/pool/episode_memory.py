@@ -1,0 +1,185 @@
+"""The memory that holds a table's episodes, its name, and how many entries a limit of bytes has room for.
+
+    limit of 1 MB, entries of 100 bytes     plain columns: room for 10,000 entries
+                                            ragged columns: 5,000 entries, and 0.5 MB for their values
+
+Another number of entries is another memory, with another name. The engine locks itself; one thread at a time may call
+what changes the episodes, and any may read `now`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, ProtocolError, StaleEntry
+from memoire.replay import dataset
+from memoire.replay.dataset import KeptEpisode
+from memoire.replay.memory import MOST_ROWS, Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import _bytes
+
+from .episode_checks import CheckedEpisode
+
+ENTRY_OVERHEAD: Final = 112
+"""Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
+MOST_UNASKED: Final = 1_000_000
+"""Entries that there is room for at most where nobody said a number: their bookkeeping takes memory at once."""
+
+
+class NamedMemory(NamedTuple):
+    """The engine, and the 16 bytes by which ids call it. Numbers never come again under one name."""
+
+    memory: Memory
+    owner: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What fits into a limit of bytes.
+
+    Args:
+        capacity: Entries that are asked for; 0: as many as fit, `MOST_UNASKED` at most.
+    """
+
+    schema: Schema
+    capacity: int
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry, but for the values of ragged columns."""
+        return self.schema.entry_bytes + ENTRY_OVERHEAD
+
+    @property
+    def least_bytes(self) -> int:
+        """The least limit: for the capacity that was asked for, or one entry."""
+        return self.entry_bytes * max(1, self.capacity)
+
+    def entries(self, byte_limit: int) -> int:
+        """Entries there is room for. Raises ParameterError where the limit is too small."""
+        most = min(byte_limit // self.entry_bytes, MOST_ROWS)
+        if byte_limit < self.least_bytes:
+            expected = f"at least {self.least_bytes} for {max(1, self.capacity)} entries of {self.entry_bytes} bytes"
+            raise ParameterError("byte_limit", byte_limit, expected)
+        if self.schema.ragged:
+            most = max(1, most // 2)
+        return self.capacity or min(most, MOST_UNASKED)
+
+    def value_bytes(self, entries: int, byte_limit: int) -> int:
+        """Bytes that values of ragged columns may take beside so many entries; 0 where there are none."""
+        return max(1, byte_limit - entries * self.entry_bytes) if self.schema.ragged else 0
+
+
+class EpisodeMemory:
+    """Takes episodes in, and is replaced by a memory of another size where that is asked for.
+
+    Raises:
+        ParameterError: not one entry fits into `byte_limit`, or the room's capacity does not.
+    """
+
+    def __init__(self, room: Room, parameters: Parameters | None, byte_limit: int, seed: int | None) -> None:
+        self.room, self._seed = room, seed
+        self.byte_limit = byte_limit
+        self.now = self._make(room.entries(byte_limit), byte_limit, parameters)
+        """The memory of this moment."""
+        self._put_back: dict[int, int] = {}  # checksum of the name of each episode that came from a file: its number
+
+    def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
+        limit = self.room.value_bytes(entries, byte_limit)
+        made = Memory(self.room.schema, entries, parameters, seed=self._seed, ragged_limit=limit)
+        return NamedMemory(made, secrets.token_bytes(16))
+
+    def add(self, checked: CheckedEpisode) -> tuple[int, int]:
+        """Store a checked episode; the oldest make room. Returns how many episodes left, and entries.
+
+        Raises:
+            ProtocolError: the memory has become too small for it meanwhile.
+        """
+        memory = self.now.memory
+        with memory.held():
+            episodes, entries = memory.num_episodes, memory.num_entries
+            try:
+                dataset.put(memory, checked.episode, age=checked.age)
+            except MemoireError as error:
+                raise ProtocolError("too_large", str(error)) from error
+            return episodes + 1 - memory.num_episodes, entries + checked.samples - memory.num_entries
+
+    def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
+        """Store an episode that was walked over: see `EpisodePool.put_back`. Returns whether it was not here already,
+        and how many left.
+        """
+        name, (memory, owner) = _name_of(kept), self.now
+        number = kept.number if kept.owner == owner else self._put_back.get(name)
+        if number is not None and _has(memory, number):
+            return False, 0
+        with memory.held():
+            before = memory.num_episodes
+            number = int(dataset.put(memory, kept.episode)[0])
+            gone = before + 1 - memory.num_episodes
+        self._put_back[name] = number
+        if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
+            self._put_back = {name: number for name, number in self._put_back.items() if _has(memory, number)}
+        return True, gone
+
+    def configure(self, parameters: Parameters) -> int:
+        """Weigh and cut everything stored by new parameters; returns how many episodes `max_episode` let go."""
+        memory = self.now.memory
+        with memory.held():
+            before = memory.num_episodes
+            memory.configure(parameters)
+            return before - memory.num_episodes
+
+    def limit(self, byte_limit: int) -> int:
+        """Have room for this many bytes from now on; returns how many episodes had to go: see `EpisodePool.limit`."""
+        entries, old = self.room.entries(byte_limit), self.now.memory
+        if entries != old.capacity:
+            fresh = self._make(entries, byte_limit, old.parameters)
+            moved = _move(old, fresh.memory)
+            gone = old.num_episodes - fresh.memory.num_episodes
+            self._put_back = {name: moved[was] for name, was in self._put_back.items() if was in moved}
+            self._replace(fresh)
+        else:
+            before = old.num_episodes
+            old.limit_ragged(self.room.value_bytes(entries, byte_limit))
+            gone = before - old.num_episodes
+        self.byte_limit = byte_limit
+        return gone
+
+    def clear(self) -> int:
+        """Let all episodes go; returns how many."""
+        old = self.now.memory
+        self._put_back.clear()
+        self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
+        return old.num_episodes
+
+    def _replace(self, fresh: NamedMemory) -> None:
+        fresh.memory.saw_model(self.now.memory.newest_model)
+        self.now = fresh
+
+
+def _move(old: Memory, fresh: Memory) -> dict[int, int]:
+    """Put all episodes that have room into a fresh memory; returns the new number of each, by its old one."""
+    moved = {}
+    with old.held():
+        for number, episode in dataset.walk(old):
+            if len(episode) <= fresh.capacity:
+                with suppress(EpisodeTooLong):  # its ragged values have no room
+                    moved[number] = int(dataset.put(fresh, episode)[0])
+    return moved
+
+
+def _name_of(kept: KeptEpisode) -> int:
+    """What names an episode for ever."""
+    return _bytes.checksum(kept.owner + kept.number.to_bytes(8, "little", signed=True))
+
+
+def _has(memory: Memory, number: int) -> bool:
+    """Whether an entry is still there."""
+    try:
+        memory.weights([number])
+    except StaleEntry:
+        return False
+    return True
