@@ -296,13 +296,13 @@ class Pool:
         """
         if not 1 <= samples <= MOST_BATCH:
             raise ParameterError("batch_size", samples, f"from 1 to {MOST_BATCH}")
-        layout = self.layout
+        queues, layout = self._queues, self._queues.layout
         ready = self._ready(layout, samples, out)
         with self._waiter.lock:
             picks = self._draw(samples, self._now())
             if picks is None:
                 picks = self._await(samples, timeout or 0.0)
-            drawn_by, parameters = self.layout, self.parameters
+            drawn_by, parameters = queues.layout, queues.parameters
             beta = self._annealing.next(parameters)
         if drawn_by is not layout:  # parameters changed while waiting
             ready = self._ready(drawn_by, samples, out)

@@ -90,38 +90,65 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
         samples: At least 1.
         fraction: A random number in [0, 1), the offset of systematic sampling.
     """
-    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
-    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    if not len(rows):
+    merged = _merged(tables)
+    if merged is None or not merged.unused.sum() >= samples:
         return None
-    _, first, group = np.unique(_names(rows), return_index=True, return_inverse=True)
-    newest_first = np.lexsort((~rows["sequence"], group))
-    chosen = rows[newest_first[np.searchsorted(group[newest_first], np.arange(len(first)))]]
-    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
-    unused = np.zeros(len(first))
-    np.add.at(unused, group, able)
-    between = np.zeros(len(first))
-    np.add.at(between, group, rows["drawn_between"])
-    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
-    if not unused.sum() >= samples:
-        return None
-    weight = chosen["total_weight"] / chosen["total_weight"].max()  # sums of what clients say could overflow
-    share = shares(weight, unused, between, float(samples))
+    newest, unused = merged.newest, merged.unused
+    weight = newest["total_weight"] / newest["total_weight"].max()  # sums of what clients say could overflow
+    share = shares(weight, unused, merged.between, float(samples))
     counts = systematic_counts(share, unused, samples, fraction)
     serving = unused > 0.0
-    population = float(chosen["positives"][serving].sum())
-    chance = share * chosen["minimum"] / np.maximum(chosen["total_weight"], np.finfo(np.float64).tiny)
-    known = serving & (chosen["minimum"] > 0.0)
-    names = chosen["client"].tobytes()
-    keys = [names[16 * i : 16 * i + 16] for i in range(len(chosen))]
+    population = float(newest["positives"][serving].sum())
+    chance = share * newest["minimum"] / np.maximum(newest["total_weight"], np.finfo(np.float64).tiny)
+    known = serving & (newest["minimum"] > 0.0)
+    names = newest["client"].tobytes()
+    keys = [names[16 * i : 16 * i + 16] for i in range(len(newest))]
     return Plan(
-        counts=_split(rows, server, group, able, counts, len(tables)),
+        counts=_split(merged, counts, len(tables)),
         share=dict(zip(keys, share.tolist(), strict=True)),
-        newest=dict(zip(keys, chosen["positives"].astype(np.float64).tolist(), strict=True)),
+        newest=dict(zip(keys, newest["positives"].astype(np.float64).tolist(), strict=True)),
         population=population,
         left_out=1.0 - float(weight[serving].sum() / weight.sum()),
         rarest=population * float(chance[known].min()) if known.any() else np.inf,
     )
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """The clients of all servers: C of them, in R rows."""
+
+    rows: NDArray[np.void]
+    """[R] of `messages.CLIENT_SUMS`."""
+    server: NDArray[np.int64]
+    """[R] whose row it is."""
+    client: NDArray[np.int64]
+    """[R] which client's."""
+    able: NDArray[np.float64]
+    """[R] samples that the server can give of the client; inf: any number."""
+    newest: NDArray[np.void]
+    """[C] the row with the client's newest sums."""
+    unused: NDArray[np.float64]
+    """[C] u_c over all servers; 0 for clients that nothing can be drawn from."""
+    between: NDArray[np.float64]
+    """[C] D_c over all servers."""
+
+
+def _merged(tables: Sequence[NDArray[np.void]]) -> _Merged | None:
+    """Each client once; None where there are no rows."""
+    rows = np.concatenate([np.asarray(table) for table in tables]) if len(tables) else np.empty(0, CLIENT_SUMS)
+    server = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    if not len(rows):
+        return None
+    _, first, client = np.unique(_names(rows), return_index=True, return_inverse=True)
+    newest_first = np.lexsort((~rows["sequence"], client))
+    chosen = rows[newest_first[np.searchsorted(client[newest_first], np.arange(len(first)))]]
+    able = np.where(rows["flags"] & 1, np.where(rows["reserved"] > 0, np.inf, 0.0), rows["reserved"].astype(np.float64))
+    unused = np.zeros(len(first))
+    np.add.at(unused, client, able)
+    between = np.zeros(len(first))
+    np.add.at(between, client, rows["drawn_between"])
+    unused[~((chosen["total_weight"] > 0.0) & (chosen["positives"] > 0))] = 0.0
+    return _Merged(rows, server, client, able, chosen, unused, between)
 
 
 def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -129,21 +156,15 @@ def _names(rows: NDArray[np.void]) -> NDArray[np.void]:
     return np.ascontiguousarray(rows["client"]).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
 
 
-def _split(
-    rows: NDArray[np.void],
-    server: NDArray[np.int64],
-    group: NDArray[np.int64],
-    able: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    servers: int,
-) -> list[NDArray[np.void]]:
-    """Each client's count over the servers that hold some of it, first come first served."""
-    left, asked = counts.copy(), np.zeros(len(rows), np.int64)
+def _split(merged: _Merged, counts: NDArray[np.int64], servers: int) -> list[NDArray[np.void]]:
+    """Each client's count [C] over the servers that hold some of it, first come first served: a table for each."""
+    left, asked = counts.copy(), np.zeros(len(merged.rows), np.int64)
     for i in range(servers):
-        here = np.flatnonzero(server == i)
-        asked[here] = np.minimum(left[group[here]], able[here]).astype(np.int64)
-        left[group[here]] -= asked[here]
-    return [_wanted(rows, asked, np.flatnonzero((server == i) & (asked > 0))) for i in range(servers)]
+        here = np.flatnonzero(merged.server == i)
+        client = merged.client[here]
+        asked[here] = np.minimum(left[client], merged.able[here]).astype(np.int64)
+        left[client] -= asked[here]
+    return [_wanted(merged.rows, asked, np.flatnonzero((merged.server == i) & (asked > 0))) for i in range(servers)]
 
 
 def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.void]:
