@@ -24,9 +24,8 @@ from memoire.dashboard.collect.verdict import Signs, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
-from memoire.pool.freshness import BOUNDS
-from memoire.wire.identity import name_hash
-from memoire.wire.rows import ACCOUNT
+from memoire.server.timings import BOUNDS
+from memoire.wire import messages
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 

@@ -8,10 +8,10 @@ import typing
 import pytest
 
 from memoire.client.stats import ClientStats
-from memoire.pool.freshness import BOUNDS, Timing
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.reader import ReaderStats
 from memoire.server.server import ServerStats
+from memoire.server.timings import BOUNDS, Timing
 
 metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 

@@ -12,8 +12,10 @@ import pytest
 
 import memoire
 from memoire.nodes.http import NodePages
-from memoire.pool.freshness import BOUNDS, Looks, Timings, recent, spread
+from memoire.pool.freshness import Looks
 from memoire.replay.batch import Gathered
+from memoire.server.reported import recent, spread
+from memoire.server.timings import BOUNDS, Timings
 from memoire.wire.messages import Ended
 from netkit import SCHEMA, record, until
 

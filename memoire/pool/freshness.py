@@ -1,13 +1,10 @@
-"""Figures that are read by whoever watches, and cost little to keep: durations in buckets, how fresh drawn samples are,
-what the newest episodes returned. Pure.
+"""How fresh drawn samples are: their ages and weights, and how many models ago they were recorded. A batch is looked at
+now and then, so that it costs little.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
 import threading
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,53 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.replay.batch import Gathered
-from memoire.wire.messages import Ended
 
-BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds: upper ends of the buckets of a duration; one more has no end."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at how fresh a batch is."""
 PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Parts of a batch whose greatest age and weight are kept."""
-NEWEST = 100
-"""Episodes that `recent` speaks of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Durations of one kind."""
-
-    seconds: float
-    """In all."""
-    counts: tuple[int, ...]
-    """In each bucket: up to each of `bounds`, and beyond."""
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper ends of the buckets, in seconds."""
-        return BOUNDS
-
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return sum(self.counts)
-
-
-class Timings:
-    """Durations by kind. One thread adds; any thread reads."""
-
-    def __init__(self, kinds: Iterable[str]) -> None:
-        self._seconds = dict.fromkeys(kinds, 0.0)
-        self._counts = {kind: [0] * (len(BOUNDS) + 1) for kind in self._seconds}
-
-    def saw(self, kind: str, seconds: float) -> None:
-        """Count a duration."""
-        self._seconds[kind] += seconds
-        self._counts[kind][bisect.bisect_left(BOUNDS, seconds)] += 1
-
-    def now(self) -> dict[str, Timing]:
-        """What was counted so far."""
-        return {kind: Timing(seconds, tuple(self._counts[kind])) for kind, seconds in self._seconds.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,46 +81,3 @@ class Looks:
 
 def _quantiles(values: NDArray[Any]) -> tuple[float, ...]:
     return tuple(float(value) for value in np.quantile(values, PARTS))
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """The newest closed episodes: at most `NEWEST`."""
-
-    count: int = 0
-    return_mean: float | None = None
-    return_min: float | None = None
-    return_max: float | None = None
-    length_mean: float | None = None
-
-
-def recent(ended: Iterable[Ended]) -> Recent:
-    """What these episodes show."""
-    newest = list(ended)[-NEWEST:]
-    if not newest:
-        return Recent()
-    returns, lengths = [each.returned for each in newest], [each.length for each in newest]
-    mean = math.fsum(returns) / len(newest)
-    return Recent(len(newest), mean, min(returns), max(returns), sum(lengths) / len(newest))
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """One figure as many clients report it."""
-
-    count: int
-    mean: float
-    least: float
-    greatest: float
-
-
-def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, Spread]:
-    """Each name's values over all reports; of more than `most` names the first ones in their order."""
-    found: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report.items():
-            found.setdefault(name, []).append(value)
-    return {
-        name: Spread(len(values), math.fsum(values) / len(values), min(values), max(values))
-        for name, values in sorted(found.items())[:most]
-    }

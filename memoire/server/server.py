@@ -48,7 +48,6 @@ from memoire.net.sockets import Context, Socket
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.freshness import NEWEST, Recent, Spread, Timing, Timings, recent, spread
 from memoire.pool.interface import AnyPool
 from memoire.pool.tables import OpenTable, Storage, Table, Tables, checked, shared_out
 from memoire.replay.batch import Batch
@@ -72,7 +71,9 @@ from memoire.wire.identity import DEFAULT_TABLE, NEWS_FRAME, table_number
 from .dispatch import Desk, Reply
 from .io_snapshots import Archive, Snapshot
 from .learners import LearnerStats, merged
+from .reported import NEWEST, Recent, Spread, recent, spread
 from .table_handle import ADVICE, TableHandle, TableStats
+from .timings import Timing, Timings
 
 _log = logging.getLogger(__name__)
 

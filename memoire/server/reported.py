@@ -1,0 +1,55 @@
+"""What clients report of their newest episodes and of figures of their own, over all of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from memoire.wire.messages import Ended
+
+NEWEST = 100
+"""Episodes that `recent` speaks of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The newest closed episodes: at most `NEWEST`."""
+
+    count: int = 0
+    return_mean: float | None = None
+    return_min: float | None = None
+    return_max: float | None = None
+    length_mean: float | None = None
+
+
+def recent(ended: Iterable[Ended]) -> Recent:
+    """What these episodes show."""
+    newest = list(ended)[-NEWEST:]
+    if not newest:
+        return Recent()
+    returns, lengths = [each.returned for each in newest], [each.length for each in newest]
+    mean = math.fsum(returns) / len(newest)
+    return Recent(len(newest), mean, min(returns), max(returns), sum(lengths) / len(newest))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure as many clients report it."""
+
+    count: int
+    mean: float
+    least: float
+    greatest: float
+
+
+def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, Spread]:
+    """Each name's values over all reports; of more than `most` names the first ones in their order."""
+    found: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: Spread(len(values), math.fsum(values) / len(values), min(values), max(values))
+        for name, values in sorted(found.items())[:most]
+    }
