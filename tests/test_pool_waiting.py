@@ -6,8 +6,8 @@ import time
 import pytest
 
 from memoire.errors import Closed
-from memoire.pool.presence import Presence
-from memoire.pool.waiting import EXPIRY_INTERVAL, Waiter
+from memoire.pool.presence import EXPIRY_INTERVAL, Presence
+from memoire.pool.waiting import Waiter
 
 
 def test_a_wait_whose_deadline_has_passed_ends_at_once_and_counts_nobody() -> None:

@@ -40,11 +40,12 @@ from ._draw import Picks
 from .draw import MOST_BATCH, Pooled, gathered_from
 from .inspection import Distribution, Peeked
 from .interface import DEFAULTS
+from .presence import EXPIRY_INTERVAL
 from .queues import CacheQueues
 from .readers import Readers, check_count
 from .snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient
 from .stats import PoolStats
-from .waiting import EXPIRY_INTERVAL, Waiter
+from .waiting import Waiter
 
 
 class Pool:
@@ -401,8 +402,14 @@ class Pool:
         """A frozen picture of the pool."""
         with self._waiter.lock:
             held, counted = self._queues.held, asdict(self._queues.counts)
-            counted["drawn"] = held.drawn
-            return PoolStats(len(held), held.caches, held.nbytes, held.unused, held.held, **counted)
+            return PoolStats(
+                clients=len(held),
+                caches=held.caches,
+                bytes=held.nbytes,
+                unused=held.unused,
+                held=held.held,
+                **counted | {"drawn": held.drawn},
+            )
 
     def close(self) -> None:
         """Wake everyone who waits (they raise Closed) and let all caches go. Closing again does nothing."""

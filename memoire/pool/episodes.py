@@ -80,7 +80,7 @@ class EpisodePool:
     ) -> None:
         room = Room(schema, whole("capacity", capacity, 0, MOST_ROWS))
         self._clock = clock
-        self._rng = random.Random()
+        self._rng = random.Random()  # of looks; any thread may draw a number
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
         self._stored = EpisodeMemory(room, parameters, byte_limit, seed)
         self._waiter = Waiter()
@@ -407,7 +407,14 @@ class EpisodePool:
             entries, episodes, positives = memory.num_entries, memory.num_episodes, memory.num_positive
         held_bytes = entries * self._stored.room.entry_bytes + memory.ragged_bytes
         with self._waiter.lock:
-            return PoolStats(len(self._clients), episodes, held_bytes, positives, entries, **asdict(self._counts))
+            return PoolStats(
+                clients=len(self._clients),
+                caches=episodes,
+                bytes=held_bytes,
+                unused=positives,
+                held=entries,
+                **asdict(self._counts),
+            )
 
     def close(self) -> None:
         """Wake everyone who waits (they raise Closed). Closing again does nothing."""

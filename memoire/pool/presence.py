@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .waiting import EXPIRY_INTERVAL
+from typing import Final
+
+EXPIRY_INTERVAL: Final = 1.0
+"""Seconds between two looks for silent clients and readers."""
 
 
 class Presence:

@@ -13,12 +13,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Final
 
 from memoire.errors import Closed
-
-EXPIRY_INTERVAL: Final = 1.0
-"""Seconds between two looks for silent clients and readers."""
 
 
 class Waiter:
