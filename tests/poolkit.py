@@ -7,8 +7,9 @@ import numpy as np
 import containers
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
-from memoire.wire.container import Head, Part
+from memoire.wire.layout import layout_of
+from memoire.wire.pack import Head
+from memoire.wire.parts import Part
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32})
 PLAIN = Parameters(importance_exponent=1.0)
@@ -30,7 +31,7 @@ def cache_of(
     """A checked cache of samples that are numbered from `first`, of a memory with this total weight."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.ones(samples)}
     head = Head(parameters.multi_step, total, 50, 0.5)
-    layout = container.layout_of(SCHEMA, parameters)
+    layout = layout_of(SCHEMA, parameters)
     return containers.make(layout, samples, seed=seed, head=head, replace=replace).held()
 
 

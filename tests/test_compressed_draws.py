@@ -61,9 +61,9 @@ def pool_of(parameters: Parameters) -> Pool:
 def far_away(made: Pool, compression: str) -> tuple[Any, Any]:
     """A batch as a reader puts it together, and the bytes that crossed."""
     chosen = pooled_draw.plan([made.reserve(READER, 40)], 40, 0.5)
-    layout = container.layout_of(SCHEMA, made.parameters, Kind.DRAWN)
+    layout = layout_of(SCHEMA, made.parameters, Kind.DRAWN)
     payload = made.draw_counts(READER, chosen.counts[0], compression=compression)
-    held = container.check(payload, layout)
+    held = unpack.check(payload, layout)
     return pooled_draw.finish(chosen, [held], layout, made.parameters, seed=3, beta=0.4).gathered, payload
 
 

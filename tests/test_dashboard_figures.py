@@ -7,7 +7,8 @@ from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.node_state import Answer
 from memoire.dashboard.settings import Settings
 from memoire.server.timings import BOUNDS
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 
 A, B = "http://a:1", "http://b:1"
 FRESH = {"age_median": 1.0, "age_p90": 5.0, "age_max": 9.0, "lag_mean": 2.0, "lag_max": 7.0, "left_out": 0.3, "effective": 0.9}  # fmt: skip

@@ -25,7 +25,8 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
 from memoire.server.timings import BOUNDS
-from memoire.wire import messages
+from memoire.wire.identity import name_hash
+from memoire.wire.rows import ACCOUNT
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
 

@@ -16,7 +16,10 @@ from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
-from memoire.wire import container, messages
+from memoire.wire import unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind
+from memoire.wire.rows import CLIENT_COUNTS
 
 SCHEMA = Schema({"obs": (np.float32, (3,)), "reward": np.float32})
 RAGGED = Schema({"obs": Column(np.float32, (None, 3), "state"), "reward": np.float32})
@@ -159,7 +162,7 @@ def test_a_new_longest_episode_lets_the_longer_ones_go() -> None:
 
 
 def counts_of(owner: bytes, count: int) -> Any:
-    rows = np.zeros(2, messages.CLIENT_COUNTS)
+    rows = np.zeros(2, CLIENT_COUNTS)
     rows["client"][0], rows["count"] = np.frombuffer(owner, "<u8"), count
     return rows
 
@@ -188,9 +191,9 @@ def test_a_reader_is_told_of_the_memory_as_of_one_client() -> None:
 
 def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     now = stored(5, 6).now
-    layout = container.layout_of(SCHEMA, now.memory.parameters, container.Kind.DRAWN)
+    layout = layout_of(SCHEMA, now.memory.parameters, Kind.DRAWN)
     payload, drawn = drawn_for(now, counts_of(now.owner, 7), now=0.0, compression="none")
-    assert drawn == 7 and container.check(payload, layout).samples == 7
+    assert drawn == 7 and unpack.check(payload, layout).samples == 7
     nothing = (None, 0)
     assert drawn_for(now, counts_of(b"x" * 16, 7), now=0.0, compression="none") == nothing
     assert drawn_for(stored().now, counts_of(now.owner, 7), now=0.0, compression="none") == nothing

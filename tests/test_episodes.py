@@ -552,8 +552,8 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     assert planned is not None
     (counts,) = planned.counts
     payload = made.draw_counts(b"r" * 16, counts, now=7.0)
-    layout = container.layout_of(SCHEMA, parameters, container.Kind.DRAWN)
-    held = container.check(payload, layout)
+    layout = layout_of(SCHEMA, parameters, Kind.DRAWN)
+    held = unpack.check(payload, layout)
     drawn = finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == made.owner * 64
@@ -621,7 +621,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         planned = plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
         assert planned is not None
         parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
-        held = [container.check(part, layout) for part in parts]
+        held = [unpack.check(part, layout) for part in parts]
         drawn = finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())

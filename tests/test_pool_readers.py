@@ -10,7 +10,7 @@ from memoire.pool import readers
 from memoire.pool.queues import CacheQueues
 from memoire.pool.readers import Readers
 from memoire.replay.parameters import Parameters
-from memoire.wire import messages
+from memoire.wire.rows import CLIENT_COUNTS
 from poolkit import PLAIN, SCHEMA, cache_of, name
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -26,7 +26,7 @@ def made(*counts: int, parameters: Parameters = PLAIN) -> tuple[CacheQueues, Rea
 
 
 def counts_of(*wanted: tuple[int, int]) -> np.ndarray:
-    rows = np.zeros(len(wanted), messages.CLIENT_COUNTS)
+    rows = np.zeros(len(wanted), CLIENT_COUNTS)
     for row, (client, count) in zip(rows, wanted, strict=True):
         row["client"], row["count"] = np.frombuffer(name(client), "<u8"), count
     return rows

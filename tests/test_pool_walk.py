@@ -4,7 +4,8 @@ import math
 
 from memoire.pool.queues import CacheQueues
 from memoire.pool.snapshot import CacheRestore, CacheWalk, KeptCache, KeptClient
-from memoire.wire import container
+from memoire.wire import unpack
+from memoire.wire.layout import layout_of
 from poolkit import PLAIN, SCHEMA, cache_of, name
 
 
@@ -72,7 +73,7 @@ def test_a_walk_ends_where_caches_of_another_form_are_held() -> None:
 
 
 def put_back(restore: CacheRestore, client: KeptClient, kept: KeptCache, **options: object) -> tuple[bool, int]:
-    held = container.check(kept.payload, container.layout_of(SCHEMA, PLAIN))
+    held = unpack.check(kept.payload, layout_of(SCHEMA, PLAIN))
     return restore.put_back(client, held, **{"age": kept.age, "stays": True, "now": 50.0} | options)
 
 

@@ -93,11 +93,11 @@ def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
 def test_what_a_reader_draws_is_what_the_pool_holds(parameters) -> None:
     memory = filled(parameters)
     pool = Pool(SCHEMA, parameters, seed=1)
-    pool.add(b"client-number-01", 1, container.check(container.build(memory, 60, now=1.0), pool.layout))
-    layouts = [container.layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
+    pool.add(b"client-number-01", 1, unpack.check(pack.build(memory, 60, now=1.0), pool.layout))
+    layouts = [layout_of(SCHEMA, parameters, kind) for kind in (Kind.CACHE, Kind.DRAWN)]
     client = next(iter(pool._queues.held))
     picks = pool._queues.held.take(layouts[0].core, b"reader", [(client, 25)], True)
-    drawn = container.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
+    drawn = unpack.check(picked.pack_drawn(picks, *layouts, now=2.0), layouts[1])
     one = np.ones(1)
     assembled = _draw.assemble(layouts[1].core, [drawn], [one], [one], 1.0, 0.0, 1.0, 7)
     gathered = layouts[1].allocate(assembled.size)

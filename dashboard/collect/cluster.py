@@ -14,8 +14,7 @@ import numpy as np
 
 from memoire.accounting.ledger import Totals
 from memoire.dashboard.settings import Settings
-from memoire.server.timings import BOUNDS
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 
 from .actors import ActorList
 from .answers import ActorRow, EpisodeRow, Overview

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memoire.accounting.ledger import Totals
-from memoire.pool.freshness import BOUNDS
+from memoire.server.timings import BOUNDS
 
 from .answers import Latency, LearnerRow, Rates
 from .learners import embedded, waited

@@ -13,10 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from memoire.net.curve_server import REASONS as PEERS
-from memoire.net.sockets import library_version
 from memoire.server.timings import Timing
-from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.refusals import CODES
 

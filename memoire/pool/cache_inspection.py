@@ -15,8 +15,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.wire import container
+from memoire.wire import unpack
 from memoire.wire._container import HeldCache
+from memoire.wire.layout import Layout
+from memoire.wire.parts import Part
 
 from . import picked
 from ._draw import HeldClient, HeldPool
@@ -106,8 +108,8 @@ def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int
     found = []
     for held in caches:
         left = slice(0 if reuse else held.drawn, None)
-        weights = np.frombuffer(held.part(container.Part.WEIGHT), "<f8")[left]
-        ages = np.frombuffer(held.part(container.Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
+        weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")[left]
+        ages = np.frombuffer(held.part(Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
         found.append((weights, weights / held.total_weight, ages))
     return _LookedAt(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
 
@@ -116,7 +118,7 @@ class ChosenSample(NamedTuple):
     """A cache out of which a sample is shown, and what is known of its client."""
 
     cache: HeldCache
-    layout: container.Layout
+    layout: Layout
     client: bytes
     sums: tuple[int, float, float, float]
     """The client's newest: sequence, total_weight, positives, minimum."""
@@ -158,7 +160,7 @@ def copied(chosen: ChosenSample, beta: float) -> Peeked:
     alone, owner = HeldPool(chosen.seed), HeldClient(chosen.client)
     owner.hear(*chosen.sums)
     alone.enter(owner)
-    alone.push(owner, container.copy_of(chosen.cache, layout))
+    alone.push(owner, unpack.copy_of(chosen.cache, layout))
     picks = alone.draw(layout.core, 1, True)
     assert picks is not None, "a held cache has a sample"
     gathered = layout.allocate(1)

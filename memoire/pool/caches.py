@@ -32,8 +32,10 @@ from memoire.replay.batch import Gathered, place
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.wire import container, messages
+from memoire.wire import messages, unpack
 from memoire.wire._container import HeldCache
+from memoire.wire.layout import Layout
+from memoire.wire.parts import Payload
 
 from . import cache_inspection, picked
 from ._draw import Picks
@@ -94,7 +96,7 @@ class Pool:
         return self._queues.schema
 
     @property
-    def layout(self) -> container.Layout:
+    def layout(self) -> Layout:
         """What a cache must be like: for `container.check`."""
         return self._queues.layout
 
@@ -131,7 +133,7 @@ class Pool:
         """A received cache, completely checked: see `unpack.check`. Raises ProtocolError."""
         if not isinstance(body, messages.Cache):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds caches")
-        return container.check(payload, self.layout, limits, checksum=checksum)
+        return unpack.check(payload, self.layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
         """Hold a checked cache, overwriting old ones where there is no room; its sums count if they are newest.

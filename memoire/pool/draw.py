@@ -15,9 +15,10 @@ from memoire.errors import ProtocolError
 from memoire.replay.batch import Batch, Gathered
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
 from memoire.wire._container import HeldCache
-from memoire.wire.messages import CLIENT_COUNTS, CLIENT_SUMS
+from memoire.wire.layout import Layout
+from memoire.wire.parts import Part
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
 from . import picked
 from ._draw import Picks, assemble, shares, systematic_counts
@@ -44,7 +45,7 @@ class Pooled:
 
 def gathered_from(
     picks: Picks,
-    layout: container.Layout,
+    layout: Layout,
     parameters: Parameters,
     beta: float,
     gathered: Gathered,
@@ -176,7 +177,7 @@ def _wanted(rows: NDArray[np.void], asked: NDArray[np.int64], here: NDArray[np.i
 def finish(
     made: Plan,
     drawn: Sequence[HeldCache],
-    layout: container.Layout,
+    layout: Layout,
     parameters: Parameters,
     seed: int,
     beta: float,
@@ -191,7 +192,7 @@ def finish(
     """
     shares, newest = [], []
     for held in drawn:
-        ids = held.part(container.Part.OWNERS)
+        ids = held.part(Part.OWNERS)
         owners = [ids[i : i + 16] for i in range(0, len(ids), 16)]
         if not all(made.share.get(owner, 0.0) > 0.0 for owner in owners):
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")

@@ -14,7 +14,9 @@ from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import reward_size
 from memoire.replay.schema import Schema, is_finite
-from memoire.wire import container, messages
+from memoire.wire import messages, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ def checked_episode(
     if not isinstance(body, messages.Episode):
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
     schema, capacity = memory.schema, memory.capacity
-    layout = container.layout_of(schema, memory.parameters, container.Kind.EPISODE, final=body.has_final)
-    held = container.check(payload, layout, limits, checksum=checksum)
+    layout = layout_of(schema, memory.parameters, Kind.EPISODE, final=body.has_final)
+    held = unpack.check(payload, layout, limits, checksum=checksum)
     entries = int(held.samples)
     if entries > capacity:
         raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")
-    rows = container.read_episode(held, layout)
+    rows = unpack.read_episode(held, layout)
     _check_finite(schema, rows.columns, rows.final)
     episode = dataset.Episode(
         columns=rows.columns,

@@ -19,8 +19,9 @@ from memoire import _core
 from memoire.errors import EmptyMemory, UsedUp
 from memoire.replay.batch import ID, Gathered
 from memoire.replay.parameters import Parameters
-from memoire.wire import container
-from memoire.wire.messages import CLIENT_SUMS
+from memoire.wire import pack
+from memoire.wire.parts import Payload
+from memoire.wire.rows import CLIENT_SUMS
 
 from .draw import Pooled
 from .episode_memory import NamedMemory
@@ -108,7 +109,7 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 
 def drawn_for(
     named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str
-) -> tuple[container.Payload | None, int]:
+) -> tuple[Payload | None, int]:
     """The payload of a DRAWN message for rows of `messages.CLIENT_COUNTS`, and how many samples are in it; None where
     there is nothing, or nothing of this memory was asked for.
 
@@ -125,6 +126,6 @@ def drawn_for(
         if not (wanted and memory.num_positive):
             return None, 0
         try:
-            return container.build_drawn(memory, named.owner, wanted, now=now, compression=compression), wanted
+            return pack.build_drawn(memory, named.owner, wanted, now=now, compression=compression), wanted
         except EmptyMemory:  # entries have become too old since
             return None, 0

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from memoire.limits import Limits
 from memoire.replay.batch import Gathered
 from memoire.replay.parameters import Parameters
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.parts import Payload
 
 from .draw import Pooled
 from .inspection import Distribution, Peeked
@@ -109,7 +110,7 @@ class Drawable(Protocol):
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
-    ) -> container.Payload | None:
+    ) -> Payload | None:
         """The payload of a DRAWN message, for rows of `messages.CLIENT_COUNTS`; None where nothing was there."""
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:

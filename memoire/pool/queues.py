@@ -14,8 +14,9 @@ import math
 from memoire.errors import ProtocolError
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
 from memoire.wire._container import HeldCache
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import Kind
 
 from ._draw import HeldClient, HeldPool, Picks
 from .stats import PoolCounts
@@ -46,9 +47,9 @@ class CacheQueues:
         parameters.check_for(self.schema)
         self.parameters = parameters
         self.held.limit(parameters.max_times_sampled)
-        self.layout = container.layout_of(self.schema, parameters)
+        self.layout = layout_of(self.schema, parameters)
         """What a cache must be like."""
-        self.drawn_layout = container.layout_of(self.schema, parameters, container.Kind.DRAWN)
+        self.drawn_layout = layout_of(self.schema, parameters, Kind.DRAWN)
 
     @property
     def is_limited(self) -> bool:

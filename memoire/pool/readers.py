@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.errors import ParameterError, ProtocolError
-from memoire.wire.messages import CLIENT_SUMS
+from memoire.wire.rows import CLIENT_SUMS
 
 from ._draw import Picks
 from .presence import Presence
