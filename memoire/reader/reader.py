@@ -1,9 +1,9 @@
 """The reader: a learner's batches from any number of servers, drawn as if from all clients' memories at once.
 
     each server says   who its clients are, what they weigh, and how many samples it keeps for this reader
-    the reader decides how many samples of which client (pool.plan: the rule that a server follows for itself)
+    the reader decides how many samples of which client (draw.plan: the rule that a server follows for itself)
     each server sends  those samples, and what it says now
-    the reader weighs  them together and shuffles (pool.finish)
+    the reader weighs  them together and shuffles (draw.finish)
 
 Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
 samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_AFTER` for it, or
