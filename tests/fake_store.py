@@ -13,8 +13,8 @@ from memoire.accounting.journal import Group
 from memoire.accounting.kept_accounts import StoredAccounts
 from memoire.accounting.packing import Packing, Words
 from memoire.accounting.runs import FolderStats
-from memoire.storage.database import LAST, pack_accounts
-from memoire.wire.identity import name_hash
+from memoire.storage.records import LAST, pack_accounts
+from memoire.wire.messages import name_hash
 
 
 class Disk:

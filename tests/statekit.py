@@ -1,6 +1,7 @@
 """What the tests of a state folder share: a server's side of it in a few lines, and things to save."""
 
 import os
+import struct
 import tempfile
 import threading
 import warnings
@@ -168,6 +169,11 @@ def contents(store, run=RUN):
         "inherited": inherited(store, run),
         "settings": store.settings(),
     }
+
+
+def transactions(folder):
+    """How many the folder says that its database has had."""
+    return struct.unpack_from("<Q", (folder / "committed").read_bytes(), 8)[0]
 
 
 def text_of_log(folder):

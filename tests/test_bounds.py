@@ -15,7 +15,7 @@ from memoire.pool.caches import Pool
 from memoire.proxy import proxy
 from memoire.replay.batch import ID, td_errors_for
 from memoire.server.dispatch import MOST_UPLOADS
-from memoire.storage import database, snapshot, snapshot_file
+from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
 from memoire.wire import messages
 from poolkit import PLAIN, SCHEMA, Clock, name
 from test_desk import Asker, arrive, cache_of, desk, told  # noqa: F401  fixtures
@@ -143,33 +143,33 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
 
 def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
     (kept,) = episodes_of(memory_of([1])).walk()
-    record = snapshot.pack(kept, 0, STATES)
-    assert snapshot.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (1, 3)
+    record = packed_episodes.pack(kept, 0, STATES)
+    assert packed_episodes.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (1, 3)
     weightless = changed(record.body, multiplier=0.0)
-    assert snapshot.unpack(weightless, record.payload, STATES).episode.multiplier == 0.0
+    assert packed_episodes.unpack(weightless, record.payload, STATES).episode.multiplier == 0.0
     for multiplier in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ProtocolError):
-            snapshot.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
+            packed_episodes.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
     with pytest.raises(ProtocolError):
-        snapshot.unpack(snapshot_file.Episode(owner=b"", number=1, length=0), record.payload, STATES)
+        packed_episodes.unpack(snapshot_file.Episode(owner=b"", number=1, length=0), record.payload, STATES)
 
 
 @pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])
 def test_a_file_that_another_program_holds_is_busy(code, is_busy):
     error = sqlite3.OperationalError("words")
-    assert not database.is_busy(error)
+    assert not disk_errors.is_busy(error)
     error.sqlite_errorcode = code | 2 << 8  # an extended code
-    assert database.is_busy(error) is is_busy
+    assert disk_errors.is_busy(error) is is_busy
 
 
 @pytest.mark.parametrize(("count", "is_taken"), [(0, True), (5, True), (2**53 - 1, True), (2**53, False)])
 def test_a_number_of_lines_is_one_that_can_be(count, is_taken):
-    packed = database._COUNT.pack(count)
+    packed = records._COUNT.pack(count)
     if is_taken:
-        assert database.count_of(packed) == count
+        assert records.count_of(packed) == count
     else:
         with pytest.raises(ValueError, match="lines"):
-            database.count_of(packed)
+            records.count_of(packed)
 
 
 def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():

@@ -20,7 +20,7 @@ from memoire.pool.readers import MOST_READERS
 from memoire.replay.limiter import MOST_HUNGRY
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.storage import database, snapshot
+from memoire.storage import records, snapshot
 from memoire.storage.snapshot_file import Client, Episode, Record
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Ended, Update
@@ -183,8 +183,8 @@ def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):
     victim = tmp_path / "victim.00000001.log"
     victim.write_text("precious")
     rows = state_file._template()
-    place = next(i for i, (kind, _, _) in enumerate(rows) if kind == database.SEGMENT)
-    segment = msgspec.msgpack.decode(rows[place][2], type=database.Segment)
+    place = next(i for i, (kind, _, _) in enumerate(rows) if kind == records.SEGMENT)
+    segment = msgspec.msgpack.decode(rows[place][2], type=records.Segment)
     for name in ("../../victim.00000001.log", "/" + "x" * 10, str(victim), "log\0.00000001.log"):
         body = msgspec.msgpack.encode(replace(segment, name=name))
         assert state_file.one(bytes([place]) + body) == "refused"

@@ -23,11 +23,9 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
-from memoire.storage import snapshot, snapshot_file
+from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes, unpack
-from memoire.wire.parts import Part
-from memoire.wire.rows import ACCOUNT
+from memoire.wire import _bytes, container, messages
 from poolkit import PLAIN, SCHEMA, name
 from test_pool import made, pool_of
 
@@ -48,12 +46,12 @@ def table(pool, title="default", storage="caches"):
 
 def save(path, *tables, server="home"):
     about = snapshot.about(tables, server=server, run="ant")
-    rows = np.empty(0, ACCOUNT)
+    rows = np.empty(0, messages.ACCOUNT)
     return snapshot_file.write(path, about, snapshot.records(tables, "ant", False, rows))
 
 
 def load(paths, *tables, **options):
-    return snapshot.restore(paths, tables, limits=LIMITS, **options)
+    return restore.restore(paths, tables, limits=LIMITS, **options)
 
 
 def episodes_of(memory):
@@ -244,7 +242,7 @@ def test_caches_grow_older_in_a_file(tmp_path):
         pool.add(name(0), first, made(5, first=first))
         now[0] += 3.0
     about = snapshot.about([table(pool)], server="a", run="b", taken=1000.0)
-    rows = np.empty(0, ACCOUNT)
+    rows = np.empty(0, messages.ACCOUNT)
     snapshot_file.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
     again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
     load([tmp_path / "a"], table(again), now=1010.0)
@@ -361,7 +359,7 @@ def test_episodes_of_states_of_any_length_come_back(tmp_path):
             np.testing.assert_array_equal(one.final_state["set"], other.final_state["set"])
     for payload in (b"x" * 100, b"\xff" * 1000):
         with pytest.raises(ProtocolError):
-            snapshot.unpack(snapshot_file.Episode(owner=b"", number=1, length=2), payload, schema)
+            packed_episodes.unpack(snapshot_file.Episode(owner=b"", number=1, length=2), payload, schema)
 
 
 def test_no_episode_is_held_twice(tmp_path):
@@ -394,8 +392,8 @@ def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_pat
 
 def test_an_episode_that_cannot_be_is_refused():
     (kept,) = episodes_of(memory_of([5])).walk()
-    record = snapshot.pack(kept, 0, STATES)
-    assert snapshot.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (5, 3)
+    record = packed_episodes.pack(kept, 0, STATES)
+    assert packed_episodes.unpack(record.body, record.payload, STATES).episode.columns["obs"].shape == (5, 3)
     broken = bytearray(record.payload)
     broken[0:4] = np.float32(np.nan).tobytes()
     for body, payload in [
@@ -407,7 +405,7 @@ def test_an_episode_that_cannot_be_is_refused():
         (snapshot_file.Episode(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
     ]:
         with pytest.raises(ProtocolError):
-            snapshot.unpack(body, payload, STATES)
+            packed_episodes.unpack(body, payload, STATES)
 
 
 # ---------------------------------------------------------------------------------------------------- what fits not
@@ -446,8 +444,8 @@ def test_paths_are_a_list(paths):
 
 
 def test_parts_are_the_same_for_ever():
-    assert [snapshot.part_of(name(i), 7) for i in range(8)] == [_bytes.checksum(name(i)) % 7 for i in range(8)]
-    assert [snapshot.part_of(name(i), 5) for i in range(6)] == [4, 2, 4, 1, 1, 3]
+    assert [restore.part_of(name(i), 7) for i in range(8)] == [_bytes.checksum(name(i)) % 7 for i in range(8)]
+    assert [restore.part_of(name(i), 5) for i in range(6)] == [4, 2, 4, 1, 1, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------- damage

@@ -28,6 +28,7 @@ from statekit import (
     own_accounts,
     rows,
     text_of_log,
+    transactions,
 )
 
 # ---------------------------------------------------------------------------------------------- what comes back
@@ -125,19 +126,19 @@ class Watched(list):
 
 def test_what_gathers_while_a_group_is_saved_is_the_next_group(tmp_path):
     with Keeper(tmp_path) as keeper:
-        groups = keeper.store.saved_groups
+        before = transactions(tmp_path)
         keeper.hold.clear()
         tickets = [keeper.post(accounts=[account(client, 1)]) for client in CLIENTS for _ in range(5)]
         keeper.hold.set()
         until(lambda: set(tickets) <= set(keeper.acknowledged))
-        assert keeper.store.saved_groups - groups <= 2
+        assert transactions(tmp_path) - before <= 2
 
 
 def test_a_group_of_tickets_alone_is_acknowledged_without_touching_the_disk(tmp_path):
     with Keeper(tmp_path) as keeper:
-        groups = keeper.store.saved_groups
+        before = transactions(tmp_path)
         keeper.save()
-        assert keeper.store.saved_groups == groups
+        assert transactions(tmp_path) == before
 
 
 def test_what_nobody_waits_for_is_saved_soon(tmp_path):
@@ -224,7 +225,7 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
 
 def test_a_closed_folder_is_free_though_a_child_has_not_yet_closed_what_it_was_forked_with(tmp_path):
     keeper = filled(tmp_path)
-    still_open = os.dup(keeper.store._lock_file)
+    still_open = os.dup(keeper.store._lock.opened)
     with pytest.raises(StateLocked):
         Store(tmp_path)
     keeper.close()

@@ -227,7 +227,7 @@ def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
         with pytest.raises(StateCorrupt):
             keeper.store.back_up()
         with caplog.at_level(logging.ERROR):
-            keeper.store._try_back_up()
+            keeper.store._backups.attempt()
         assert "no backup was made, the former ones stay" in caplog.text
         assert "wrong checksum" in keeper.store.trouble
     assert (tmp_path / "state.db.backup-1").read_bytes() == good

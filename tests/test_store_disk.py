@@ -12,7 +12,8 @@ import pytest
 from memoire.errors import StateLost, StateUnusable
 from memoire.limits import Limits
 from memoire.models.model import make
-from memoire.storage.state_folder import Store, check_file_system
+from memoire.storage.file_system import check_file_system
+from memoire.storage.state_folder import Store
 from netkit import until
 from statekit import CLIENTS, Keeper, account, contents, filled, own_accounts, text_of_log
 

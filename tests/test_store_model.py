@@ -39,7 +39,7 @@ def logged(tmp_path_factory):
             for n in range(1, 151)
         ]
         lines += [(run, entry) for entry in entries[run]]
-    store._save_now(Group(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
+    store.save(Group(runs=[RunFacts("one"), RunFacts("two")], lines=lines))
     yield Logged(store, entries)
     store.close()
 
@@ -185,7 +185,7 @@ class Model:
 def killed(store):
     """Let go of a store as the end of its process would."""
     store._reader.close()
-    store._file._connection.close()
+    store._file.close()
     store._unlock()
     store._closed = True
 
@@ -204,6 +204,6 @@ def test_any_order_of_saving_and_restarting_keeps_everything(history):
             elif operation[0] == "backup":
                 store.back_up()
             else:
-                store._save_now(model.group(operation))
+                store.save(model.group(operation))
         model.check(store, folder)
         store.close()

@@ -24,7 +24,7 @@ from memoire.errors import Closed, MemoireError, ParameterError, ProtocolError, 
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.storage import private_files, snapshot, snapshot_file
-from memoire.storage.snapshot import Restored
+from memoire.storage.restore import Restored, restore
 from memoire.wire import messages
 from memoire.wire.frames import Header
 
@@ -229,14 +229,14 @@ class Archive:
         stays: bool = True,
         once: bool = False,
     ) -> Restored:
-        """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
+        """Put what files hold into the tables; see `Server.restore` and `storage.restore`."""
         heads = snapshot.heads(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
         if configure and wanted:
             self._configure([heads[path].about for path in wanted])
         done = Restored()
         if wanted:
-            done = snapshot.restore(
+            done = restore(
                 wanted,
                 self._desk.tables,
                 part=part,

@@ -61,7 +61,7 @@ from memoire.security import exposure
 from memoire.security.keyfolder import OPEN, Given, Keys, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.storage.plain_log import LogFile
-from memoire.storage.snapshot import Restored
+from memoire.storage.restore import Restored
 from memoire.suggestions import checked_names
 from memoire.wire import messages
 from memoire.wire.frames import Header, Message, encode, parse, peek

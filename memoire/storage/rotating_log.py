@@ -21,7 +21,8 @@ import numpy as np
 from memoire.accounting.logbook import Entry, format_line
 
 from . import private_files
-from .database import Segment, sync
+from .file_system import sync
+from .records import Segment
 
 _log = logging.getLogger(__name__)
 

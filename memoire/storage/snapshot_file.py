@@ -29,7 +29,7 @@ from memoire.limits import MiB
 from memoire.wire import _bytes
 
 from . import private_files
-from .database import sync
+from .file_system import sync
 
 FORM: Final = 2
 _MAGIC: Final = b"memosnap"

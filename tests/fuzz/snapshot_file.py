@@ -21,9 +21,9 @@ from memoire.pool.episodes import EpisodePool
 from memoire.pool.tables import OpenTable, Table
 from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
-from memoire.storage import snapshot, snapshot_file
-from memoire.wire import _bytes
-from memoire.wire.rows import ACCOUNT
+from memoire.storage import packed_episodes, snapshot, snapshot_file
+from memoire.storage.restore import restore
+from memoire.wire import _bytes, messages
 
 REACHED = {"restored", "DataError", "SnapshotMismatch"}
 IN_PLACE = 0.5
@@ -65,7 +65,7 @@ def _episode(**changed: object) -> snapshot_file.Record:
     columns = {"obs": np.zeros((5, 2), np.uint8), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
     final = {"obs": np.zeros(2, np.uint8)}
     made = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
-    record = snapshot.pack(KeptEpisode(b"o" * 16, 7, made), 0, SCHEMA)
+    record = packed_episodes.pack(KeptEpisode(b"o" * 16, 7, made), 0, SCHEMA)
     return record._replace(body=msgspec.structs.replace(record.body, **changed))
 
 
@@ -136,7 +136,7 @@ def one(data: bytes) -> str:
     try:
         snapshot.facts(PATH, check=True)
         snapshot.heads([PATH])
-        done = snapshot.restore(
+        done = restore(
             [PATH], [table], skip_damaged=True, limits=LIMITS, now=100.0,
             inherit=lambda run, finished, rows: inherited.append(merge(rows)),
         )  # fmt: skip

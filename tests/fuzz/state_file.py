@@ -15,7 +15,8 @@ from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Desk
-from memoire.storage import database
+from memoire.storage import database, records
+from memoire.storage.seal import SUMS, Seal
 from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA
@@ -39,7 +40,7 @@ def _template() -> list[tuple[int, bytes, bytes]]:
         keeper.save(settings={"parameters": '{"given":{},"now":{},"version":3}', "run": "ant/7", "restored": "00ff"})
         keeper.close()
         connection = sqlite3.connect(TEMPLATE / "state.db")
-        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (database.SEAL,)).fetchall()
+        found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()
         found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
         connection.close()
         _rows.extend(found)
@@ -57,18 +58,18 @@ def _rewrite(place: int, body: bytes) -> None:
     connection = sqlite3.connect(FOLDER / "state.db", isolation_level=None)
     try:
         if kind == ACCOUNTS:
-            check = database.account_sum(1, key, body)
+            check = records.account_sum(1, key, body)
             connection.execute("UPDATE accounts SET body = ?, sum = ? WHERE key = ?", (body, check, key))
         else:
-            check = database.add_up(kind, key, body)
+            check = records.add_up(kind, key, body)
             connection.execute(
                 "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?", (body, check, kind, key)
             )
-        (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (database.SEAL,)).fetchone()
-        seal = database.Seal(*database._SEAL.unpack(packed))
-        total = sum(database.add_up(*row) for row in rows if row[0] != ACCOUNTS) & database._SUMS
+        (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (records.SEAL,)).fetchone()
+        seal = Seal.unpack(packed)
+        total = sum(records.add_up(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
         accounts = connection.execute("SELECT sum(sum) FROM accounts").fetchone()[0]
-        database._write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
+        database.write_seal(connection, replace(seal, facts_sum=total, accounts_sum=accounts))
     finally:
         connection.close()
 

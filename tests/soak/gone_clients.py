@@ -57,7 +57,7 @@ class Server:
 
     def save(self):
         while (group := self.desk.collect()) is not None:
-            self.store._save_now(group)
+            self.store.save(group)
             self.desk.saved()
 
     def pages(self):

@@ -37,12 +37,12 @@ def main() -> int:
     rows, violations = [], []
     with folder() as place:
         store = Store(place / "state", "home", limits=Limits(log_bytes=1 << 30))
-        store._save_now(Group(runs=[RunFacts("run")]))
+        store.save(Group(runs=[RunFacts("run")]))
 
         def fill() -> None:
             for start in range(1, given.lines + 1, 5000):
                 ends = min(start + 5000, given.lines + 1)
-                store._save_now(Group(lines=[("run", entry(n)) for n in range(start, ends)]))
+                store.save(Group(lines=[("run", entry(n)) for n in range(start, ends)]))
 
         seconds, _ = timed(fill)
         rows.append((f"save {given.lines:,} lines", f"{seconds:.1f} s", f"{given.lines / seconds:,.0f} lines/s"))

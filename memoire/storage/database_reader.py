@@ -1,0 +1,89 @@
+"""Reads of a state file beside its writer, from any thread: each on a connection of its own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from memoire.accounting.kept_accounts import Packed
+from memoire.accounting.logbook import Entry
+
+from . import private_files
+from .database import LINE_COLUMNS, connect, copy_into, read_accounts, read_facts
+from .disk_errors import corrupt, is_damage
+from .file_system import sync
+from .records import LAST, entry_of
+
+KEPT_READERS: Final = 4
+"""Connections that are kept for the next one who reads."""
+
+_T = TypeVar("_T")
+
+
+class DatabaseReader:
+    """Reads a state file beside its writer. Thread-safe; a long read holds nobody up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # guards what follows
+        self._idle = [connect(path, "ro")]
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of the file; connections that read now are closed when they have done so."""
+        with self._lock:
+            self._closed = True
+            while self._idle:
+                self._idle.pop().close()
+
+    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        with self._lock:
+            if self._closed:
+                raise ValueError("the state file is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = connect(self._path, "ro")
+        try:
+            return read(connection)
+        except Exception as error:
+            if is_damage(error):
+                raise corrupt(self._path, f"SQLite says {error}") from error
+            raise
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if self._closed or len(self._idle) >= KEPT_READERS:
+                connection.close()
+            else:
+                self._idle.append(connection)
+
+    def facts(self, kind: int, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Keys and bodies of a kind, in the order of their keys."""
+        return self._read(lambda connection: list(read_facts(connection, self._path, kind, prefix)))
+
+    def accounts(self, run: int, begin: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+        """At most so many accounts of a run, ascending, from this key on and below `before`."""
+        return self._read(lambda connection: list(read_accounts(connection, self._path, run, begin, most, before)))
+
+    def lines(self, where: str, values: list[Any], order: str, most: int) -> list[Entry]:
+        """Log lines that fulfil a condition; see `search.condition`."""
+        query = f"SELECT {LINE_COLUMNS} FROM lines WHERE {where} ORDER BY id {order} LIMIT ?"  # noqa: S608
+        return self._read(
+            lambda connection: [entry_of(row, self._path) for row in connection.execute(query, [*values, most])]
+        )
+
+    def copy_to(self, path: Path) -> None:
+        """Write a backup to this path: all facts and accounts, no lines.
+
+        Raises:
+            StateCorrupt: a row has a wrong checksum, so that this copy must not take the place of a good one.
+        """
+        os.close(private_files.replace(path))
+        self._read(lambda connection: copy_into(connection, self._path, path))
+        sync(path)

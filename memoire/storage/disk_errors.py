@@ -1,0 +1,120 @@
+"""What errors of SQLite and of the disk mean to a state folder: they heal, they are damage, or somebody has to act.
+
+Nothing is decided by the text of an error, only by its type and code.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from memoire.errors import StateCorrupt, StateError, StateUnusable
+
+from . import private_files
+
+RESTORE: Final = (
+    "Put a backup back (the newest is state.db.backup-1): stop the server, move state.db away, remove state.db-wal and "
+    "state.db-shm, copy the backup to state.db, and start; clients that are still running bring their totals up to "
+    "date by themselves. Or give the server an empty folder: it then counts only what its running clients report, and "
+    "former runs, models and log lines are not there"
+)
+
+
+def corrupt(path: Path, damage: str) -> StateCorrupt:
+    """The error that says what is damaged and how to put a backup back."""
+    return StateCorrupt(str(path), damage, f"{RESTORE}.")
+
+
+@contextmanager
+def as_saved(path: Path) -> Iterator[None]:
+    """Within it, a value that memoire cannot have saved is damage: StateCorrupt."""
+    try:
+        yield
+    except Exception as error:
+        if is_damage(error) or isinstance(error, RecursionError):
+            raise corrupt(path, f"a row says what none can: {error}") from error
+        raise
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the disk (or a quota) is full: it heals when somebody makes room."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 255 == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether something was read that nobody can have written: a value of another type, a page that is none."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 255
+        return code in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+    wrong = TypeError | ValueError | OverflowError | struct.error | msgspec.MsgspecError
+    return isinstance(error, wrong) and not isinstance(error, StateError)
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether another program holds the file just now."""
+    return getattr(error, "sqlite_errorcode", 0) & 255 in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_full_at(folder: Path, error: Exception) -> bool:
+    """Whether the disk is full, also where SQLite is vague: when the index of its log in shared memory cannot grow it
+    says "disk I/O error". An error of a sync is never forgiven.
+    """
+    vague = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_WRITE)
+    if is_full(error) or getattr(error, "sqlite_errorcode", 0) not in (*vague, sqlite3.SQLITE_CANTOPEN):
+        return is_full(error)
+    probe = folder / "state.db.probe"
+    try:
+        private_files.write(probe, bytes(1 << 16))
+    except OSError as found:
+        return is_full(found)
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
+
+
+def words(error: BaseException) -> str:
+    """The error's text, with SQLite's name for it."""
+    name = getattr(error, "sqlite_errorname", "")
+    return f"{error} ({name})" if name else str(error)
+
+
+def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
+    """The state error of a database that cannot be opened."""
+    code = getattr(error, "sqlite_errorcode", 0) & 255
+    if is_full_at(folder, error):
+        return _full(folder)
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StateUnusable(str(folder), words(error), "Make it writable for this user.")
+    if is_busy(error):
+        return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
+    if code == sqlite3.SQLITE_IOERR:
+        return StateUnusable(str(folder), words(error), "Check the disk.")
+    return corrupt(path, f"SQLite says {words(error)}")
+
+
+def unusable(folder: Path, error: OSError) -> StateUnusable:
+    """The state error of a folder that cannot be read or written."""
+    advice = {
+        errno.EROFS: "It is on a read-only file system: mount it writable.",
+        errno.EACCES: f"User {os.getuid()} may not write it: change its owner or mode.",
+        errno.EPERM: f"User {os.getuid()} may not write it: change its owner or mode.",
+        errno.ENOENT: "Make its parent folder first.",
+        errno.ENOTDIR: "Name a folder, not a file.",
+    }
+    if is_full(error):
+        return _full(folder)
+    return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
+
+
+def _full(folder: Path) -> StateUnusable:
+    return StateUnusable(str(folder), "its disk is full", "Make room, and start again: nothing is lost.")

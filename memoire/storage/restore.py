@@ -1,0 +1,263 @@
+"""Snapshots on their way back: into the same server, another one, or several that share them out.
+
+    pool.put_back   those whose client (or episode) belongs to this server's part of the whole
+
+What belongs to which part follows from the client's id (an episode's from the memory and number it had), so that
+servers that restore the same files share them out without a word between them, each client whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memoire.accounting.merge import Rows
+from memoire.arguments import whole
+from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
+from memoire.limits import Limits
+from memoire.pool.caches import KeptClient
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import _bytes, container, messages
+
+from .packed_episodes import unpack
+from .snapshot import HasMemory
+from .snapshot_file import Accounts, Body, Cache, Client, Damage, Episode, Record, SnapshotFile, TableAbout
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What became of the caches and episodes of some files: each is counted once."""
+
+    files: int = 0
+    caches: int = 0
+    samples: int = 0
+    """Of these caches."""
+    unused: int = 0
+    """Of these samples, those that were never drawn."""
+    episodes: int = 0
+    entries: int = 0
+    """Of these episodes."""
+    clients: int = 0
+    """Clients with a cache among them."""
+    known: int = 0
+    """Caches and episodes that were here already."""
+    elsewhere: int = 0
+    """Those that belong to other parts."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Those that fit this server no more, by code."""
+    damaged: int = 0
+    """Those that could not be read; more where the end of a file is gone, too."""
+    overwritten: int = 0
+    """Caches and episodes that made room for others, of what was restored or was here before."""
+    accounts: int = 0
+    """Clients whose totals came back."""
+
+    def __str__(self) -> str:
+        words = [f"{self.caches} caches with {self.unused} of {self.samples} samples left"] if self.caches else []
+        words += [f"{self.episodes} episodes with {self.entries} entries"] if self.episodes else []
+        words = words or ["nothing"]
+        for name in ("known", "elsewhere", "damaged", "overwritten"):
+            words += [f"{getattr(self, name)} {name}"] if getattr(self, name) else []
+        words += [f"{count} refused ({code})" for code, count in self.refused.items()]
+        return ", ".join(words)
+
+
+def restore(
+    paths: Sequence[str | Path],
+    tables: Iterable[HasMemory],
+    *,
+    part: tuple[int, int] = (0, 1),
+    skip_damaged: bool = False,
+    stays: bool = True,
+    limits: Limits,
+    now: float = 0.0,
+    inherit: Callable[[str, bool, Rows], Any] = lambda run, finished, rows: None,
+) -> Restored:
+    """Put what some files hold into these tables, by their names; one record at a time is in memory.
+
+    Args:
+        paths: Of files, each of one server of the cluster that was saved.
+        part: (rank, of): only what belongs to this one of so many servers that share the files out.
+        skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
+        now: Seconds since 1970: caches have grown older since their file was written.
+        stays: Whether clients stay until they are heard of; see `Pool.put_back`.
+        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `messages.ACCOUNT`.
+
+    Raises:
+        DataError: a file cannot be read, is damaged, or no snapshot.
+        SnapshotMismatch: a file has a table that is not here, or of another schema, storage or form of samples.
+        ParameterError: a part that is none.
+        Closed: the server was closed meanwhile.
+    """
+    rank, of = _checked(part)
+    with ExitStack() as opened:
+        files = [opened.enter_context(SnapshotFile(path)) for path in paths]
+        known = {table.name: table for table in tables}
+        for file in files:
+            _match(file, known)
+            if not skip_damaged and (damage := file.verify()):
+                raise DataError(str(file.path), f"has {damage}; skip_damaged=True (--skip-damaged) takes what is whole")
+        return _Restoring(files, list(known.values()), rank, of, stays, limits, now, inherit).run()
+
+
+def _checked(part: Any) -> tuple[int, int]:
+    if not isinstance(part, tuple) or len(part) != 2:
+        raise ParameterError("part", part, "(rank, of)")
+    of = whole("part[1]", part[1], 1)
+    return whole("part[0]", part[0], 0, of - 1), of
+
+
+def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
+    """Refuse a file that does not fit these tables."""
+    for told in file.about.tables:
+        table = tables.get(told.name)
+        if table is None:
+            names = ", ".join(map(repr, tables))
+            problem = f"holds table {told.name!r}, and this server has {names}"
+            raise SnapshotMismatch(str(file.path), problem, f"Give this server a table {told.name!r}.")
+        if told.storage != table.storage:
+            problem = f"holds {told.storage} in table {told.name!r}, where this server keeps {table.storage}"
+            raise SnapshotMismatch(str(file.path), problem, f"Give the table storage={told.storage!r}.")
+        if (schema := Schema.from_json(told.schema)) != table.schema:
+            problem = f"holds {schema} in table {told.name!r}, where this server stores {table.schema}"
+            raise SnapshotMismatch(str(file.path), problem, "Start the server with the schema of the file.")
+        _match_parameters(file, told, table)
+
+
+def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
+    """Caches hold finished samples: of another form, they fit no batch with new ones."""
+    theirs = Parameters.from_wire(told.parameters)
+    if table.storage != "caches" or container.layout_of(table.schema, theirs) is container.layout_of(
+        table.schema, table.parameters
+    ):
+        return
+    mine = table.parameters.to_wire()
+    differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine[name] != value]
+    raise SnapshotMismatch(
+        str(file.path),
+        f"holds samples of table {told.name!r} that were made under other parameters ({', '.join(differing)})",
+        "Configure the server so first; restore(..., configure=True) does it.",
+    )
+
+
+class _Restoring:
+    """Files on their way into tables, once."""
+
+    def __init__(
+        self,
+        files: Sequence[SnapshotFile],
+        tables: Sequence[HasMemory],
+        rank: int,
+        of: int,
+        stays: bool,
+        limits: Limits,
+        now: float,
+        inherit: Callable[[str, bool, Rows], Any],
+    ) -> None:
+        self._files, self._rank, self._of, self._stays = files, rank, of, stays
+        self._limits, self._now, self._inherit = limits, now, inherit
+        self._tables = {table.name: table for table in tables}
+        self._rank_of = {table.name: place for place, table in enumerate(tables)}
+        self._done: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._clients: set[tuple[str, bytes]] = set()
+        self._seen: set[int] = set()  # accounts' clients
+
+    def run(self) -> Restored:
+        streams = [self._of_file(file) for file in self._files]
+        # Episodes of several files in the order in which they were closed: that is how they leave again.
+        for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
+            self._take(table, client, record)
+        return Restored(
+            files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
+            refused=dict(self._refused), **self._done,
+        )  # fmt: skip
+
+    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], HasMemory, Client | None, Record]]:
+        """The file's records, each with its place among those of all files, its table, and the client before it."""
+        client, damage, since = None, Damage(), max(0.0, self._now - file.about.taken)
+        for record in file.records(damage):
+            name = file.about.tables[record.table].name
+            if isinstance(record.body, Client):
+                client = record.body
+                continue
+            if isinstance(record.body, Cache):
+                record = record._replace(body=msgspec.structs.replace(record.body, age=record.body.age + since))
+            time = record.body.closed if isinstance(record.body, Episode) else 0.0
+            yield (self._rank_of[name], time), self._tables[name], client, record
+        self._done["damaged"] += damage.unread or 0
+
+    def _take(self, table: HasMemory, client: Client | None, record: Record) -> None:
+        body = record.body
+        if isinstance(body, Accounts):
+            self._take_accounts(body, record.payload)
+        elif record.payload is None:
+            self._done["damaged"] += 1
+        elif not self._is_mine(client, body):
+            self._done["elsewhere"] += 1
+        else:
+            try:
+                self._put(table, client, record)
+            except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
+                self._refused[error.code if isinstance(error, ProtocolError) else "container"] += 1
+
+    def _is_mine(self, client: Client | None, body: Body) -> bool:
+        if isinstance(body, Episode):
+            return part_of(body.owner + body.number.to_bytes(8, "little", signed=True), self._of) == self._rank
+        return client is None or part_of(client.id, self._of) == self._rank
+
+    def _put(self, table: HasMemory, client: Client | None, record: Record) -> None:
+        body, payload = record.body, record.payload
+        assert isinstance(payload, bytes)
+        if isinstance(body, Episode):
+            is_new, overwritten = table.pool.put_back(unpack(body, payload, table.schema))
+            self._done["overwritten"] += overwritten
+            done = {"episodes": 1, "entries": body.length}
+        elif isinstance(body, Cache) and client is not None:
+            is_new, samples = self._put_cache(table, client, body, payload)
+            done = {"caches": 1, "samples": samples, "unused": samples - body.used}
+        else:
+            raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
+        self._done.update(done if is_new else {"known": 1})
+
+    def _put_cache(self, table: HasMemory, client: Client, body: Cache, payload: bytes) -> tuple[bool, int]:
+        """Whether it is new here, and its samples."""
+        held = container.check(payload, table.pool.layout, self._limits)
+        if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
+            raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
+        held.go_on_at(body.used)
+        names = KeptClient._fields
+        is_new, overwritten = table.pool.put_back(
+            KeptClient(*(getattr(client, name) for name in names)), held, age=body.age, stays=self._stays
+        )
+        self._done["overwritten"] += overwritten
+        if is_new:
+            self._clients.add((table.name, client.id))
+        return is_new, held.samples
+
+    def _take_accounts(self, body: Accounts, payload: Any) -> None:
+        if payload is None:
+            return
+        try:
+            rows = messages.unpack_accounts(payload)
+        except ValueError:
+            self._refused["value"] += 1
+            return
+        mine = [part_of(row["client"].tobytes(), self._of) == self._rank for row in rows]
+        if any(mine):
+            self._inherit(body.run, body.finished, rows[mine])
+            self._seen.update(hash(row["client"].tobytes()) for row in rows[mine])
+
+
+def part_of(name: bytes, of: int) -> int:
+    """Which of `of` parts what is called so belongs to; the same everywhere and for ever."""
+    return _bytes.checksum(name) % of

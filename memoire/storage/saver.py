@@ -1,0 +1,178 @@
+"""The thread that saves: one group after the other, and the next one gathers meanwhile.
+
+wake() ──▶ collect() ──▶ save ──▶ done() ──▶ trim        until there is nothing more to collect
+│ the disk is full, or busy: again in 0.5 s, and nobody is told
+└ anything else: failed(), for good
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from memoire.accounting.journal import Group
+from memoire.errors import StateLost
+
+from .disk_errors import is_busy, is_full_at, words
+
+_log = logging.getLogger(__name__)
+
+AGAIN: Final = 0.5
+"""Seconds between two tries while the disk is full."""
+SOON: Final = 0.2
+"""Seconds within which something is saved that nobody waits for."""
+
+
+class Saver:
+    """Saves what `collect` gives it, in a thread of its own.
+
+    Args:
+        folder: Named in errors, and asked whether its disk is full.
+        save: Has a group on disk when it returns. What it raises of SQLite's and OSError is tried again if it may heal.
+        trim: Called after each group; the same.
+        look_after: Called when all is saved, at least every `SOON` seconds: for what nobody waits for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        save: Callable[[Group], None],
+        trim: Callable[[], None],
+        look_after: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._save_group, self._trim, self._look_after = save, trim, look_after
+        self._wanted = threading.Condition()
+        self._is_wanted = self._closing = False  # under that lock
+        self._give_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._full_since = 0.0
+        self._trouble = ""
+        self._lost: StateLost | None = None
+        self.unsaved = False
+        """Whether something was collected and could not be saved."""
+
+    def start(
+        self,
+        name: str,
+        collect: Callable[[], Group | None],
+        done: Callable[[Group], None],
+        failed: Callable[[StateLost], None],
+    ) -> None:
+        """Begin, in a thread of this name; see `Store.start`."""
+        self._collect, self._done, self._failed = collect, done, failed
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Somebody waits for what changed. From any thread."""
+        with self._wanted:
+            self._is_wanted = True
+            self._wanted.notify()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether what is collected is saved without delay."""
+        return self._lost is None and not self._trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is saved now, for people; empty while it is."""
+        if self._lost is not None:
+            return str(self._lost)
+        if self._trouble:
+            seconds = time.monotonic() - self._full_since
+            return f"{self._trouble} since {seconds:.0f} s ({self._folder}): nothing is acknowledged until it is saved"
+        return ""
+
+    def close(self, timeout: float) -> bool:
+        """Save what is left; False when the thread has not ended in time. The last fifth of it is without new tries."""
+        deadline = time.monotonic() + timeout
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify()
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(max(0.0, 0.8 * timeout))
+        self._give_up.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    # Inside of the thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                closing = self._wait()
+                if not self._save_all():
+                    self.unsaved = True
+                    return
+                self._look_after()
+                if closing:
+                    return
+        except Exception as error:
+            _log.exception("%s: the state cannot be saved any more", self._folder)
+            self._lost = error if isinstance(error, StateLost) else StateLost(str(self._folder), words(error))
+            self.unsaved = True
+            self._failed(self._lost)
+
+    def _wait(self) -> bool:
+        """Wait until something is to be saved; True when the store is being closed."""
+        with self._wanted:
+            if not (self._is_wanted or self._closing):
+                self._wanted.wait(SOON)
+            self._is_wanted = False
+            return self._closing
+
+    def _save_all(self) -> bool:
+        """Save until nothing more is to be collected; False when there was no room until the store was closed."""
+        while (group := self._collect()) is not None:
+            if not (group.is_empty or self._save(group)):
+                return False
+            self._acknowledge(group)
+            try:
+                self._trim()
+            except sqlite3.Error as error:
+                if not self._may_heal(error):
+                    raise
+        return True
+
+    def _acknowledge(self, group: Group) -> None:
+        try:
+            self._done(group)
+        except Exception:
+            _log.exception("%s: what was saved could not be acknowledged; whoever asked asks again", self._folder)
+
+    def _save(self, group: Group) -> bool:
+        """Have the group on disk; False when there was no room until the store was closed."""
+        while True:
+            try:
+                self._save_group(group)
+            except (sqlite3.Error, OSError) as error:
+                if not self._may_heal(error):
+                    raise StateLost(str(self._folder), words(error)) from error
+                if self._give_up.wait(AGAIN):
+                    return False
+            else:
+                if self._full_since:
+                    _log.warning("%s: saving goes on", self._folder)
+                self._full_since, self._trouble = 0.0, ""
+                return True
+
+    def _may_heal(self, error: Exception) -> bool:
+        if is_busy(error):
+            why = "another program holds the database"
+        elif is_full_at(self._folder, error):
+            why = "the disk is full"
+        else:
+            return False
+        if not self._full_since:
+            self._full_since = time.monotonic()
+            _log.warning("%s: %s; nothing is acknowledged until it can be saved (%s)", self._folder, why, error)
+        self._trouble = why
+        return True

@@ -1,0 +1,64 @@
+"""The row that seals a state file: how many rows there are, and all their checksums together.
+
+    two facts of checksums 3 and 4           Seal(facts=2, facts_sum=7)
+    the one of checksum 3 becomes one of 9   .with_facts([3], [9])         Seal(facts=2, facts_sum=13)
+
+A row that is missing, stale or changed leaves another sum. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from dataclasses import astuple, dataclass, replace
+from typing import Final
+
+SUMS: Final = (1 << 64) - 1
+"""Sums of facts and of lines keep 64 bits; those of accounts, whose checksums have 31, need no bound."""
+_FORM: Final = struct.Struct(">QQQQQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What all rows together must come to."""
+
+    generation: int = 0
+    """Transactions so far."""
+    facts: int = 0
+    facts_sum: int = 0
+    lines: int = 0
+    lines_sum: int = 0
+    accounts: int = 0
+    accounts_sum: int = 0
+
+    @staticmethod
+    def unpack(body: bytes) -> Seal:
+        """The seal of a row's body. Raises struct.error."""
+        return Seal(*_FORM.unpack(body))
+
+    def pack(self) -> bytes:
+        """The body of its row."""
+        return _FORM.pack(*astuple(self))
+
+    def next(self) -> Seal:
+        """Of one more transaction, which has changed nothing yet."""
+        return replace(self, generation=self.generation + 1)
+
+    def without_lines(self) -> Seal:
+        """Of a copy that has no lines."""
+        return replace(self, lines=0, lines_sum=0)
+
+    def with_facts(self, former: Collection[int], new: Collection[int]) -> Seal:
+        """Facts of these checksums have gone, and others have come."""
+        total = self.facts_sum - sum(former) + sum(new) & SUMS
+        return replace(self, facts=self.facts - len(former) + len(new), facts_sum=total)
+
+    def with_lines(self, former: Collection[int], new: Collection[int]) -> Seal:
+        """Lines of these checksums have gone, and others have come."""
+        total = self.lines_sum - sum(former) + sum(new) & SUMS
+        return replace(self, lines=self.lines - len(former) + len(new), lines_sum=total)
+
+    def with_accounts(self, former: Collection[int], new: Collection[int]) -> Seal:
+        """Accounts of these checksums have gone, and others have come."""
+        total = self.accounts_sum - sum(former) + sum(new)
+        return replace(self, accounts=self.accounts - len(former) + len(new), accounts_sum=total)

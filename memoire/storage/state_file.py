@@ -1,0 +1,299 @@
+"""The state file as its one writer has it: checked when it is opened, and changed in transactions that are sealed.
+
+Not thread-safe: the store's writer thread owns it. Whoever reads beside it has a `DatabaseReader`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from memoire.accounting.logbook import Entry
+from memoire.errors import StateCorrupt, StateUnusable
+
+from .database import (
+    LINE_COLUMNS,
+    LIVE,
+    connect,
+    read_accounts,
+    read_facts,
+    read_head,
+    set_aside,
+    write_facts,
+    write_seal,
+)
+from .disk_errors import RESTORE, corrupt, is_damage
+from .records import (
+    META,
+    SEAL,
+    SEGMENT,
+    WORD,
+    Contents,
+    Fact,
+    FactRow,
+    LineRow,
+    Segment,
+    account_sum,
+    add_up,
+    checked_fact,
+    entry_of,
+    last_of_each,
+    line_row,
+    segment_key,
+)
+from .seal import SUMS, Seal
+
+MOST_TRIMMED: Final = 5_000
+"""Old lines that leave with one transaction: more would hold up those who wait for theirs."""
+_NO_ACCOUNTS: Final[Mapping[tuple[int, bytes], bytes]] = MappingProxyType({})
+
+
+class StateFile:
+    """An open state file, of which only this process knows the contents: the folder's lock says so.
+
+    Args:
+        path: Of the file, which must be there: see `database.create`. Nothing is written before `go_live`.
+        witnessed: Transactions that it must have had; None where nobody knows any more.
+        at: Called at named points, so that a test may end the process there.
+    """
+
+    def __init__(self, path: Path, witnessed: int | None, *, at: Callable[[str], None] = lambda point: None) -> None:
+        self.path = path
+        self._at = at
+        self.seal = Seal()
+        self.contents = Contents(path)
+        self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
+        self._saved_words = 0
+        self.was_backup = read_head(path)
+        if self.was_backup:
+            set_aside(path)
+        # Read-only at first: whoever closes a damaged file that is open for writing would empty its log for good.
+        has_journal = path.with_name(path.name + "-journal").exists()
+        self._connection = connect(path, "rw" if self.was_backup or has_journal else "ro")
+        try:
+            self._load()
+            self._check_witness(witnessed)
+        except BaseException as error:
+            self._connection.close()
+            if is_damage(error):
+                raise corrupt(path, f"SQLite says {error}") from error
+            raise
+
+    # ------------------------------------------------------------------------------------------------ opening
+
+    def _check_witness(self, witnessed: int | None) -> None:
+        if self.was_backup:
+            return
+        if witnessed is None and not self.number(META, b"clean"):
+            raise StateCorrupt(
+                str(self.path.with_name("committed")),
+                f"it says how many transactions {self.path.name} must have, and cannot be read",
+                f"Remove it to go on with what {self.path.name} has. Or: {RESTORE}.",
+            )
+        missing = (witnessed or 0) - self.seal.generation
+        if missing > 0:
+            raise corrupt(
+                self.path,
+                f"its last {missing} transactions are missing (its write-ahead log state.db-wal was removed, cut or "
+                f"damaged)",
+            )
+
+    def _load(self) -> None:
+        damage = [row[0] for row in self._connection.execute("PRAGMA quick_check(3)")]
+        if damage != ["ok"]:
+            raise corrupt(self.path, "; ".join(damage))
+        seal = self._load_facts()
+        facts = len(self._sums), sum(self._sums.values()) & SUMS
+        # Of lines only what they add up to: there may be a million, and each is checked when it is read.
+        lines, low, high = self._connection.execute(
+            "SELECT count(*), coalesce(sum(sum & 4294967295), 0), coalesce(sum(sum >> 32), 0) FROM lines"
+        ).fetchone()
+        lines_sum = (high << 32) + low & SUMS
+        # A key of another type would be out of the order in which accounts are looked for.
+        accounts = self._connection.execute(
+            "SELECT count(*), coalesce(sum(sum), 0) FROM accounts "
+            "WHERE typeof(run) = 'integer' AND typeof(key) = 'blob' AND typeof(body) = 'blob'"
+        ).fetchone()
+        if seal is None or seal != Seal(seal.generation, *facts, lines, lines_sum, *accounts):
+            raise corrupt(self.path, "rows are missing, or older than others")
+        self.seal = seal
+        self._saved_words = len(self.contents.words)
+
+    def _load_facts(self) -> Seal | None:
+        """Check all facts and keep what is asked for often; returns the seal."""
+        seal: Seal | None = None
+        before = (-1, b"")
+        for row in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
+            if before >= row[:2]:
+                raise corrupt(self.path, "rows are out of order")  # whoever looks for them would not find them
+            before = row[:2]
+            kind, key, body, check = checked_fact(row, self.path)
+            if kind == SEAL:
+                seal = Seal.unpack(body)
+                continue
+            self._sums[kind, key] = check
+            self.contents.apply(kind, key, body)
+        return seal
+
+    def go_live(self, generation: int) -> None:
+        """Write from now on through a write-ahead log, each transaction synced.
+
+        A backup becomes the state itself: its transactions are counted on from `generation`, which is that of the file
+        whose place it takes.
+        """
+        self._connection.close()
+        self._connection = connect(self.path)
+        if self.was_backup:
+            times = (self.number(META, b"restored") + 1).to_bytes(8, "big")
+            self.seal = replace(self.seal, generation=max(generation, self.seal.generation))
+            self.save([(META, b"restored", times)], [], application=LIVE)
+        mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StateUnusable(
+                str(self.path.parent), f"its file system allows SQLite no write-ahead log ({mode})", "Use a local disk."
+            )
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA journal_size_limit = 67108864")
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def rows(self, kind: int, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and bodies of a kind whose key begins so."""
+        return read_facts(self._connection, self.path, kind, prefix)
+
+    def find(self, kind: int, key: bytes) -> bytes | None:
+        """One fact."""
+        return next((body for found, body in self.rows(kind, key) if found == key), None)
+
+    def number(self, kind: int, key: bytes) -> int:
+        """One fact that is a number; 0 where there is none."""
+        return int.from_bytes(self.find(kind, key) or b"", "big")
+
+    def lines_of(self, segment: Segment) -> Iterator[Entry]:
+        """The lines of a segment in their order."""
+        query = f"SELECT {LINE_COLUMNS} FROM lines WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
+        try:
+            for row in self._connection.execute(query, segment.ids):
+                yield entry_of(row, self.path)
+        except (sqlite3.DatabaseError, TypeError) as error:
+            if is_damage(error):
+                raise corrupt(self.path, f"SQLite says {error}") from error
+            raise
+
+    def account(self, run: int, key: bytes) -> bytes | None:
+        """The body of an account, as its writer has it."""
+        return next((body for _, body in read_accounts(self._connection, self.path, run, key, 1, key + b"\0")), None)
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def save(
+        self,
+        facts: Iterable[Fact],
+        lines: list[tuple[int, Entry]],
+        accounts: Mapping[tuple[int, bytes], bytes] = _NO_ACCOUNTS,
+        *,
+        application: int = 0,
+    ) -> None:
+        """One transaction: facts, new lines (number of the run, entry) and bodies of accounts (by number of the run and
+        key).
+
+        On disk when it returns. Raises `sqlite3.Error`, and nothing was saved.
+        """
+        words = enumerate(self.contents.words.after(self._saved_words), self._saved_words + 1)
+        changed = last_of_each([*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in words)])
+        rows = [(kind, key, body, add_up(kind, key, body)) for kind, key, body in changed if body is not None]
+        gone = [(kind, key) for kind, key, body in changed if body is None]
+        former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
+        new = [line_row(run, entry) for run, entry in lines]
+        seal = self.seal.next().with_facts(former, [row[-1] for row in rows]).with_lines((), [row[-1] for row in new])
+
+        def write() -> None:
+            nonlocal seal
+            if application:
+                self._connection.execute(f"PRAGMA application_id = {application}")
+            seal = self._write_accounts(accounts, seal)
+            self._write_all(rows, gone, new, seal)
+
+        self._transact(write)
+        self._apply(rows, gone)
+        self.seal = seal
+        self._saved_words = len(self.contents.words)
+
+    def _write_accounts(self, accounts: Mapping[tuple[int, bytes], bytes], seal: Seal) -> Seal:
+        """Replace these accounts; returns what the seal comes to."""
+        query = "SELECT sum FROM accounts WHERE run = ? AND key = ?"
+        found = [self._connection.execute(query, name).fetchone() for name in accounts]
+        rows = [(run, key, body, account_sum(run, key, body)) for (run, key), body in accounts.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?)", rows)
+        return seal.with_accounts([row[0] for row in found if row is not None], [row[-1] for row in rows])
+
+    def _write_all(
+        self, rows: Sequence[FactRow], gone: Sequence[tuple[int, bytes]], new: Sequence[LineRow], seal: Seal
+    ) -> None:
+        write_facts(self._connection, rows)
+        if gone:
+            self._connection.executemany("DELETE FROM facts WHERE kind = ? AND key = ?", gone)
+        if new:
+            self._connection.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", new)
+        write_seal(self._connection, seal)
+
+    def _apply(self, rows: Iterable[FactRow], gone: Iterable[tuple[int, bytes]]) -> None:
+        """The database has these rows and has lost those."""
+        for kind, key in gone:
+            self._sums.pop((kind, key), None)
+            self.contents.remove(kind, key)
+        for kind, key, body, check in rows:
+            self._sums[kind, key] = check
+            self.contents.apply(kind, key, body)
+
+    def _transact(self, write: Callable[[], None]) -> None:
+        connection = self._connection
+        self._at("before begin")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            write()
+            self._at("before commit")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                try:
+                    connection.execute("ROLLBACK")
+                except sqlite3.Error:
+                    pass  # the first error says more
+            raise
+        self._at("after commit")
+
+    def trim(self, segment: Segment) -> bool:
+        """Take the oldest lines of a segment out, some of them at a time; True when it was the last of it.
+
+        The segment's own row goes with its last lines.
+        """
+        found = self._connection.execute(
+            "SELECT id, sum FROM lines WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (*segment.ids, MOST_TRIMMED)
+        ).fetchall()
+        is_over = len(found) < MOST_TRIMMED
+        gone = [(SEGMENT, segment_key(segment))] if is_over else []
+        seal = self.seal.next().with_lines([check for _, check in found], ())
+        seal = seal.with_facts([self._sums[which] for which in gone], ())
+
+        def write() -> None:
+            if found:
+                self._connection.execute("DELETE FROM lines WHERE id BETWEEN ? AND ?", (found[0][0], found[-1][0]))
+            self._write_all((), gone, (), seal)
+
+        self._transact(write)
+        self.seal = seal
+        self._apply((), gone)
+        return is_over
+
+    def checkpoint(self) -> None:
+        """Bring everything into the file itself and empty the write-ahead log."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()

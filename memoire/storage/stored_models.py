@@ -1,0 +1,122 @@
+"""The newest model of each run and topic: small bodies lie in the database, large ones are files beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from memoire.errors import StateCorrupt
+from memoire.models.model import Model
+from memoire.wire import _bytes
+
+from . import private_files
+from .file_system import sync
+from .records import MODEL, Fact, StoredModel, run_key
+
+_log = logging.getLogger(__name__)
+
+INLINE_BYTES: Final = 16 * 1024
+"""Bytes of a model's body that are stored in the database itself."""
+
+Stored: TypeAlias = dict[tuple[int, str], StoredModel]
+"""By number of the run and topic."""
+
+
+class StoredModels:
+    """The models of a state folder. One thread writes; any may read.
+
+    Args:
+        folder: Of the files; made when it is not there.
+        at: Called at named points, so that a test may end the process there.
+    """
+
+    def __init__(self, folder: Path, at: Callable[[str], None]) -> None:
+        self._folder, self._at = folder, at
+        self._stored: Stored = {}
+        private_files.make_folder(folder)
+
+    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take what the database has of each model, by key; files that it does not name go."""
+        for key, body in rows:
+            run, topic = struct.unpack(">I", key[:4])[0], key[4:].decode()
+            model = self._stored[run, topic] = msgspec.msgpack.decode(body, type=StoredModel)
+            if model.body is None and not (path := self._path(run, topic, model.version)).exists():
+                _log.warning("%s is missing: topic %r has no model until the next one is published", path, topic)
+        named = {self._path(run, topic, model.version) for (run, topic), model in self._stored.items()}
+        for path in self._folder.iterdir():
+            if path.suffix in (".model", ".new") and path not in named:
+                path.unlink(missing_ok=True)
+
+    def _path(self, run: int, topic: str, version: int) -> Path:
+        return self._folder / f"{run}-{_bytes.checksum(topic.encode()):016x}-{version}.model"
+
+    def of(self, run: int | None) -> list[Model]:
+        """The newest model of each topic of a run, in the order of topics.
+
+        Raises:
+            StateCorrupt: a body is not what was published.
+        """
+        stored = sorted(self._stored.copy().items())
+        found = [self._read(owner, topic, model) for (owner, topic), model in stored if owner == run]
+        return [model for model in found if model is not None]
+
+    def versions(self) -> dict[str, int]:
+        """The highest version of each topic over all runs: versions never go back."""
+        versions: dict[str, int] = {}
+        for (_, topic), model in self._stored.copy().items():
+            versions[topic] = max(model.version, versions.get(topic, 0))
+        return versions
+
+    def _read(self, run: int, topic: str, stored: StoredModel) -> Model | None:
+        path = self._path(run, topic, stored.version)
+        if stored.body is None and not path.exists():
+            return None  # somebody took it away; its version stays
+        body = stored.body if stored.body is not None else path.read_bytes()
+        if hashlib.sha256(body).digest() != stored.sha256:
+            raise StateCorrupt(
+                str(path),
+                f"model {topic!r} version {stored.version} has another SHA-256 than what was published",
+                "Bring it back from a backup of yours, or remove the file: the topic then has no model until the next "
+                "one is published.",
+            )
+        return Model(topic, stored.version, body, stored.text, stored.sha256)
+
+    def write(self, models: Iterable[tuple[int, Model]]) -> tuple[Stored, list[Fact]]:
+        """Write bodies that are too large for the database; on disk when this returns, before the database names them.
+
+        Returns:
+            What is to be handed to `replace` once the facts, the second value, are in the database.
+        """
+        written: Stored = {}
+        facts: list[Fact] = []
+        for run, model in models:
+            is_small = model.size <= INLINE_BYTES
+            body = model.body if is_small else None
+            stored = StoredModel(model.version, model.size, model.digest, model.is_text, body)
+            written[run, model.topic] = stored
+            facts.append((MODEL, run_key(run, model.topic.encode()), msgspec.msgpack.encode(stored)))
+            if not is_small:
+                self._write_file(self._path(run, model.topic, model.version), model.body)
+        return written, facts
+
+    def _write_file(self, path: Path, body: bytes) -> None:
+        made = path.with_suffix(".new")
+        private_files.write(made, body)
+        self._at("before model")
+        made.replace(path)
+        sync(self._folder)
+        self._at("after model")
+
+    def replace(self, written: Stored) -> None:
+        """The database names these models: files of the former ones go."""
+        for key, stored in written.items():
+            former = self._stored.get(key)
+            self._stored[key] = stored
+            if former is not None and former.body is None and former.version != stored.version:
+                self._path(*key, former.version).unlink(missing_ok=True)
