@@ -34,7 +34,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     pool_waiting profile prometheus proxy proxy_router qlearning rate_cluster reader_admin reader_directory reader_publishing
     release roundtrip schema search security security_docs session settings settings_guard setup signatures
     slow_nodes soak sockets stability starts store store_damage store_disk store_kills store_model store_server stored_rows
-    subscriptions supervision tablefile tables terminal thin_client throttle tokens transport unbuilt unreported
+    subscriptions supervision tablefile tables terminal thin_client throttle tokens topic_fetcher transport unbuilt unreported
     untold window wire wire_bounds
     """.split()  # noqa: SIM905
 )

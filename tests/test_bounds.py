@@ -9,7 +9,7 @@ import pytest
 from memoire import Buffer, Schema
 from memoire.client.outbox import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
-from memoire.models import topics
+from memoire.models import fetcher
 from memoire.net import descriptors, sockets
 from memoire.pool.caches import Pool
 from memoire.proxy import proxy
@@ -38,7 +38,7 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
     for _ in range(6):
         node.answer()
         at_once.append(len(node.asked))
-    node.now += 2 * topics.QUICK
+    node.now += 2 * fetcher.QUICK
     for _ in range(5):
         node.answer()  # those that were asked for before are slow, too
         at_once.append(len(node.asked))

@@ -12,7 +12,7 @@ import zmq
 from history.ports import block
 from memoire.errors import Closed, MemoireTimeout, ProtocolError
 from memoire.limits import KiB, Limits, MiB
-from memoire.models import topics
+from memoire.models import subscription_watch
 from memoire.wire import messages
 from memoire.wire.frames import parse_notice
 from memoire.wire.identity import topic_frame
@@ -257,7 +257,7 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
 
 
 def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
-    monkeypatch.setattr(topics, "UNHEARD", 0.3)
+    monkeypatch.setattr(subscription_watch, "UNHEARD", 0.3)
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("policy")
@@ -274,7 +274,7 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
     heard = client._io.topics._topics["policy"]
     server.publish("policy", "last")
     assert receiver.receive(100.0) == "last"
-    until(lambda: heard.noticed == count + 1)
+    until(lambda: heard.watch._noticed == count + 1)
 
 
 def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
-from memoire.models import topics
+from memoire.models import fetcher
 from memoire.models.model import ModelStore, chunk_of
 from memoire.models.topics import Topics
 from memoire.wire import messages
@@ -121,7 +121,7 @@ def test_where_chunks_are_slow_one_is_asked_for_at_a_time():
     node.answer()
     assert len(node.asked) == 3
     while node.asked:
-        node.now += topics.QUICK
+        node.now += fetcher.QUICK
         node.answer()
         assert len(node.asked) <= 2
     assert node.newest.body == body
@@ -204,7 +204,7 @@ def test_the_queue_of_a_topic_is_bounded():
     node.publish()
     for _ in range(1000):
         node.publish(5, inline=True)
-    assert len(node.topics._topics["t"].queue) == topics.MOST_QUEUED
+    assert len(node.topics._topics["t"].fetcher._queue) == fetcher.MOST_QUEUED
     node.answer_all()
     assert node.newest.version == 1001
 
@@ -212,7 +212,7 @@ def test_the_queue_of_a_topic_is_bounded():
 def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node = following()
     node.publish()
-    node.now += topics.STALL
+    node.now += fetcher.STALL
     node.topics.turn()
     assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: it goes on waiting
     late = node.asked.pop()

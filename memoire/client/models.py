@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memoire.arguments import seconds
 from memoire.models.model import Model
-from memoire.models.topics import Subscription, Topics
+from memoire.models.received import Subscription
+from memoire.models.topics import Topics
 
 from .io_waiting import Waiting
 

@@ -82,6 +82,21 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     return Model(check_topic(topic), version, body, is_text, hashlib.sha256(body).digest())
 
 
+def model_of(notice: messages.Notice, body: bytes) -> Model:
+    """The model of a notice that carries its body.
+
+    Raises:
+        ProtocolError: it has another size or hash than the notice says.
+    """
+    if len(body) != notice.size or hashlib.sha256(body).digest() != notice.sha256:
+        raise ProtocolError(
+            "payload", f"the body of {notice.topic!r} version {notice.version} is not the announced one"
+        )
+    if notice.text:
+        check_text(body, notice.topic, notice.version)
+    return Model(notice.topic, notice.version, body, notice.text, notice.sha256)
+
+
 class ModelStore:
     """The newest few models of each topic, within a number of bytes; more while they are small or being fetched.
 
