@@ -14,7 +14,7 @@ from memoire import ReplayMemoryServer
 from memoire.cli import doctor
 from memoire.client.client import Client, connect
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, Refused
-from memoire.net import curve_server, descriptors, sockets
+from memoire.net import curve_server, descriptors, monitor, sockets
 from memoire.net.curve_client import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
@@ -554,11 +554,11 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
         for role in keyfolder.ROLES:
             made, own = context.socket(kind), Keys(keys / role).own
             made.linger = 0
-            watching = sockets.monitor(made, HANDSHAKES)
+            watching = monitor.monitor(made, HANDSHAKES)
             sockets.use_keys(made, own.public, own.secret, server.keys.own.public)
             made.connect(back)
             assert watching.poll(20_000), role
-            event, _, _ = next(iter(sockets.events(watching)))
+            event, _, _ = next(iter(monitor.events(watching)))
             got_in[role] = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             made.disable_monitor()
             watching.close(0)

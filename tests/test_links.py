@@ -16,6 +16,7 @@ from memoire.limits import Limits
 from memoire.net import link as links
 from memoire.net import resolver, sockets
 from memoire.net.channel import Channel
+from memoire.net.poller import Poller
 from memoire.net.resolver import Names
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
@@ -38,7 +39,7 @@ def book():
 
 @pytest.fixture
 def doors():
-    made = sockets.Doors()
+    made = Poller()
     yield made
     made.close()
 

@@ -9,8 +9,8 @@ import pytest
 
 from memoire.errors import ParameterError, Refused
 from memoire.limits import Limits
-from memoire.net import sockets
 from memoire.net.channel import Channel
+from memoire.net.poller import Poller
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
 from netkit import WIDE, Cluster, record, until
@@ -61,7 +61,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
 
 
 def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cluster):
-    server, doors, answers = cluster.server(), sockets.Doors(), []
+    server, doors, answers = cluster.server(), Poller(), []
     channel = Channel(
         doors, cluster.context, server.endpoint, client=bytes(range(16)), limits=Limits(), rng=random.Random(1)
     )

@@ -11,7 +11,9 @@ import pytest
 import zmq
 
 from memoire.errors import EndpointError, ParameterError
-from memoire.net import sockets
+from memoire.net import addresses, reachability, sockets
+from memoire.net.context import shared_context, use_io_threads
+from memoire.net.poller import Poller
 from netkit import DEADLINE, KeepingContext
 
 
@@ -62,8 +64,8 @@ def test_memory_of_messages_is_kept_unless_the_environment_says_what_is():
     """Faults of a process that takes and frees four blocks of 12 MB at a time, as messages come and go."""
     source = """
 import resource
-from memoire.net import sockets
-sockets.shared_context().term()
+from memoire.net.context import shared_context
+shared_context().term()
 for turn in range(10):
     if turn == 5:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -87,8 +89,8 @@ def test_reconnects_are_spread_in_time(context):
 
 
 def test_the_shared_context_is_one_and_is_made_anew_after_it_ended():
-    first = sockets.shared_context()
-    assert sockets.shared_context() is first
+    first = shared_context()
+    assert shared_context() is first
 
 
 @pytest.mark.parametrize(
@@ -103,13 +105,13 @@ def test_the_shared_context_is_one_and_is_made_anew_after_it_ended():
     ],
 )
 def test_data_and_notices_have_addresses_beside_the_requests(endpoint, push, publish):
-    assert sockets.beside(endpoint) == (push, publish)
+    assert addresses.beside(endpoint) == (push, publish)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:65534", "tcp://*:x", "udp://*:1", "nonsense", ""])
 def test_an_address_without_room_beside_it_is_refused(endpoint):
     with pytest.raises(EndpointError):
-        sockets.beside(endpoint)
+        addresses.beside(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_an_address_without_room_beside_it_is_refused(endpoint):
     ],
 )
 def test_a_wildcard_host_is_the_host_that_was_dialled(dialled, endpoint, seen):
-    assert sockets.seen_from(dialled, endpoint) == seen
+    assert addresses.seen_from(dialled, endpoint) == seen
 
 
 def test_a_taken_address_is_an_error_that_names_it(context):
@@ -185,7 +187,7 @@ def test_frames_beyond_the_bound_are_not_kept(context):
 
 
 def test_a_waker_ends_a_wait_from_another_thread(context):
-    doors = sockets.Doors()
+    doors = Poller()
     doors.add(sockets.data_receiver(context, 100))
     thread = threading.Thread(target=doors.waker.wake)
     thread.start()
@@ -200,7 +202,7 @@ def test_a_waker_ends_a_wait_from_another_thread(context):
 
 
 def test_waiting_for_room_and_for_messages(context):
-    doors = sockets.Doors()
+    doors = Poller()
     receiver, sender = sockets.data_receiver(context, 100), sockets.data_sender(context)
     sockets.bind(receiver, "inproc://room")
     doors.add(receiver)
@@ -226,17 +228,17 @@ def test_waiting_for_room_and_for_messages(context):
     ],
 )
 def test_an_address_that_does_not_answer_is_explained(endpoint, advice):
-    assert advice in sockets.why_unreachable(endpoint)
+    assert advice in reachability.why_unreachable(endpoint)
 
 
 def test_the_shared_context_has_the_threads_that_were_asked_for(monkeypatch):
-    monkeypatch.setattr(sockets, "_contexts", {})
-    monkeypatch.setattr(sockets, "_io_threads", 1)
+    monkeypatch.setattr("memoire.net.context._contexts", {})
+    monkeypatch.setattr("memoire.net.context._io_threads", 1)
     for count in (0, 65):
         with pytest.raises(ParameterError, match="a number from 1 to 64"):
-            sockets.use_io_threads(count)
-    sockets.use_io_threads(3)
-    context = sockets.shared_context()
+            use_io_threads(count)
+    use_io_threads(3)
+    context = shared_context()
     try:
         assert context.get(zmq.IO_THREADS) == 3
     finally:
@@ -244,11 +246,11 @@ def test_the_shared_context_has_the_threads_that_were_asked_for(monkeypatch):
 
 
 def test_a_forked_child_gets_a_context_of_its_own():
-    mine = sockets.shared_context()
+    mine = shared_context()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, b"new" if sockets.shared_context() is not mine else b"old")
+        os.write(writer, b"new" if shared_context() is not mine else b"old")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 3) == b"new"

@@ -45,6 +45,13 @@ def model(version=1, size=25, fill=None):
     return make("t", bytes([version if fill is None else fill]) * size, version)
 
 
+def test_a_version_that_is_on_its_way_is_not_queued_again():
+    topic = Topic(receivers=True)
+    topic.fetcher.announced(1, 0.0)
+    assert topic.notice(model(1)) == (False, []) and topic.fetcher.announced(1, 0.0) == []
+    assert topic.fetcher.next_time == INF, "nothing waits behind it"
+
+
 def test_the_newest_is_asked_for_once_and_delivered_whole():
     topic = Topic()
     (first,) = topic.fetcher.begin(1.0)

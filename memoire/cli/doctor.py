@@ -20,6 +20,8 @@ from memoire.clock import wall_clock
 from memoire.errors import EndpointError, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.net import addresses, link, sockets
+from memoire.net.context import library_version, shared_context
+from memoire.net.poller import Poller
 from memoire.nodes.timed_http import TimedSocket
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -78,7 +80,7 @@ def examine(
         ports = _converse(endpoint, timeout, say, shown)
         for use, port, kinds in (("caches", ports.push, ("PULL",)), ("notices", ports.publish, ("XPUB", "PUB"))):
             say(f"     {use}: {port}")
-            _reach(sockets.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
+            _reach(addresses.seen_from(endpoint, port), timeout, say, kinds=kinds, keys=shown)
         if shown is None and (found := exposure.reachable([endpoint, ports.push, ports.publish])):
             places = ", ".join(found)
             say(f"warn nobody is asked for a key at {places}: whoever comes may push, draw and publish (--keys)")
@@ -97,7 +99,7 @@ def versions() -> list[str]:
     installed = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "pyzmq", "msgspec"))
     lines = [
         f"{SOFTWARE}, protocol {messages.VERSION}, Python {platform.python_version()}, {installed}, "
-        f"libzmq {sockets.library_version()}"
+        f"libzmq {library_version()}"
     ]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < FEW_FILES
@@ -269,8 +271,8 @@ class _Asker:
         self.endpoint, self.timeout = endpoint, timeout
         self.facts: dict[str, int] = {}
         self._client, self._sequence = secrets.token_bytes(16), 0
-        self._doors = sockets.Doors()
-        self._socket = sockets.request_client(sockets.shared_context(), Limits().reply_bytes)
+        self._doors = Poller()
+        self._socket = sockets.request_client(shared_context(), Limits().reply_bytes)
         self._doors.add(self._socket)
         self._link = link.dial(self._doors, self._socket, endpoint, keys=keys)
 

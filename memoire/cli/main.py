@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import memoire
-from memoire.errors import MemoireError
+from memoire.errors import InsecureWarning, MemoireError, ParameterError
+from memoire.net.context import use_io_threads
+from memoire.security import exposure
 
 from . import operate, run, watch
 

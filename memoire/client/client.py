@@ -28,8 +28,7 @@ from memoire.clock import wall_clock
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic
-from memoire.net import sockets
-from memoire.net.sockets import Context
+from memoire.net.context import Context, shared_context
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -161,7 +160,7 @@ class Client(Node):
         """The label of its log lines."""
         self._folder = None if state_dir is None else unreported.folder_at(state_dir)
         self._limits, self._seed = limits or Limits(), seed
-        self._context = context or sockets.shared_context()
+        self._context = context or shared_context()
         self._keys = Keys.of(keys, "actor")
         self._pid = os.getpid()
         self._close_lock = threading.Lock()

@@ -22,7 +22,7 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.topics import Topics, fetch_patience
 from memoire.net.channel import Channel
-from memoire.net.sockets import Context
+from memoire.net.context import Context
 from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys

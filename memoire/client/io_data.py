@@ -10,8 +10,9 @@ import zmq
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.net import link, sockets
-from memoire.net.sockets import Context, Doors, Socket
+from memoire.net import addresses, link, sockets
+from memoire.net.context import Context, Socket
+from memoire.net.poller import Poller
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Message, parse_notice
@@ -28,7 +29,13 @@ class DataSockets:
     """
 
     def __init__(
-        self, doors: Doors, given: tuple[str | None, str | None], *, context: Context, limits: Limits, keys: Keys | None
+        self,
+        doors: Poller,
+        given: tuple[str | None, str | None],
+        *,
+        context: Context,
+        limits: Limits,
+        keys: Keys | None,
     ) -> None:
         self._doors, self._given, self._context, self._limits, self._keys = doors, given, context, limits, keys
         self._push: Socket | None = None
@@ -43,8 +50,8 @@ class DataSockets:
             usual_bytes: Of a push.
         """
         self._drop()
-        push = self._given[0] or sockets.seen_from(address, endpoints.push)
-        subscribe = self._given[1] or sockets.seen_from(address, endpoints.publish)
+        push = self._given[0] or addresses.seen_from(address, endpoints.push)
+        subscribe = self._given[1] or addresses.seen_from(address, endpoints.publish)
         if push:
             made = sockets.data_sender(self._context, usual_bytes)
             link.dial(self._doors, made, push, keys=self._keys)

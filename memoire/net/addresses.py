@@ -86,3 +86,31 @@ def _host_of(action: str) -> str:
 
 def _wrong(endpoint: str, action: str, reason: str, instead: str = "") -> EndpointError:
     return EndpointError(endpoint, action, reason, instead or (LISTENER if action == "bind" else PEER))
+
+
+def beside(endpoint: str) -> tuple[str, str]:
+    """The data and notice addresses that belong to a request address: the next two ports, or .push and .pub.
+
+    "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
+    """
+    check(endpoint, "bind")
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}.push", f"{endpoint}.pub"
+    host, _, port = endpoint.rpartition(":")
+    if port in ("0", "*", "!"):
+        return f"{host}:0", f"{host}:0"
+    if int(port) > 65533:
+        raise EndpointError(endpoint, "bind", "the port must be 65533 at most: the next two are used, too")
+    return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
+
+
+_ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")
+
+
+def seen_from(dialled: str, endpoint: str) -> str:
+    """`endpoint` as whoever dialled `dialled` reaches it: a wildcard host is the host that answered the request."""
+    if not _ANY_HOST.match(endpoint) or not dialled.startswith("tcp://"):
+        return endpoint
+    host = dialled.rpartition(":")[0]
+    port = endpoint.rpartition(":")[2]
+    return f"{host}:{port}"

@@ -23,8 +23,9 @@ from memoire.wire.frames import Answer, encode, parse
 
 from . import sockets
 from .calls import Call, Calls
+from .context import Context, Socket
 from .link import dial
-from .sockets import Context, Doors
+from .poller import Poller
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Channel:
 
     def __init__(
         self,
-        doors: Doors,
+        doors: Poller,
         context: Context,
         endpoint: str,
         *,
@@ -84,7 +85,7 @@ class Channel:
         self._denied_since = float("inf")
         self._socket = self._open()
 
-    def _open(self) -> sockets.Socket:
+    def _open(self) -> Socket:
         made = sockets.request_client(self._context, self._limits.reply_bytes)
         former = getattr(self, "_link", None)
         self._link = dial(self._doors, made, self.endpoint, watch=True, keys=self._keys)
@@ -137,7 +138,7 @@ class Channel:
         """
         return self._link.explain(probe=probe)
 
-    def join(self, made: sockets.Socket) -> sockets.Socket:
+    def join(self, made: Socket) -> Socket:
         """Connect a socket of the same owner to wherever this channel leads, until it renews itself."""
         return self._link.join(made)
 

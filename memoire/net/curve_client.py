@@ -19,7 +19,7 @@ from memoire.errors import AuthError, KeyFileError
 from memoire.security.keyfolder import REREAD, Keys
 
 from . import sockets
-from .sockets import Socket
+from .context import Socket
 
 PAUSE, LONGEST_PAUSE = 0.5, 8.0
 """Seconds before an address is dialled again that did not let this process in: the first time, and at most."""

@@ -28,8 +28,9 @@ from memoire.errors import EndpointError, KeyFileError, ProtocolError
 from memoire.security import exposure, keyfolder
 from memoire.security.keyfolder import Keys, Peer
 
-from . import descriptors, sockets
-from .sockets import Context, Socket, Way
+from . import descriptors, monitor, sockets
+from .connection_watcher import ConnectionWatcher
+from .context import Context, Socket
 from .thread import Worker
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Gate:
             if keys.own.role == "proxy":
                 self._local = Peer("actor", "local")  # a proxy's own key may do next to nothing
 
-    def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, Way | None]:
+    def bind(self, made: Socket, endpoint: str, *, only: str = "") -> tuple[str, ConnectionWatcher | None]:
         """Bind a socket; over TCP it asks for keys. Returns the address with its port, and what the doors that own it
         have to follow.
 
@@ -294,7 +295,7 @@ class _Front:
 
     def __init__(self, gate: Gate, made: Socket) -> None:
         assert gate.keys is not None
-        self.monitor: Socket | None = sockets.monitor(made, _WANTED)
+        self.monitor: Socket | None = monitor.monitor(made, _WANTED)
         self.look_at = time.monotonic() + LOOK
         self._gate, self._made, self._endpoint = gate, made, sockets.listened_at(made)
         self._own = gate.keys.own
@@ -322,7 +323,7 @@ class _Front:
 
     def heard(self) -> None:
         assert self.monitor is not None
-        for event, value, _ in sockets.events(self.monitor):
+        for event, value, _ in monitor.events(self.monitor):
             self._happened(event, value)
 
     def _happened(self, event: int, value: int) -> None:
@@ -371,7 +372,7 @@ class _Front:
     def close(self) -> None:
         self.look_at = float("inf")
         if self.monitor is not None:
-            sockets.end_monitor(self._made, self.monitor)
+            monitor.end_monitor(self._made, self.monitor)
             self.monitor = None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from memoire.limits import MiB
 
 from . import sockets
-from .sockets import Socket
+from .context import Socket
 
 CONNECTION_BYTES = 64 * MiB
 """Bytes of replies that wait for one connection."""

@@ -21,10 +21,11 @@ import zmq
 from memoire.errors import AuthError, EndpointError
 from memoire.security.keyfolder import Keys
 
-from . import addresses, resolver, sockets
+from . import addresses, monitor, reachability, resolver, sockets
+from .context import Socket
 from .curve_client import Shown
+from .poller import Poller
 from .resolver import Found, Names
-from .sockets import Doors, Socket
 
 PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
@@ -50,7 +51,7 @@ _REFUSED = (
 class Link:
     """One socket's connection, made by `dial`. Plain attributes may be read from any thread."""
 
-    def __init__(self, doors: Doors, made: Socket, endpoint: str, known: Names, keys: Keys | None = None) -> None:
+    def __init__(self, doors: Poller, made: Socket, endpoint: str, known: Names, keys: Keys | None = None) -> None:
         self.endpoint = endpoint
         self.address = ""
         """Where it is connected to, or tries to: `endpoint` with an address for its name; "" until that is known."""
@@ -133,14 +134,14 @@ class Link:
         if self._refusal and self.address:
             advice = f"Try `memoire doctor {self.endpoint}`."
             return f"Something accepts connections at {self.address}, but {self._refusal} {advice}"
-        return sockets.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
+        return reachability.why_unreachable(self.endpoint, self.address, known=self._names, probe=probe)
 
     # What the doors call
 
     def open(self, watch: bool) -> None:
         """Begin: connect, or look the name up first."""
         if (watch or self._host or self._shown is not None) and not self.endpoint.startswith("inproc://"):
-            self.monitor = sockets.monitor(self._made, _WANTED)
+            self.monitor = monitor.monitor(self._made, _WANTED)
         if self._host:
             self._look()
         else:
@@ -158,7 +159,7 @@ class Link:
     def heard(self) -> None:
         """Take what the monitor has."""
         assert self.monitor is not None
-        for event, value, address in sockets.events(self.monitor):
+        for event, value, address in monitor.events(self.monitor):
             # An address that was given up may still have something to say.
             if not self._host or _place(address) == _place(self.address):
                 self._happened(event, value)
@@ -167,7 +168,7 @@ class Link:
         """Give the monitor back; the socket is closed afterwards, by whoever has it."""
         self._name_at = float("inf")
         if self.monitor is not None:
-            sockets.end_monitor(self._made, self.monitor)
+            monitor.end_monitor(self._made, self.monitor)
             self.monitor = None
 
     def _happened(self, event: int, value: int) -> None:
@@ -298,7 +299,7 @@ class _Follower:
 
     def __init__(self, keys: Keys, made: Socket, link: Link) -> None:
         self.shown = Shown(keys, made, link.endpoint)
-        self.monitor: Socket | None = sockets.monitor(made, _WANTED)
+        self.monitor: Socket | None = monitor.monitor(made, _WANTED)
         self._made, self._link = made, link
 
     @property
@@ -316,7 +317,7 @@ class _Follower:
         assert self.monitor is not None
         while True:
             try:
-                event, value = sockets.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+                event, value = monitor.EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -330,7 +331,7 @@ class _Follower:
     def close(self) -> None:
         """Give the monitor back."""
         if self.monitor is not None:
-            sockets.end_monitor(self._made, self.monitor)
+            monitor.end_monitor(self._made, self.monitor)
             self.monitor = None
 
 
@@ -347,7 +348,7 @@ def _place(address: str) -> str:
 
 
 def dial(
-    doors: Doors,
+    doors: Poller,
     made: Socket,
     endpoint: str,
     *,

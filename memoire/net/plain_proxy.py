@@ -14,8 +14,10 @@ from typing import Any
 import zmq
 
 from . import sockets
+from .connection_watcher import ConnectionWatcher
+from .context import Socket
 from .lanes import Lanes
-from .sockets import Doors, Socket, Way
+from .poller import Poller
 
 MOST_FRAMES = 16
 MESSAGES_PER_TURN = 100
@@ -64,7 +66,7 @@ def forward(
     *,
     replies: Lanes | None,
     until: threading.Event,
-    ways: Mapping[Socket, Way | None],
+    ways: Mapping[Socket, ConnectionWatcher | None],
 ) -> None:
     """Hand messages on until the event is set; both sockets belong to the caller's thread, and are closed at the
     end.
@@ -74,7 +76,7 @@ def forward(
         replies: Where messages from back to front wait for room; None where there are none.
         ways: What the sockets' addresses need to be looked after.
     """
-    doors = Doors()
+    doors = Poller()
     directions = [_Direction(front, back, pass_on)]
     if replies is not None:
         directions.append(_Direction(back, front, list, replies))

@@ -14,28 +14,22 @@ peer's application is slow cuts the connection and loses what is on it.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import random
 import re
 import socket as _socket
 import stat
-import struct
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import zmq
 
-from memoire import _core
-from memoire.errors import EndpointError, ParameterError
+from memoire.errors import EndpointError
 
 from . import addresses, descriptors, resolver
-
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
-Socket: TypeAlias = "zmq.Socket[bytes]"
+from .context import Context, Socket
+from .monitor import EVENT, end_monitor, monitor
 
 DATA_MESSAGES = 2
 """High-water mark of sockets that carry caches, and least one: bytes bound memory, and ZeroMQ counts messages for each
@@ -62,60 +56,17 @@ ENVELOPE = 10
 HANDSHAKE = 5_000
 """Milliseconds that somebody who has connected may take to say who he is."""
 PATIENCE = 0.5
-PROBE = 0.2
-"""Seconds that an explanation of a fault may wait for the network."""
+"""Seconds for which an address that is taken is tried again."""
 LULL = 0.05
 """Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
 first.
 """
 PARTING = 1.0
 """Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
-SOCKETS_PER_CONTEXT = 8192
 READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
 """Bytes that ZeroMQ reads into its buffer at a time, where it can be told: as many as the shortest PING has, so that
 none lies there behind the end of a message that finds a queue full. Longer frames are read at once all the same.
 """
-
-MOST_IO_THREADS = 64
-
-_io_threads = 1  # of contexts that are made from now on
-_contexts: dict[int, Context] = {}  # by process id: one at most that is ours
-_context_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _context_lock  # noqa: PLW0603
-    _context_lock = threading.Lock()  # another thread may have held it, which is not there any more
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def shared_context() -> Context:
-    """The one context of this process; a forked child gets a new one, since sockets do not survive a fork."""
-    with _context_lock:
-        context = _contexts.get(os.getpid())
-        if context is None or context.closed:
-            _core.keep_freed_memory()
-            context = _contexts[os.getpid()] = zmq.Context(_io_threads)
-            context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
-        return context
-
-
-def use_io_threads(count: int) -> None:
-    """Have the context of this process, which is not made yet, move and encrypt bytes on so many threads of ZeroMQ's.
-
-    A connection belongs to one of them: more threads than connections bring nothing.
-    """
-    global _io_threads  # noqa: PLW0603
-    if not 1 <= count <= MOST_IO_THREADS:
-        raise ParameterError("--io-threads", count, f"a number from 1 to {MOST_IO_THREADS}")
-    _io_threads = count
-
-
-def library_version() -> str:
-    """Version of libzmq."""
-    return zmq.zmq_version()
 
 
 def request_server(context: Context, message_bytes: int) -> Socket:
@@ -367,42 +318,6 @@ def _look_at(path: str) -> None:
         raise ValueError(f"the socket at {path} cannot be asked whether somebody listens: {os.strerror(answer)}")
 
 
-EVENT = struct.Struct("=HI")
-"""What a monitor's message begins with: the event and its value; the address is its last frame."""
-_monitors = itertools.count(1)
-
-
-def monitor(made: Socket, events: int) -> Socket:
-    """Where ZeroMQ tells what happens to the connections of a socket; ended by `end_monitor`, before the socket is."""
-    address = f"inproc://memoire-monitor-{next(_monitors)}"
-    made.monitor(address, events)
-    heard: Socket = made.context.socket(zmq.PAIR)
-    heard.setsockopt(zmq.LINGER, 0)
-    # Without a bound: ZeroMQ's own thread would wait for room, and with it every socket of the context.
-    heard.setsockopt(zmq.RCVHWM, 0)
-    heard.connect(address)
-    return heard
-
-
-def events(heard: Socket) -> Iterator[tuple[int, int, str]]:
-    """What a monitor has told since the last call: event, value, and the address that it is about."""
-    while True:
-        try:
-            frames = heard.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        event, value = EVENT.unpack(frames[0])
-        yield event, value, frames[-1].decode("utf-8", "replace")
-
-
-def end_monitor(made: Socket, heard: Socket) -> None:
-    """Listen no more."""
-    # In this order: an event for a monitor that nobody holds would stop ZeroMQ's own thread for ever.
-    if not made.closed:
-        made.disable_monitor()
-    heard.close(0)
-
-
 def wait_unbound(endpoints: Iterable[str], seconds: float) -> None:
     """Wait until the socket files of closed ipc:// addresses are gone: ZeroMQ removes them in the background, and would
     remove the file of whoever binds the address meanwhile.
@@ -454,263 +369,6 @@ def _attach(made: Socket, endpoint: str, action: str, attach: Callable[[str], ob
 def _plain(endpoint: str) -> str:
     """An address as people write it: ZeroMQ reports IPv4 ones of a dual-stack socket as IPv6."""
     return re.sub(r"^tcp://\[::ffff:([0-9.]+)\]:", r"tcp://\1:", endpoint).replace("tcp://[::]:", "tcp://*:")
-
-
-def beside(endpoint: str) -> tuple[str, str]:
-    """The data and notice addresses that belong to a request address: the next two ports, or .push and .pub.
-
-    "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
-    """
-    addresses.check(endpoint, "bind")
-    if not endpoint.startswith("tcp://"):
-        return f"{endpoint}.push", f"{endpoint}.pub"
-    host, _, port = endpoint.rpartition(":")
-    if port in ("0", "*", "!"):
-        return f"{host}:0", f"{host}:0"
-    if int(port) > 65533:
-        raise EndpointError(endpoint, "bind", "the port must be 65533 at most: the next two are used, too")
-    return f"{host}:{int(port) + 1}", f"{host}:{int(port) + 2}"
-
-
-_ANY_HOST = re.compile(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):")
-
-
-def seen_from(dialled: str, endpoint: str) -> str:
-    """`endpoint` as whoever dialled `dialled` reaches it: a wildcard host is the host that answered the request."""
-    if not _ANY_HOST.match(endpoint) or not dialled.startswith("tcp://"):
-        return endpoint
-    host = dialled.rpartition(":")[0]
-    port = endpoint.rpartition(":")[2]
-    return f"{host}:{port}"
-
-
-def why_unreachable(
-    endpoint: str, address: str = "", *, known: resolver.Names | None = None, probe: bool = True
-) -> str:
-    """What a person can do about an address that did not answer.
-
-    Waits at most `PROBE` seconds for a name server, and as long for a connection.
-
-    Args:
-        address: Where the endpoint's name led, if it led anywhere.
-        known: Look-ups of names; the process's own by default.
-        probe: Try to connect.
-    """
-    if endpoint.startswith("tcp://"):
-        host = endpoint[len("tcp://") :].rpartition(":")[0].strip("[]")
-        trouble = "" if address else (known or resolver.shared_names()).trouble(host, PROBE if probe else 0.0)
-        if trouble:
-            return f"The name {host!r} {trouble}: correct it, or wait for the service."
-        found = _probe(address or endpoint) if probe else ""
-        unknown = "Is a memoire server or proxy running there, and is the port open to here?"
-        return f"{found or unknown} Try `memoire doctor {endpoint}`."
-    path = endpoint[len("ipc://") :]
-    if endpoint.startswith("ipc://") and not os.path.exists(path):
-        return f"There is no socket file {path!r}: start the relay or server first, and share its folder."
-    return "Is a server running there? An inproc:// address works only inside one process and one context."
-
-
-def _probe(address: str) -> str:
-    """What a connection attempt to a numeric address says, as a sentence; "" where that is nothing new."""
-    host, _, port = address[len("tcp://") :].rpartition(":")
-    host = host.strip("[]")
-    if not resolver.is_numeric(host) or not port.isdigit():
-        return ""
-    try:
-        _socket.create_connection((host, int(port)), PROBE).close()
-    except ConnectionRefusedError:
-        return f"The machine is there, but nothing listens at {address}: start memoire's server or proxy there."
-    except TimeoutError:
-        return f"Nothing comes back from {address}: it is gone, or a firewall or NetworkPolicy drops it."
-    except OSError as error:
-        return f"There is no way to {address}: {error.strerror or error}."
-    return f"Something accepts connections at {address}. Is it a memoire server or proxy?"
-
-
-class Waker:
-    """Ends another thread's wait in `poll`: a socket pair, since ZeroMQ sockets belong to one thread.
-
-    `wake` may be called from any thread, also after `close`; the waiting thread registers `fd` and calls `drain`.
-    """
-
-    def __init__(self) -> None:
-        self._reader, self._writer = _socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._lock = threading.Lock()  # guards `_closed` against a wake into a closed (or reused) descriptor
-        self._closed = False
-        self._pending = False  # a byte is on its way: another would only cost a system call
-
-    @property
-    def fd(self) -> int:
-        """What a poller waits on."""
-        return self._reader.fileno()
-
-    def wake(self) -> None:
-        """End the present wait, or the next one."""
-        if self._pending:
-            return
-        with self._lock:
-            if self._closed or self._pending:
-                return
-            self._pending = True
-            try:
-                self._writer.send(b"\0")
-            except OSError:  # full: the reader has bytes enough to wake up
-                pass
-
-    def drain(self) -> None:
-        """Forget the wake-ups so far. Look at what was asked for after this call, never before it."""
-        with self._lock:
-            self._pending = False
-            try:
-                while self._reader.recv(64):
-                    pass
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        """Give the descriptors back; a later `wake` does nothing."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._reader.close()
-                self._writer.close()
-
-
-_LISTENING = (zmq.ROUTER, zmq.PULL, zmq.XPUB)
-
-
-class Way(Protocol):
-    """What `Doors` need of a `links.Link`."""
-
-    @property
-    def look_at(self) -> float:
-        """When `turn` has something to do."""
-
-    @property
-    def monitor(self) -> Socket | None:
-        """What ZeroMQ tells about the connection through."""
-
-    def turn(self, now: float) -> None:
-        """Do what is due."""
-
-    def heard(self) -> None:
-        """Take what the monitor has."""
-
-    def leave(self, made: Socket) -> None:
-        """Forget a socket that is about to be closed."""
-
-    def close(self) -> None:
-        """Give the monitor back."""
-
-
-class Doors:
-    """The sockets that one thread waits on, with the thread's waker: `wait` returns those that are ready.
-
-    Only the owner calls anything here; other threads call `post` and `waker.wake`.
-    """
-
-    def __init__(self) -> None:
-        self.waker = Waker()
-        self._poller = zmq.Poller()
-        self._sockets: list[Socket] = []
-        self._ways: dict[Socket, Way] = {}  # by the socket that is connected
-        self._monitors: dict[object, Way] = {}  # by their monitors
-        self._posted: deque[Callable[[], None]] = deque()
-        self._is_guarding = False  # one of the sockets may listen: look whether there are descriptors for who comes
-        self._poller.register(self.waker.fd, zmq.POLLIN)
-
-    def post(self, function: Callable[[], None]) -> None:
-        """Have the owner call this in its next wait. From any thread."""
-        self._posted.append(function)
-        self.waker.wake()
-
-    def follow(self, made: Socket, way: Way) -> None:
-        """Keep a socket's way to its peer up to date, for as long as the socket is here."""
-        self._ways[made] = way
-        if way.monitor is not None:
-            self._monitors[way.monitor] = way
-            self._poller.register(way.monitor, zmq.POLLIN)
-
-    def add(self, made: Socket, *, reading: bool = True, way: Way | None = None) -> Socket:
-        """Own a socket from here on, and wait for what it receives."""
-        self._sockets.append(made)
-        self._is_guarding = self._is_guarding or made.getsockopt(zmq.TYPE) in _LISTENING
-        if way is not None:
-            self.follow(made, way)
-        if reading:
-            self._poller.register(made, zmq.POLLIN)
-        return made
-
-    def watch(self, made: Socket, *, reading: bool, writing: bool) -> None:
-        """Wait for this socket to have something, to have room, both or neither."""
-        events = (zmq.POLLIN if reading else 0) | (zmq.POLLOUT if writing else 0)
-        if events:
-            self._poller.register(made, events)
-        elif made in self._poller:
-            self._poller.unregister(made)
-
-    def drop(self, made: Socket, linger: float = 0.0) -> None:
-        """Close one socket; what it still holds is sent for `linger` seconds more, in the background."""
-        if made in self._poller:
-            self._poller.unregister(made)
-        if made in self._sockets:
-            self._sockets.remove(made)
-        descriptors.shared_guard().forget(made)
-        for way in self._ways.values():
-            way.leave(made)
-        if made in self._ways:
-            way = self._ways.pop(made)
-            if way.monitor is not None:
-                self._poller.unregister(way.monitor)
-                del self._monitors[way.monitor]
-            way.close()
-        made.close(int(linger * 1000))
-
-    def wait(self, until: float) -> dict[object, int]:
-        """Sockets that are ready, with their events; empty when the waker was called or time.monotonic() reached
-        `until`.
-        """
-        if self._is_guarding:
-            guard = descriptors.shared_guard()
-            guard.turn(time.monotonic())
-            until = min(until, guard.look_at)
-        for way in self._ways.values():
-            until = min(until, way.look_at)
-        # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
-        milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
-        try:
-            ready: dict[object, int] = dict(self._poller.poll(min(milliseconds, 60_000)))
-        except zmq.ZMQError as error:
-            if error.errno == errno.EINTR:
-                return {}
-            raise
-        if ready.pop(self.waker.fd, None):
-            self.waker.drain()
-        if self._ways:
-            self._attend(ready)
-        return ready
-
-    def _attend(self, ready: dict[object, int]) -> None:
-        """Let the ways do what is theirs."""
-        while self._posted:
-            self._posted.popleft()()
-        for monitor in [made for made in ready if made in self._monitors]:
-            del ready[monitor]
-            self._monitors[monitor].heard()
-        now = time.monotonic()
-        for way in self._ways.values():
-            if now >= way.look_at:
-                way.turn(now)
-
-    def close(self, linger: float = 0.0) -> None:
-        """Close all sockets and the waker."""
-        for made in list(self._sockets):
-            self.drop(made, linger)
-        if self.waker.fd in self._poller:
-            self._poller.unregister(self.waker.fd)
-        self.waker.close()
 
 
 def subscribed(made: Socket, admits: Callable[[Socket, zmq.Frame], bool] = lambda made, frame: True) -> list[bytes]:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 from memoire.errors import Closed, ForkedError
 from memoire.replay.guarded import Guarded
 
-from .sockets import Doors
+from .poller import Poller
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Worker:
         next_time: Callable[[], float] = lambda: float("inf"),
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.doors = Doors()
+        self.doors = Poller()
         self.errors = 0
         """Turns that raised: faults of ours, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end

@@ -35,9 +35,9 @@ from memoire.models.notices import Notices, notice_of
 from memoire.models.topics import Topics, fetch_patience
 from memoire.net import addresses, descriptors, link, sockets
 from memoire.net.channel import Channel
+from memoire.net.context import Context, Socket, shared_context
 from memoire.net.curve_server import Gate, Security
 from memoire.net.lanes import Lane, Lanes
-from memoire.net.sockets import Context, Socket
 from memoire.net.thread import ENDING, Node, Worker, close_at_exit
 from memoire.security import exposure
 from memoire.security.keyfolder import OPEN, Given, Keys, Peer
@@ -280,12 +280,17 @@ class _Back:
         """Connect the sockets whose addresses the other side has just said."""
         limits, context = self._proxy._limits, self._proxy._context
         push = sockets.data_sender(context)
-        link.dial(self.doors, push, sockets.seen_from(self.channel.address, told.endpoints.push), keys=self._proxy.keys)
+        link.dial(
+            self.doors, push, addresses.seen_from(self.channel.address, told.endpoints.push), keys=self._proxy.keys
+        )
         self.push = self.doors.add(push, reading=False)
         if told.endpoints.publish:
             sub = sockets.subscriber(context, limits.request_bytes)
             link.dial(
-                self.doors, sub, sockets.seen_from(self.channel.address, told.endpoints.publish), keys=self._proxy.keys
+                self.doors,
+                sub,
+                addresses.seen_from(self.channel.address, told.endpoints.publish),
+                keys=self._proxy.keys,
             )
             sub.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
             self.sub = self.doors.add(sub)
@@ -374,7 +379,7 @@ class Proxy(Node):
     ) -> None:
         servers = _checked(servers)
         self._limits = limits or Limits()
-        self._context = context or sockets.shared_context()
+        self._context = context or shared_context()
         self._gate = Gate(self._context, Keys.of(keys, "proxy"))
         self._queue_bytes = queue_bytes
         self._pid = os.getpid()
@@ -396,7 +401,7 @@ class Proxy(Node):
         self._notices = Notices(time.monotonic())
         # Requests for chunks of models that are on their way here, by client and number, and when to ask the server.
         self._held: dict[tuple[bytes, int], _Held] = {}
-        beside = sockets.beside(front)
+        beside = addresses.beside(front)
         self._worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
         try:
             doors = self._worker.doors
@@ -410,8 +415,8 @@ class Proxy(Node):
             )
             if self.keys is None:
                 bound = self._endpoints
-                addresses = [bound.request, bound.push, bound.publish]
-                exposure.warn(f"proxy {self.name!r}", addresses, guard="keys (keys=)")
+                listening = [bound.request, bound.push, bound.publish]
+                exposure.warn(f"proxy {self.name!r}", listening, guard="keys (keys=)")
             self._routes.backs += [_Back(self, endpoint) for endpoint in servers]
         except BaseException:
             self._worker.stop(0.0)

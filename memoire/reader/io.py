@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, Refused, SchemaMismatch
 from memoire.limits import Limits
-from memoire.net.sockets import Context
+from memoire.net.context import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages

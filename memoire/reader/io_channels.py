@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memoire.errors import AuthError, Closed
 from memoire.limits import Limits
-from memoire.net import sockets
 from memoire.net.channel import Channel
-from memoire.net.sockets import Context, Doors
+from memoire.net.context import Context, shared_context
+from memoire.net.poller import Poller
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Buffer, Header
@@ -29,7 +29,7 @@ class Channels:
     """
 
     def __init__(
-        self, doors: Doors, *, reader_id: bytes, numbers: Iterator[int], rng: random.Random, limits: Limits
+        self, doors: Poller, *, reader_id: bytes, numbers: Iterator[int], rng: random.Random, limits: Limits
     ) -> None:
         self.of: dict[Address, Channel] = {}
         """The channel of each address."""
@@ -42,7 +42,7 @@ class Channels:
             EndpointError: one of them is malformed.
             KeyFileError: the keys cannot be used.
         """
-        shared = context or sockets.shared_context()
+        shared = context or shared_context()
         self.of |= {address: self._channel(address.endpoint, keys, shared) for address in addresses}
 
     def _channel(self, endpoint: str, keys: Keys | None, context: Context) -> Channel:

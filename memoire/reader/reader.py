@@ -36,7 +36,7 @@ from memoire.arguments import seconds, table_name, whole
 from memoire.errors import EndpointError, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
-from memoire.net.sockets import Context
+from memoire.net.context import Context
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.draw import MOST_BATCH, Pooled
 from memoire.replay.batch import Batch, td_errors_for

@@ -40,11 +40,12 @@ from memoire.errors import Closed, MemoireError, ParameterError, ProtocolError, 
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.notices import Notices, notice_of
-from memoire.net import descriptors, link, sockets
+from memoire.net import addresses, descriptors, link, sockets
+from memoire.net.connection_watcher import ConnectionWatcher
+from memoire.net.context import Context, Socket, shared_context
 from memoire.net.curve_server import Gate, Security
 from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
-from memoire.net.sockets import Context, Socket
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
@@ -285,7 +286,7 @@ class Server(Node):
         keys: Given = None,
     ) -> None:
         if endpoint is not None:
-            sockets.beside(endpoint)  # before anything is made: an address that is none
+            addresses.beside(endpoint)  # before anything is made: an address that is none
         if storage == "episodes" and cache_limit:
             raise ParameterError(
                 "cache_limit", cache_limit, "0 where episodes are stored: capacity says how many entries"
@@ -311,7 +312,7 @@ class Server(Node):
             raise ParameterError("snapshot_every", snapshot_every, "seconds above 0, or None")
         self._snapshots = snapshot_caches or snapshot_every is not None
         self.name = name or _default_name(endpoint)
-        self._context = context or sockets.shared_context()
+        self._context = context or shared_context()
         self._gate = Gate(self._context, Keys.of(keys, "server"))
         self._pid = os.getpid()
         self._started = time.monotonic()
@@ -421,7 +422,7 @@ class Server(Node):
 
     def _open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
         if endpoint is not None:
-            beside = sockets.beside(endpoint)
+            beside = addresses.beside(endpoint)
             push, pub = push or beside[0], pub or beside[1]
         if pub is not None:
             made = sockets.publisher(self._context)
@@ -475,7 +476,7 @@ class Server(Node):
             self._check_open()
             made = sockets.request_server(self._context, self._limits.request_bytes)
             doors = self._requests.doors
-            way: sockets.Way | None
+            way: ConnectionWatcher | None
             if bind:
                 bound, way = self._bind(made, endpoint)
             else:
@@ -514,7 +515,7 @@ class Server(Node):
         self._warn_open()
         return bound
 
-    def _bind(self, made: Socket, endpoint: str) -> tuple[str, sockets.Way | None]:
+    def _bind(self, made: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
         bound, way = self._gate.bind(made, endpoint)
         self._bound.append(bound)
         return bound, way

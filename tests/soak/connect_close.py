@@ -20,6 +20,7 @@ from _kit import descriptors, end, memory, say, table, threads
 
 from memoire.client.client import connect
 from memoire.net import sockets
+from memoire.net.context import shared_context
 from memoire.reader.reader import Reader
 from memoire.replay.schema import Column, Schema
 from memoire.wire import messages
@@ -43,7 +44,7 @@ def come_and_go(endpoint: str, count: int) -> None:
 
 def say_hello(endpoint: str, count: int) -> None:
     """Requests that open no account."""
-    context = sockets.shared_context()
+    context = shared_context()
     for number in range(count):
         made = sockets.request_client(context, 1 << 20)
         sockets.connect(made, endpoint)

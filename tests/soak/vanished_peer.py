@@ -18,8 +18,10 @@ from _kit import CANNOT, end, say, table
 import memoire
 from history import network
 from memoire.limits import Limits
-from memoire.net import resolver, sockets
+from memoire.net import resolver
 from memoire.net.channel import Channel
+from memoire.net.context import shared_context
+from memoire.net.poller import Poller
 from memoire.net.resolver import Names
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state")})
@@ -56,10 +58,10 @@ def until(condition: Callable[[], object], most: float) -> float:
 
 def idle(addresses: network.Addresses) -> float:
     """A connection on which nothing was on its way."""
-    doors = sockets.Doors()
+    doors = Poller()
     with served(addresses["a"]) as (server,):
         channel = Channel(
-            doors, sockets.shared_context(), server.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1)
+            doors, shared_context(), server.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1)
         )
 
         def turned(condition: Callable[[], bool]) -> Callable[[], bool]:
