@@ -14,8 +14,7 @@ from measure import Report, Result, arguments, distinct, in_turns, results
 from workloads import BATCH, EPISODE, Workload, w1, w2
 
 import memoire
-from memoire import _core
-from memoire.net import sockets
+from memoire.net import process, sockets
 from memoire.replay.memory import Memory
 from memoire.wire import _bytes, pack
 from memoire.wire import messages as wire
@@ -87,7 +86,7 @@ def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool) -> Non
         keeps: Tell the C library what memoire tells it (docs/sockets.md).
     """
     if keeps:
-        _core.keep_freed_memory()
+        process.tune()
     with zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.set(zmq.RCVHWM, sockets.data_mark(size))
         pull.bind(endpoint)

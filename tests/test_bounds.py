@@ -119,7 +119,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
     monkeypatch.setattr(descriptors.resource, "setrlimit", lambda which, to: soft.__setitem__(0, to[0]))
     guard = descriptors.Guard()
     monkeypatch.setattr(descriptors, "_guard", guard)
-    monkeypatch.setattr(descriptors, "_filter", lambda fd, on: filters.append(on))
+    monkeypatch.setattr("memoire.net.process.filter_packets", lambda fd, on: filters.append(on))
     monkeypatch.setattr(descriptors, "used", lambda: allowed - left[0])
     guard.add(5, Watched())
     reserved = descriptors.reserve()

@@ -64,8 +64,8 @@ def test_memory_of_messages_is_kept_unless_the_environment_says_what_is():
     """Faults of a process that takes and frees four blocks of 12 MB at a time, as messages come and go."""
     source = """
 import resource
-from memoire.net.context import shared_context
-shared_context().term()
+from memoire.net import process
+process.tune()
 for turn in range(10):
     if turn == 5:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

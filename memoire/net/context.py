@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import zmq
 
-from memoire import _core
 from memoire.errors import ParameterError
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -35,7 +34,6 @@ def shared_context() -> Context:
     with _context_lock:
         context = _contexts.get(os.getpid())
         if context is None or context.closed:
-            _core.keep_freed_memory()
             context = _contexts[os.getpid()] = zmq.Context(_io_threads)
             context.set(zmq.MAX_SOCKETS, SOCKETS_PER_CONTEXT)
         return context

@@ -333,7 +333,7 @@ class _Front:
         elif event == zmq.EVENT_DISCONNECTED:
             self._shaking.pop(value, None)
         elif event == zmq.EVENT_LISTENING:
-            descriptors.shared_guard().add(value, self._made)
+            descriptors.guard_listener(value, self._made)
         else:
             self._settled += 1
             self._greeted(event, value)

@@ -13,15 +13,14 @@ probes and files.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import resource
-import socket
-import struct
 import threading
 import time
 from typing import Protocol
+
+from . import process
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +39,6 @@ MOST_WAITING = 1024
 SAY_AGAIN = 60.0
 ENOUGH = 1 << 20
 """Nobody is given more: some programs look at each one that they may have."""
-
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-_NOTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: BPF_RET with 0 bytes of the packet
 
 
 class _Listening(Protocol):
@@ -127,7 +123,7 @@ class Guard:
         with self._lock:
             self._listening[fd] = made
             if self.is_full:
-                _filter(fd, True)
+                process.filter_packets(fd, True)
             else:
                 self._reserve()
             self.look_at = min(self.look_at, time.monotonic())
@@ -176,14 +172,14 @@ class Guard:
         self.is_full = False
         self._reserve()
         for fd in self._listening:
-            _filter(fd, False)
+            process.filter_packets(fd, False)
         _log.warning("file descriptors are free again: new connections are accepted")
 
     def _begin(self, now: float) -> None:
         self.is_full = True
         self.times += 1
         for fd in self._listening:
-            _filter(fd, True)
+            process.filter_packets(fd, True)
         self._reserve()
         if now - self._said_at > SAY_AGAIN:
             self._said_at = now
@@ -203,26 +199,6 @@ class Guard:
             self.reserved = count
 
 
-def _filter(fd: int, on: bool) -> None:
-    """Let no packet through to what listens at this descriptor, or all of them again."""
-    try:
-        listening = socket.socket(fileno=fd)
-    except OSError:
-        return  # closed meanwhile
-    try:
-        if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            if on:
-                program = ctypes.create_string_buffer(_NOTHING, len(_NOTHING))
-                what = struct.pack("@HP", 1, ctypes.addressof(program))
-                listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, what)
-            else:
-                listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-    except OSError as error:
-        _log.warning("an address could not be %s new connections: %s", "closed to" if on else "opened to", error)
-    finally:
-        listening.detach()  # it belongs to ZeroMQ
-
-
 _guard = Guard()
 os.register_at_fork(after_in_child=_guard.forget_all)
 
@@ -230,3 +206,9 @@ os.register_at_fork(after_in_child=_guard.forget_all)
 def shared_guard() -> Guard:
     """The one of this process."""
     return _guard
+
+
+def guard_listener(fd: int, made: _Listening) -> None:
+    """Guard what listens at this descriptor, if this process is tuned (`process`)."""
+    if process.is_tuned():
+        _guard.add(fd, made)

@@ -289,7 +289,7 @@ def _bind(made: Socket, address: str) -> None:
         made.bind(address)
         while heard.poll(0):
             _, fd = EVENT.unpack(heard.recv_multipart()[0])
-            descriptors.shared_guard().add(fd, made)
+            descriptors.guard_listener(fd, made)
     finally:
         end_monitor(made, heard)
 

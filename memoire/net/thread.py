@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 from memoire.errors import Closed, ForkedError
 from memoire.replay.guarded import Guarded
 
+from . import process
 from .poller import Poller
 
 _log = logging.getLogger(__name__)
@@ -126,9 +127,7 @@ def close_at_exit(node: Node) -> None:
 
 
 def _close_all() -> None:
-    # Daemon threads that wait for one of them hear that it is closed; at the end of a program that is no news.
-    report = threading.excepthook
-    threading.excepthook = lambda failed: None if failed.exc_type is Closed else report(failed)
+    process.pass_over_in_threads(Closed)
     deadline = time.monotonic() + AT_EXIT_ALL
     for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
         try:
@@ -138,9 +137,7 @@ def _close_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    for node in list(_nodes):
-        kind = type(node)
-        node.__class__ = type(kind.__name__, (Forked, kind), {"__module__": kind.__module__})
+    process.leave_to_parent(list(_nodes), Forked)
     _nodes.clear()
 
 

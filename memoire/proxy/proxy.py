@@ -33,7 +33,7 @@ from memoire.limits import Limits, MiB
 from memoire.models.model import Model, ModelStore, chunk_of
 from memoire.models.notices import Notices, notice_of
 from memoire.models.topics import Topics, fetch_patience
-from memoire.net import addresses, descriptors, link, sockets
+from memoire.net import addresses, descriptors, link, process, sockets
 from memoire.net.channel import Channel
 from memoire.net.context import Context, Socket, shared_context
 from memoire.net.curve_server import Gate, Security
@@ -353,6 +353,7 @@ class Proxy(Node):
         name: For whoever watches.
         keys: This process' keys folder (or a cluster's), for both sides: see docs/operations.md. None takes
             $MEMOIRE_KEYS, and without it lets everybody in.
+        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
 
     Raises:
         EndpointError: an address is taken, or none.
@@ -376,9 +377,12 @@ class Proxy(Node):
         context: Context | None = None,
         limits: Limits | None = None,
         keys: Given = None,
+        tune_process: bool = True,
     ) -> None:
         servers = _checked(servers)
         self._limits = limits or Limits()
+        if tune_process:
+            process.tune()
         self._context = context or shared_context()
         self._gate = Gate(self._context, Keys.of(keys, "proxy"))
         self._queue_bytes = queue_bytes

@@ -36,6 +36,7 @@ from memoire.arguments import seconds, table_name, whole
 from memoire.errors import EndpointError, MemoireError, MemoireTimeout, NotEnoughSamples, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic, make
+from memoire.net import process
 from memoire.net.context import Context
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.draw import MOST_BATCH, Pooled
@@ -79,6 +80,7 @@ class Reader(Node):
         context: ZeroMQ context; one for the process by default.
         keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and without it
             none. See docs/operations.md.
+        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
 
     Raises:
         MemoireTimeout: nobody answered.
@@ -104,6 +106,7 @@ class Reader(Node):
         context: Context | None = None,
         limits: Limits | None = None,
         keys: Given = None,
+        tune_process: bool = True,
     ) -> None:
         if isinstance(urls, str):
             urls = [urls]
@@ -111,11 +114,13 @@ class Reader(Node):
             raise EndpointError("", "connect to", "a reader needs at least one address")
         if ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
+        if tune_process:
+            process.tune()
         self.urls = tuple(urls)
         self.reader_id = secrets.token_bytes(16)
         self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
-        self._options |= {"limits": limits, "keys": self._keys}
+        self._options |= {"limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # of the other tables of mixed batches; under the monitor's lock
         self._scalars: dict[str, float] = {}
         self._handed_out, self._prefetch = HandedOut(), Prefetch(ahead)

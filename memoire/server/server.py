@@ -40,7 +40,7 @@ from memoire.errors import Closed, MemoireError, ParameterError, ProtocolError, 
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.notices import Notices, notice_of
-from memoire.net import addresses, descriptors, link, sockets
+from memoire.net import addresses, descriptors, link, process, sockets
 from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Context, Socket, shared_context
 from memoire.net.curve_server import Gate, Security
@@ -241,6 +241,7 @@ class Server(Node):
         clock: Seconds since 1970.
         keys: This process' keys folder (or a cluster's): whoever comes over tcp:// has to have a key that is in it.
             None takes $MEMOIRE_KEYS, and without it lets everybody in. See docs/operations.md.
+        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
 
     With a state folder a server goes on where it ended: with the run that it counted last and the parameters that were
     configured last, unless `run` or parameters are given that differ from those given then.
@@ -284,6 +285,7 @@ class Server(Node):
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
         keys: Given = None,
+        tune_process: bool = True,
     ) -> None:
         if endpoint is not None:
             addresses.beside(endpoint)  # before anything is made: an address that is none
@@ -312,6 +314,8 @@ class Server(Node):
             raise ParameterError("snapshot_every", snapshot_every, "seconds above 0, or None")
         self._snapshots = snapshot_caches or snapshot_every is not None
         self.name = name or _default_name(endpoint)
+        if tune_process:
+            process.tune()
         self._context = context or shared_context()
         self._gate = Gate(self._context, Keys.of(keys, "server"))
         self._pid = os.getpid()
