@@ -13,7 +13,7 @@ from workloads import BATCH, Workload, w1
 
 import memoire
 from memoire.net import sockets
-from memoire.security import keyfolder
+from memoire.security import key_writer
 from memoire.security.keyfolder import Keys
 from memoire.wire import _bytes, messages, pack
 from memoire.wire.frames import encode
@@ -114,7 +114,7 @@ def main() -> None:
     report.heading()
     workload = w1()
     with tempfile.TemporaryDirectory() as folder:
-        keyfolder.write_cluster(Path(folder) / "keys")
+        key_writer.write_cluster(Path(folder) / "keys")
         keys = str(Path(folder) / "keys")
         for senders, threads, proxies in ((1, 1, 0), (2, 1, 0), (2, 2, 0), (2, 1, 1), (2, 1, 2), (2, 2, 2)):
             what = f"{senders} senders, {threads} I/O threads, {proxies} proxies"

@@ -18,7 +18,7 @@ from memoire.net import curve_server, descriptors, monitor, sockets
 from memoire.net.curve_client import Shown
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.security import keyfolder
+from memoire.security import key_writer, keyfolder, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 from memoire.wire import messages
@@ -40,7 +40,7 @@ def quick_looks(monkeypatch):
 
 @pytest.fixture
 def keys(tmp_path):
-    keyfolder.write_cluster(tmp_path / "keys")
+    key_writer.write_cluster(tmp_path / "keys")
     return tmp_path / "keys"
 
 
@@ -102,7 +102,7 @@ def test_behind_a_proxy_everybody_is_who_he_is(server, keys, context, storage, t
 def another_key(keys, role="actor", name="other"):
     """A keys folder that nobody has authorized."""
     folder = keys.parent / f"{role}-{name}"
-    keyfolder.write_one(folder, keyfolder.make(role, name), (keys / "actor" / "server.pub").read_text())
+    key_writer.write_one(folder, keypairs.make(role, name), (keys / "actor" / "server.pub").read_text())
     return folder
 
 
@@ -169,7 +169,7 @@ def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, m
     with pytest.raises(AuthError, match="asks for a key, and this process has none"):
         connect(server.endpoint, context=context, timeout=100.0)
     until(lambda: server._gate.refused.get("plain"))
-    keyfolder.write_cluster(keys.parent / "elsewhere")
+    key_writer.write_cluster(keys.parent / "elsewhere")
     with pytest.raises(AuthError, match=r"none of the keys in server.pub \([0-9a-f]{16}, [0-9a-f]{16}\)"):
         connect(server.endpoint, keys=keys.parent / "elsewhere", context=context, timeout=100.0)
     until(lambda: server._gate.refused["server_key"] >= 2)
@@ -262,7 +262,7 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
         assert [each.message for each in caplog.records if each.name == "memoire.net.channel"][0].startswith(
             "not let in at"
         )
-        keyfolder.authorize(keys / "server", Keys(folder).own)
+        key_writer.authorize(keys / "server", Keys(folder).own)
         with connect(behind.endpoint, timeout=100.0, **options) as actor:
             push(actor)
         until(lambda: relay.readiness() == behind.readiness() == [])
@@ -284,8 +284,8 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
         connect(server.endpoint, keys=folder, context=context, timeout=100.0)
     with Reader([server.endpoint], keys=another_key(keys, "reader"), context=context, timeout=None) as reader:
         until(lambda: reader._thread.channels.denied)
-        keyfolder.authorize(keys / "server", Keys(folder).own)
-        keyfolder.authorize(keys / "server", reader._keys.own)
+        key_writer.authorize(keys / "server", Keys(folder).own)
+        key_writer.authorize(keys / "server", reader._keys.own)
         with connect(server.endpoint, keys=folder, context=context, timeout=100.0) as actor:
             push(actor)
         assert len(reader.get_batch(16, 100.0).ids) == 16
@@ -293,7 +293,7 @@ def test_a_client_that_is_authorized_later_gets_in_without_a_restart(server, key
 
 def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, context):
     folder = another_key(keys)
-    keyfolder.authorize(keys / "server", Keys(folder).own)
+    key_writer.authorize(keys / "server", Keys(folder).own)
     until(lambda: server.keys.peer(Keys(folder).own.public))
     with (
         connect(server.endpoint, keys=keys, context=context, limits=QUICK) as staying,
@@ -306,7 +306,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         for client in (staying, leaving):
             assert client.model("policy").wait(100.0).body == b"1"
         until(lambda: server.total_episodes == 2)  # a cache may be there before the counts
-        keyfolder.revoke(keys / "server", "actor/other")
+        key_writer.revoke(keys / "server", "actor/other")
         until(lambda: leaving._io.channel.denied)
         server.publish("policy", b"2")
         until(lambda: staying.model("policy").newest().body == b"2")
@@ -317,7 +317,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         assert server.total_episodes == 2 and server._gate.refused["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
-        keyfolder.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
+        key_writer.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
         until(lambda: server.total_episodes == 4)
         until(lambda: leaving.model("policy").newest().body == b"2")
         push(leaving)
@@ -331,12 +331,12 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
     ):
         push(actor)
         for role in ("actor", "proxy"):  # a new key is let in, taken up, and the old one revoked
-            former, new = Keys(keys / role).own, keyfolder.make(role)
+            former, new = Keys(keys / role).own, keypairs.make(role)
             for folder in (keys / "server", keys / "proxy"):
-                keyfolder.authorize(folder, new)
+                key_writer.authorize(folder, new)
             until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
             if role == "proxy":  # others know it by its key
-                for other in keyfolder.ROLES:
+                for other in permissions.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
                 until(lambda: new.public in {key.public for key in actor._keys.servers})  # noqa: B023
@@ -346,7 +346,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
             until(lambda: (actor._keys if role == "actor" else proxy.keys).own == new)  # noqa: B023
             push(actor)
             for folder in (keys / "server", keys / "proxy"):
-                keyfolder.revoke(folder, former.fingerprint)
+                key_writer.revoke(folder, former.fingerprint)
             push(actor)
         actor.update(100.0)
         assert server.total_episodes == 5 and server._desk.ledger.find(actor.client_id).owner == "actor/actors"
@@ -432,12 +432,12 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         for kind, body in BODIES.items():
             said = sender.ask(body)
             is_refused = isinstance(said, messages.Refused) and said.code == "role"
-            assert is_refused == (kind not in keyfolder.MAY[role]), (role, kind.name, said)
+            assert is_refused == (kind not in permissions.MAY[role]), (role, kind.name, said)
         said = sender.ask(messages.Feedback(), payload=b"x")
         assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # or its close would wait until everybody knows
-    assert server._gate.refused["role"] == sum(len(set(BODIES) - keyfolder.MAY[role]) for role in keyfolder.MAY) + 3
+    assert server._gate.refused["role"] == sum(len(set(BODIES) - permissions.MAY[role]) for role in permissions.MAY) + 3
 
 
 def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, context):
@@ -460,7 +460,7 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
 
 def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(keys, context, tmp_path):
     folder = another_key(keys)
-    keyfolder.authorize(keys / "server", Keys(folder).own)
+    key_writer.authorize(keys / "server", Keys(folder).own)
     options = {"keys": keys, "context": context, "limits": QUICK, "state_dir": tmp_path / "state", "name": "a"}
     with Server("tcp://127.0.0.1:0", SCHEMA, **options) as server:
         mine, other = Sender(context, server, keys / "actor"), Sender(context, server, folder)
@@ -479,7 +479,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
 
 
 def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
-    forged = keyfolder.passport(keyfolder.Peer("learner", "learners"))
+    forged = permissions.passport(permissions.Peer("learner", "learners"))
     said = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
     assert isinstance(said, messages.Taken)
     for role in ("actor", "reader"):
@@ -551,7 +551,7 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
     with Server(None, SCHEMA, keys=keys, context=context, limits=QUICK) as server:
         in_thread(getattr(server, loop), front, back)
         got_in = {}
-        for role in keyfolder.ROLES:
+        for role in permissions.ROLES:
             made, own = context.socket(kind), Keys(keys / role).own
             made.linger = 0
             watching = monitor.monitor(made, HANDSHAKES)
@@ -563,7 +563,7 @@ def test_behind_a_plain_proxy_only_a_servers_key_gets_work(keys, context, loop, 
             made.disable_monitor()
             watching.close(0)
             made.close(0)
-        assert got_in == {role: role == "server" for role in keyfolder.ROLES}
+        assert got_in == {role: role == "server" for role in permissions.ROLES}
         assert server._gate.refused["role"] >= 4
 
 

@@ -34,7 +34,7 @@ FOREIGN = {
     "wire/rows.py": {"ValueError"},  # the same
     "wire/frames.py": {"ValueError"},  # inside of the encoder: a mistake of ours
     "storage/rotating_log.py": {"OSError"},  # a write that fell short, caught with those that failed
-    "security/keyfolder.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
+    "security/keypairs.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
     "storage/database_reader.py": {"ValueError"},  # a mistake of ours
     "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt

@@ -15,7 +15,7 @@ from memoire.cli.options import page_options
 from memoire.errors import InsecureWarning, ParameterError
 from memoire.nodes.http import NodePages
 from memoire.security import exposure
-from memoire.security.keyfolder import write_cluster
+from memoire.security.key_writer import write_cluster
 from netkit import until
 
 HERE = [

@@ -27,7 +27,7 @@ from memoire.net import thread as worker
 from memoire.nodes import http as node
 from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
-from memoire.security.keyfolder import write_cluster
+from memoire.security.key_writer import write_cluster
 from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.server.server import ServerStats
 from memoire.wire.rows import ACCOUNT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging import requirements, utils
 
-from memoire.security import keyfolder
+from memoire.security import keypairs
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
@@ -62,7 +62,7 @@ def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
         ("tests/test_wire.py", b"", "does not belong here"),
         ("memoire/own.key", b"", "has the name of a secret"),
         ("memoire/state/state.db", b"", "what a run left behind"),
-        ("memoire/settings.py", keyfolder.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
+        ("memoire/settings.py", keypairs.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
         ("memoire/settings.py", b"-----BEGIN EC PRIVATE KEY-----\n" + 64 * b"A", "holds a private key"),
         ("memoire/settings.py", b"AKIA" + 16 * b"A", "holds a key of a cloud"),
         ("memoire/settings.py", TOKEN.encode(), "holds a token of a forge"),

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from memoire.cli import main, operate
 from memoire.errors import KeyFileError, ProtocolError
 from memoire.pool.tables import ROUNDTRIP
-from memoire.security import keyfolder
-from memoire.security.keyfolder import Keys, Peer
+from memoire.security import key_files, key_writer, keypairs, permissions
+from memoire.security.keyfolder import Keys
+from memoire.security.permissions import Peer
 from memoire.wire import messages
 from memoire.wire.identity import table_number
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    keyfolder.write_cluster(tmp_path / "keys")
+    key_writer.write_cluster(tmp_path / "keys")
     return tmp_path / "keys"
 
 
@@ -29,9 +30,9 @@ def read_again(keys):
 
 
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
-    for role in keyfolder.ROLES:
+    for role in permissions.ROLES:
         keys = Keys(cluster, role)
-        assert keys.folder == cluster / role and keys.own.peer == Peer(role, keyfolder.plural(role))
+        assert keys.folder == cluster / role and keys.own.peer == Peer(role, keypairs.plural(role))
         assert {key.role for key in keys.servers} == {"server", "proxy"}
         assert (cluster / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(cluster / "server").authorized.values()}
@@ -41,10 +42,10 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(cluster):
 
 
 def test_a_key_survives_its_text_and_never_shows_its_secret_half():
-    key = keyfolder.make("learner", "team-b")
-    (back,) = keyfolder.read_blocks(key.text(secret=True).encode())
+    key = keypairs.make("learner", "team-b")
+    (back,) = keypairs.read_blocks(key.text(secret=True).encode())
     assert back == key and back.secret == key.secret
-    (public,) = keyfolder.read_blocks(key.text().encode())
+    (public,) = keypairs.read_blocks(key.text().encode())
     assert public.public == key.public and public.secret is None and public.fingerprint == key.fingerprint
     assert key.secret.hex() not in repr(key).replace("\\x", "") and repr(key.secret)[2:-1] not in repr(key)
 
@@ -67,10 +68,10 @@ def test_a_key_survives_its_text_and_never_shows_its_secret_half():
     ],
 )
 def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, words):
-    key = keyfolder.make("actor", "a1")
+    key = keypairs.make("actor", "a1")
     text = key.text(secret=True)
     with pytest.raises(ValueError, match=words) as caught:
-        keyfolder.read_blocks(damage(text).encode())
+        keypairs.read_blocks(damage(text).encode())
     assert text.splitlines()[-2][:12] not in str(caught.value)
 
 
@@ -81,26 +82,26 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_repeating_it(damage, 
 )
 def test_any_bytes_are_keys_or_a_value_error(data):
     try:
-        keyfolder.read_blocks(data)
+        keypairs.read_blocks(data)
     except ValueError:
         pass
 
 
 @given(st.binary(max_size=140))
-@example(keyfolder.passport(Peer("server", "a"))[:5] + bytes([len(keyfolder.ROLES)]) + b"a")  # one role too far
-@example(keyfolder.passport(Peer("server", "a"))[:5] + bytes([len(keyfolder.ROLES) - 1]) + b"a")
+@example(permissions.passport(Peer("server", "a"))[:5] + bytes([len(permissions.ROLES)]) + b"a")  # one role too far
+@example(permissions.passport(Peer("server", "a"))[:5] + bytes([len(permissions.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
-        peer = keyfolder.read_passport(data)
+        peer = permissions.read_passport(data)
     except ProtocolError as error:
         assert error.code == "passport"
     else:
-        assert keyfolder.passport(peer) == data
+        assert permissions.passport(peer) == data
 
 
 def test_a_passport_says_whose_a_message_is():
-    for role in keyfolder.ROLES:
-        assert keyfolder.read_passport(keyfolder.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
+    for role in permissions.ROLES:
+        assert permissions.read_passport(permissions.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
 def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
@@ -113,20 +114,22 @@ def test_a_secret_that_others_may_read_is_refused(cluster, monkeypatch):
     real = os.stat(own)
     root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
     monkeypatch.setattr(type(own), "stat", lambda *_, **__: root)
-    keyfolder._check_mode(own)
+    key_files.check_mode(own)
     monkeypatch.setattr(type(own), "stat", lambda *_, **__: other)
     with pytest.raises(KeyFileError, match="0440"):
-        keyfolder._check_mode(own)
+        key_files.check_mode(own)
 
 
 def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothing(cluster):
     keys = Keys(cluster / "server")
     assert not read_again(keys) and keys.changes == 0
-    one = keyfolder.make("actor", "team-b")
-    path = keyfolder.authorize(cluster / "server", one)
+    one = keypairs.make("actor", "team-b")
+    path = key_writer.authorize(cluster / "server", one)
     assert read_again(keys) and keys.peer(one.public) == one.peer
-    two = keyfolder.make("actor", "team-b")
-    assert keyfolder.authorize(cluster / "server", two) == path and keyfolder.authorize(cluster / "server", two) == path
+    two = keypairs.make("actor", "team-b")
+    assert (
+        key_writer.authorize(cluster / "server", two) == path and key_writer.authorize(cluster / "server", two) == path
+    )
     assert read_again(keys) and keys.peer(one.public) == keys.peer(two.public) == one.peer
     path.write_text("nonsense")
     assert not read_again(keys) and str(path) in keys.trouble and keys.peer(one.public) is not None
@@ -136,10 +139,10 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
 
 
 def test_links_that_a_kubelet_swaps_are_followed(cluster, tmp_path):
-    first, second, mounted = keyfolder.make("actor", "a"), keyfolder.make("actor", "a"), tmp_path / "mounted"
+    first, second, mounted = keypairs.make("actor", "a"), keypairs.make("actor", "a"), tmp_path / "mounted"
     for number, key in enumerate((first, second)):
-        keyfolder.write_one(mounted / f"..{number}", keyfolder.make("server"))
-        keyfolder.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
+        key_writer.write_one(mounted / f"..{number}", keypairs.make("server"))
+        key_writer.write_new(mounted / f"..{number}" / "authorized-actor.pub", key.text())
     (mounted / "..data").symlink_to("..0")
     for name in ("own.key", "own.pub", "authorized-actor.pub"):
         (mounted / name).symlink_to(f"..data/{name}")
@@ -159,7 +162,7 @@ def test_a_key_in_the_folder_of_another_role_lets_nobody_in(cluster):
 
 
 def test_a_secret_among_public_keys_is_refused(cluster):
-    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(keyfolder.make("actor").text(secret=True))
+    (cluster / "server" / "authorized" / "actor" / "actors.pub").write_text(keypairs.make("actor").text(secret=True))
     with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
         Keys(cluster / "server")
 
@@ -185,7 +188,7 @@ def test_keys_are_given_by_value_path_or_environment(cluster, monkeypatch):
 
 def test_many_threads_may_look_whether_a_folder_has_changed(cluster):
     keys = Keys(cluster / "server")
-    keyfolder.authorize(cluster / "server", keyfolder.make("reader", "extra"))
+    key_writer.authorize(cluster / "server", keypairs.make("reader", "extra"))
     keys._looked = 0.0
     found = []
     threads = [threading.Thread(target=lambda: found.append(keys.refresh())) for _ in range(8)]
@@ -201,17 +204,17 @@ def test_every_role_may_send_what_the_table_says_and_nothing_else():
     leads = {messages.Type[name] for name in ["FEEDBACK", "PUBLISH", "CONTROL", "INHERIT", "TAKE_SNAPSHOT"]}
     pushes = {messages.Type.CACHE, messages.Type.EPISODE}
     for role in ("learner", "server"):
-        assert keyfolder.MAY[role] == requests | leads | pushes
-    assert not keyfolder.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS})
-    assert not keyfolder.MAY["reader"] & (leads | pushes | {messages.Type.UPDATE})
-    for role in keyfolder.ROLES:
+        assert permissions.MAY[role] == requests | leads | pushes
+    assert not permissions.MAY["actor"] & (leads | {messages.Type.DRAW, messages.Type.SUMS})
+    assert not permissions.MAY["reader"] & (leads | pushes | {messages.Type.UPDATE})
+    for role in permissions.ROLES:
         for kind in messages.Type:
-            if kind in keyfolder.MAY[role]:
+            if kind in permissions.MAY[role]:
                 Peer(role, "x").check(kind)
             else:
                 with pytest.raises(ProtocolError, match=f"'x' is an? {role}'s, which may not send {kind.name}"):
                     Peer(role, "x").check(kind)
-    keyfolder.OPEN.check(messages.Type.CONTROL)
+    permissions.OPEN.check(messages.Type.CONTROL)
 
 
 def test_a_key_may_not_call_itself_another_role():
@@ -285,7 +288,7 @@ def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_p
     assert main.main(["keys", "list", folder]) == 0
     shown = capsys.readouterr().out
     assert f"admits {key.fingerprint}  actor/team-b" in shown
-    for role in keyfolder.ROLES:
+    for role in permissions.ROLES:
         assert (tmp_path / "keys" / role / "own.key").read_text().splitlines()[5] not in shown
     assert main.main(["keys", "revoke", folder, key.fingerprint, "reader/readers"]) == 0
     assert {each.role for each in Keys(f"{folder}/server").authorized.values()} == {
@@ -312,11 +315,11 @@ def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path,
     yaml = pytest.importorskip("yaml")
     assert main.main(["keys", "new", "--kubernetes", "ant"]) == 0
     found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
-    assert set(found) == {f"ant-{role}" for role in keyfolder.ROLES}
+    assert set(found) == {f"ant-{role}" for role in permissions.ROLES}
     for name, secret in found.items():
         assert secret["kind"] == "Secret" and secret["type"] == "Opaque"
         for path, text in secret["stringData"].items():
-            keyfolder.write_new(tmp_path / name / path, text)
+            key_writer.write_new(tmp_path / name / path, text)
     assert len(Keys(tmp_path / "ant-server").authorized) == len(Keys(tmp_path / "ant-proxy").authorized) == 5
     assert Keys(tmp_path / "ant-proxy").peer(Keys(tmp_path / "ant-actor").own.public) == Peer("actor", "actors")
 
@@ -325,7 +328,7 @@ def mounted(text, where):
     """Folders with the files of these Secrets, as they are in Pods."""
     for secret in pytest.importorskip("yaml").safe_load_all(text):
         for path, content in secret["stringData"].items():
-            keyfolder.write_new(where / secret["metadata"]["name"] / path, content)
+            key_writer.write_new(where / secret["metadata"]["name"] / path, content)
     return where
 
 
@@ -338,8 +341,8 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
     capsys.readouterr()
     assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     there = mounted(capsys.readouterr().out, tmp_path / "both")
-    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in keyfolder.ROLES)
-    for role in keyfolder.ROLES:
+    assert sorted(path.name for path in there.iterdir()) == sorted(f"ant-{role}" for role in permissions.ROLES)
+    for role in permissions.ROLES:
         own, exported = Keys(f"{folder}/{role}"), Keys(there / f"ant-{role}")
         assert own.own.text(secret=True) == exported.own.text(secret=True)
         assert (own.servers, own.authorized) == (exported.servers, exported.authorized)
@@ -364,4 +367,4 @@ def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsy
 
 
 def test_the_command_line_knows_the_roles_of_keys():
-    assert operate.ROLES == keyfolder.ROLES
+    assert main.ROLES == permissions.ROLES

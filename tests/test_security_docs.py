@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memoire.cli.main import parser
-from memoire.security import keyfolder
+from memoire.security import permissions
 from test_guarantees_docs import functions_of, named_tests
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ def test_every_threat_names_tests_that_exist(row):
 
 def test_every_role_has_its_row():
     described = PAGE.partition("## Keys")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| (\w+) \| ", described, re.MULTILINE)) - {"role"} == set(keyfolder.ROLES)
+    assert set(re.findall(r"^\| (\w+) \| ", described, re.MULTILINE)) - {"role"} == set(permissions.ROLES)
 
 
 @pytest.mark.parametrize("page", [PAGE, POLICY], ids=["docs/security.md", "SECURITY.md"])

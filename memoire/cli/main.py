@@ -19,6 +19,10 @@ from memoire.security import exposure
 
 from . import operate, run, watch
 
+HERE = "tcp://127.0.0.1:5560"
+ELSEWHERE = '; for other machines "tcp://*:5560", which takes --keys or --insecure'
+ROLES = ("actor", "server", "learner", "reader", "proxy")
+"""What a key may be for, as `memoire.security.permissions` knows them; a test compares."""
 Command = Callable[[argparse.Namespace], int]
 EXTRAS = {
     "gymnasium": "demo",

@@ -6,7 +6,7 @@
 
 ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer nobody
 gets in. It marks each message with the connection and the key that it came by, on the first hop alone: so what a key
-may do is decided there, and a proxy says whose message it passes on (`keyfolder.passport`).
+may do is decided there, and a proxy says whose message it passes on (`permissions.passport`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Final
 import zmq
 
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
-from memoire.security import exposure, keyfolder
-from memoire.security.keyfolder import Keys, Peer
+from memoire.security import exposure, permissions
+from memoire.security.keyfolder import Keys
+from memoire.security.permissions import Peer
 
 from . import descriptors, monitor, sockets
 from .connection_watcher import ConnectionWatcher
@@ -97,7 +98,7 @@ class Gate:
         self.came: dict[int, str] = {}
         """Whose key a connection has, by its descriptor, once it has sent a message."""
         self._ports: set[int] = set()
-        self._local = keyfolder.OPEN
+        self._local = permissions.OPEN
         self._context = context
         self._authenticator: _Authenticator | None = None  # since something was bound
         self.domain = ""
@@ -157,10 +158,10 @@ class Gate:
             ProtocolError: (codes "revoked", "passport") it is not to be taken.
         """
         peer, may_vouch = self._sender(made, frames[-1])
-        if len(frames) > place and keyfolder.is_passport(frames[place]):
+        if len(frames) > place and permissions.is_passport(frames[place]):
             if not may_vouch:
                 raise ProtocolError("passport", f"the key {peer.name!r} may speak for nobody else")
-            return keyfolder.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
+            return permissions.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
         return peer, frames
 
     def passport(self, peer: Peer) -> list[bytes]:
@@ -168,11 +169,11 @@ class Gate:
         if self.keys is None or self.keys.own.role not in VOUCH:
             return []
         peer = peer if peer.role else self._local
-        return [keyfolder.passport(peer)] if peer.role else []
+        return [permissions.passport(peer)] if peer.role else []
 
     def _sender(self, made: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
         if made not in self._guarded:
-            return keyfolder.OPEN, True
+            return permissions.OPEN, True
         key, descriptor = sockets.origin(frame)
         self.came[descriptor] = key
         peer = self._peers.get(key)

@@ -40,7 +40,8 @@ from memoire.net.curve_server import Gate, Security
 from memoire.net.lanes import Lane, Lanes
 from memoire.net.thread import ENDING, Node, Worker, close_at_exit
 from memoire.security import exposure
-from memoire.security.keyfolder import OPEN, Given, Keys, Peer
+from memoire.security.keyfolder import Given, Keys
+from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.suggestions import checked_names
 from memoire.wire import messages

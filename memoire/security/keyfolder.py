@@ -1,4 +1,4 @@
-"""Keys: their text, the folder that a process has them in, the roles that they have, and who may send what.
+"""The keys folder of a process: its own key, whom it dials, and who may come in.
 
     keys/actor/own.key                      the secret key of this process
                server.pub                   public keys of what it dials: servers and proxies, old and new ones
@@ -6,262 +6,35 @@
                 authorized/actor/*.pub      public keys of who may come, by role; or authorized-actor.pub, in one file
                 authorized/learner/*.pub
 
-A folder is read again while the process runs. No socket is opened here; `authenticator` lets in whom this module knows.
+A folder is read again while the process runs. No socket is opened here; `net.curve_server` lets in whom it knows.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import datetime
 import functools
-import hashlib
 import logging
 import os
-import re
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-import zmq
-from zmq.utils.z85 import decode, encode
+from memoire.errors import KeyFileError
 
-from memoire.errors import KeyFileError, ProtocolError
-from memoire.pool.tables import ROUNDTRIP
-from memoire.wire import messages
-from memoire.wire.frames import Buffer
-from memoire.wire.identity import table_number
-from memoire.wire.messages import Type
+from .key_files import authorized_files, mark, read_own, read_public, read_servers
+from .keypairs import Key
+from .permissions import ROLES, Peer
 
 _log = logging.getLogger(__name__)
 
-ROLES: Final = ("actor", "server", "learner", "reader", "proxy")
-"""What a key may be for; the place in this list is the number in a passport."""
 ENVIRONMENT: Final = "MEMOIRE_KEYS"
 """Environment variable with the keys folder of whoever is given none."""
-KEY_BYTES: Final = 32
-MOST_FILE_BYTES: Final = 1_000_000
-MOST_BLOCKS: Final = 4096
-"""Keys in one file."""
-MOST_FILES: Final = 4096
-"""Files with authorized keys in one folder."""
 REREAD: Final = 1.0
 """Seconds between two looks whether a folder has changed."""
 
 _Read = TypeVar("_Read")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_BEGIN = re.compile(r"-----BEGIN MEMOIRE (PUBLIC|SECRET) KEY-----")
-_HEADER = re.compile(r"([A-Za-z-]{1,32}): ([ -~]{1,256})")
-_FLAT = re.compile(r"authorized-([a-z]+)[A-Za-z0-9._-]*\.pub")
-
-
-# ------------------------------------------------------------------------------------------------------- roles
-
-
-_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW}
-_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE}
-_LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
-MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
-    {
-        "actor": frozenset(_PUSH),
-        "reader": frozenset(_READ),
-        "learner": frozenset(_READ | _PUSH | _LEAD),
-        "server": frozenset(_READ | _PUSH | _LEAD),
-        "proxy": frozenset({Type.HELLO, Type.FETCH}),
-    }
-)
-"""What each role may send to a server or proxy. A proxy may pass on what others may send, and says whose it is."""
-_TRY: Final = frozenset({Type.SUMS, Type.DRAW})
-_ROUNDTRIP: Final = table_number(ROUNDTRIP)
-"""The table in which an actor may find what it pushed: for `memoire doctor`."""
-_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str]()}
-"""What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
-those behind it: these two are nobody to a server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who sent a message, as its key says."""
-
-    role: str
-    """One of `ROLES`; "" where the message came in without keys: then everything is allowed."""
-    name: str
-
-    @property
-    def principal(self) -> str:
-        """Role and name: what a client id is bound to. Keys with the same ones are the same to a server."""
-        return f"{self.role}/{self.name}" if self.role else ""
-
-    def check(self, kind: Type, table: int = 0) -> None:
-        """Raise ProtocolError (code "role") where this peer may not send messages of this type about this table."""
-        is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
-        if self.role and kind not in MAY[self.role] and not is_try:
-            raise ProtocolError(
-                "role", f"the key {self.name!r} is {_article(self.role)}'s, which may not send {kind.name}"
-            )
-
-    def check_hello(self, hello: messages.Hello) -> None:
-        """Raise ProtocolError (code "role") where this peer may not call itself what it does."""
-        allowed = _CALLS_ITSELF.get(self.role)
-        is_try = hello.table == ROUNDTRIP and self.role == "actor"
-        if allowed is not None and not is_try and hello.role not in {"doctor", "proxy", *allowed}:
-            raise ProtocolError(
-                "role", f"the key {self.name!r} is {_article(self.role)}'s, and was used by {_article(hello.role)}"
-            )
-
-
-OPEN: Final = Peer("", "")
-"""Whoever comes in where no keys are asked for."""
-
-PASSPORT_MAGIC: Final = b"MEMP"
-_PASSPORT: Final = PASSPORT_MAGIC + b"\x01"
-
-
-def passport(peer: Peer) -> bytes:
-    """The frame in which a proxy says whose message it passes on."""
-    return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
-
-
-def is_passport(frame: Buffer) -> bool:
-    """Whether a frame is meant to be one."""
-    return bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
-
-
-def read_passport(frame: Buffer) -> Peer:
-    """Who sent a message that a proxy passed on. Raises ProtocolError (code "passport") and nothing else."""
-    said = bytes(memoryview(frame)[:128])
-    name = said[6:].decode("ascii", "replace")
-    if said[:5] != _PASSPORT or len(said) < 7 or said[5] >= len(ROLES) or not _NAME.fullmatch(name):
-        raise ProtocolError("passport", "a proxy passed a message on without saying whose it is")
-    return Peer(ROLES[said[5]], name)
-
-
-def _article(role: str) -> str:
-    return f"an {role}" if role[:1] in "aeiou" else f"a {role}"
-
-
-# -------------------------------------------------------------------------------------------------------- text
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key. The secret half never appears in a repr."""
-
-    public: bytes
-    name: str
-    role: str
-    created: str = ""
-    secret: bytes | None = field(default=None, repr=False)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits by which people tell keys apart."""
-        return hashlib.blake2b(self.public, digest_size=8).hexdigest()
-
-    @property
-    def peer(self) -> Peer:
-        """Whoever has it."""
-        return Peer(self.role, self.name)
-
-    def text(self, *, secret: bool = False) -> str:
-        """The key as it stands in a file: its public half, or with `secret` the other one."""
-        kind, half = ("SECRET", self.secret) if secret else ("PUBLIC", self.public)
-        assert half is not None
-        created = f"Created: {self.created}\n" if self.created else ""
-        body = base64.b64encode(half).decode()
-        return (
-            f"-----BEGIN MEMOIRE {kind} KEY-----\nName: {self.name}\nRole: {self.role}\n{created}\n{body}\n"
-            f"-----END MEMOIRE {kind} KEY-----\n"
-        )
-
-
-def make(role: str, name: str = "") -> Key:
-    """A new key. Raises ValueError where role or name cannot be."""
-    name = name or plural(role)
-    _check(role, name)
-    _, secret = zmq.curve_keypair()
-    created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return _from_secret(decode(secret), name, role, created)
-
-
-def plural(role: str) -> str:
-    """What keys of a role are called unless they have a name of their own."""
-    return "proxies" if role == "proxy" else f"{role}s"
-
-
-def _from_secret(secret: bytes, name: str, role: str, created: str) -> Key:
-    return Key(decode(zmq.curve_public(z85(secret))), name, role, created, secret)
-
-
-def z85(key: bytes) -> bytes:
-    """32 bytes as ZeroMQ's options take them: 40 characters."""
-    return bytes(encode(key))
-
-
-def _check(role: str, name: str) -> None:
-    if role not in ROLES:
-        raise ValueError(f"the role {role!r} is none of {', '.join(ROLES)}")
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"the name {name[:80]!r} is not 1 to 63 letters, digits, dots, dashes and underscores")
-
-
-def read_blocks(text: bytes) -> list[Key]:
-    """All keys in a file's text, in order.
-
-    Raises:
-        ValueError: and nothing else, whatever the bytes: says what is wrong, and never repeats what may be a secret.
-    """
-    if len(text) > MOST_FILE_BYTES:
-        raise ValueError(f"it has {len(text)} bytes, and keys are short")
-    try:
-        lines = iter(text.decode("ascii").splitlines())
-    except UnicodeDecodeError:
-        raise ValueError("it is not ASCII text") from None
-    found: list[Key] = []
-    for line in lines:
-        begins = _BEGIN.fullmatch(line.strip())
-        if begins is not None:
-            found.append(_read_block(begins[1], lines))
-        elif line.strip() and not line.startswith("#"):
-            raise ValueError("there is text outside of keys that does not begin with #")
-        if len(found) > MOST_BLOCKS:
-            raise ValueError(f"it has more than {MOST_BLOCKS} keys")
-    return found
-
-
-def _read_block(kind: str, lines: Iterator[str]) -> Key:
-    headers: dict[str, str] = {}
-    for line in lines:
-        if not line.strip():
-            break
-        header = _HEADER.fullmatch(line.strip())
-        if header is None or header[1] in headers:
-            raise ValueError("a key's header is not 'Name: ...', 'Role: ...', each once, with an empty line after them")
-        headers[header[1]] = header[2]
-    body = next(lines, "").strip()
-    if next(lines, "").strip() != f"-----END MEMOIRE {kind} KEY-----":
-        raise ValueError(f"a key has no line '-----END MEMOIRE {kind} KEY-----' after its one line of base64")
-    name, role, created = headers.get("Name", ""), headers.get("Role", ""), headers.get("Created", "")
-    try:
-        _check(role, name)
-    except ValueError:  # which says what it found: in a file where lines have run together that may be a secret
-        name = "1 to 63 letters, digits, dots, dashes and underscores"
-        raise ValueError(f"a key's role is none of {', '.join(ROLES)}, or its name is not {name}") from None
-    try:
-        half = base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError(f"the key {name!r} is not base64") from None
-    if len(half) != KEY_BYTES or not any(half):
-        raise ValueError(f"the key {name!r} is not {KEY_BYTES} bytes in base64, or all of them are 0")
-    return _from_secret(half, name, role, created) if kind == "SECRET" else Key(half, name, role, created)
-
-
-# ------------------------------------------------------------------------------------------------------ folders
 
 
 class Keys:
@@ -330,20 +103,20 @@ class Keys:
 
     def _read(self, *, is_first: bool) -> bool:
         paths = {"own.key": self.folder / "own.key", "server.pub": self.folder / "server.pub"}
-        listed = _authorized_files(self.folder)
-        seen = tuple(_mark(path) for path in (*paths.values(), *(path for _, path in listed)))
+        listed = authorized_files(self.folder)
+        seen = tuple(mark(path) for path in (*paths.values(), *(path for _, path in listed)))
         if seen == self._seen:
             return False
         self._seen = seen
         faults: dict[str, str] = {}
         former = None if is_first else (self.own, self.servers, self.authorized)
         own, servers = (None, None) if former is None else former[:2]
-        self.own = self._or_former(faults, paths["own.key"], _read_own, own)
-        self.servers = self._or_former(faults, paths["server.pub"], _read_servers, servers)
+        self.own = self._or_former(faults, paths["own.key"], read_own, own)
+        self.servers = self._or_former(faults, paths["server.pub"], read_servers, servers)
         files: dict[str, tuple[Key, ...]] = {}
         for role, path in listed:
             kept = None if is_first else self._files.get(str(path), ())
-            files[str(path)] = self._or_former(faults, path, functools.partial(_read_public, role=role), kept)
+            files[str(path)] = self._or_former(faults, path, functools.partial(read_public, role=role), kept)
         self._files, self._faults = files, faults
         self.authorized = MappingProxyType({key.public: key for keys in files.values() for key in keys})
         if former is None or former == (self.own, self.servers, self.authorized):
@@ -389,242 +162,3 @@ def folders_in(folder: Path) -> list[Path]:
     """The keys folder itself, or those of a cluster's folder. Raises KeyFileError."""
     found = [folder / role for role in ROLES if (folder / role / "own.key").exists()]
     return [folder_for(folder, "")] if (folder / "own.key").exists() or not found else found
-
-
-def _mark(path: Path) -> object:
-    """Something that is different when a file is: links are followed, since a kubelet swaps them."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return error.errno
-    return (str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
-
-
-def _authorized_files(folder: Path) -> list[tuple[str, Path]]:
-    """Files with keys of who may come in, with the role that they come in as."""
-    found: list[tuple[str, Path]] = []
-    for role in ROLES:
-        found += [(role, path) for path in _listed(folder / "authorized" / role) if path.suffix == ".pub"]
-    for path in _listed(folder):
-        flat = _FLAT.fullmatch(path.name)
-        if flat is not None and flat[1] in ROLES:
-            found.append((flat[1], path))
-    return found[:MOST_FILES]
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError:
-        return []
-
-
-def _load(path: Path) -> list[Key]:
-    try:
-        with path.open("rb") as opened:
-            text = opened.read(MOST_FILE_BYTES + 1)
-    except OSError as error:
-        advice = "Let this process' user read it, or make one with `memoire keys new`."
-        raise KeyFileError(str(path), f"cannot be read: {error.strerror}", advice) from error
-    try:
-        return read_blocks(text)
-    except ValueError as error:
-        advice = "Take the file as `memoire keys new` wrote it."
-        raise KeyFileError(str(path), f"is no file of keys: {error}", advice) from None
-
-
-def _read_own(path: Path) -> Key:
-    keys = _load(path)
-    _check_mode(path)
-    if len(keys) != 1 or keys[0].secret is None:
-        raise KeyFileError(str(path), "does not hold one secret key", "Take own.key as `memoire keys new` wrote it.")
-    return keys[0]
-
-
-def _check_mode(path: Path) -> None:
-    """Refuse a secret that other users can read. What root owns may be readable for its group: so a Kubernetes Secret
-    is mounted for a process that is not root (fsGroup).
-    """
-    found = path.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    allowed = 0o740 if found.st_uid == 0 else 0o700
-    if mode & ~allowed:
-        advice = f"chmod 600 {path}, and make a new key if others may have seen it."
-        raise KeyFileError(str(path), f"is a secret that others may read (mode {mode:04o})", advice)
-
-
-def _read_servers(path: Path) -> tuple[Key, ...]:
-    if not path.exists():
-        return ()
-    return tuple(_only_public(path, key) for key in _load(path))
-
-
-def _read_public(path: Path, role: str) -> tuple[Key, ...]:
-    keys = tuple(_only_public(path, key) for key in _load(path))
-    for key in keys:
-        if key.role != role:
-            advice = f"Move it to authorized/{key.role}, or make a key for {_article(role)}."
-            problem = f"holds the key {key.name!r} of {_article(key.role)}, and would let it in as {_article(role)}"
-            raise KeyFileError(str(path), problem, advice)
-    return keys
-
-
-def _only_public(path: Path, key: Key) -> Key:
-    if key.secret is not None:
-        advice = "Put its own.pub there instead, and make a new key: this one may have been seen."
-        raise KeyFileError(str(path), f"holds the secret key {key.name!r}", advice)
-    return key
-
-
-# ------------------------------------------------------------------------------------------- making and changing
-
-
-ADMITTED: Final = {
-    "server": ("actor", "learner", "reader", "proxy", "server"),
-    "proxy": ("actor", "learner", "reader", "proxy", "server"),
-}
-"""Roles whose keys a new cluster's listening nodes let in."""
-
-
-def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
-    """The files of a new cluster's keys folders: by role, by path in its folder, their text.
-
-    Args:
-        names: Of keys, by role; by default the role's plural.
-    """
-    keys = {role: make(role, (names or {}).get(role, "")) for role in ROLES}
-    files = {}
-    for role, key in keys.items():
-        first, second = ("server", "proxy") if role == "proxy" else ("proxy", "server")  # whom it is likely to dial
-        dialled = keys[first].text() + keys[second].text()
-        files[role] = {"own.key": key.text(secret=True), "own.pub": key.text(), "server.pub": dialled}
-        for other in ADMITTED.get(role, ()):
-            files[role][f"authorized/{other}/{keys[other].name}.pub"] = keys[other].text()
-    return files
-
-
-def write_cluster(folder: Path) -> list[Path]:
-    """Make a cluster's folder with new keys; the keys folders in it.
-
-    Raises:
-        KeyFileError: something is there already; nothing was changed.
-    """
-    if folder.exists() and any(folder.iterdir()):
-        advice = "Name a folder that is not there yet, or give --role to make one more key."
-        raise KeyFileError(str(folder), "is not empty: its keys stay as they are", advice)
-    made = []
-    for role, files in cluster_files().items():
-        made.append(folder / role)
-        for path, text in files.items():
-            write_new(folder / role / path, text)
-    return made
-
-
-def write_one(folder: Path, key: Key, servers: str = "") -> None:
-    """Make a keys folder of one new key, and of what it dials.
-
-    Raises:
-        KeyFileError: there is a key already; nothing was changed.
-    """
-    write_new(folder / "own.key", key.text(secret=True))
-    write_new(folder / "own.pub", key.text())
-    if servers:
-        write_new(folder / "server.pub", servers)
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file that must not be there: for its owner alone where it is a secret, from the first moment on."""
-    mode = 0o600 if path.name == "own.key" else 0o644
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with open(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w", encoding="ascii"
-        ) as to:
-            to.write(text)
-    except FileExistsError as error:
-        advice = "Name another folder, or take the old key away first."
-        raise KeyFileError(str(path), "is there already, and stays as it is", advice) from error
-    except OSError as error:
-        raise KeyFileError(str(path), f"cannot be written: {error.strerror}", "Name a folder that can.") from error
-
-
-def authorize(folder: Path, key: Key) -> Path:
-    """Let a key in at the process of this keys folder, beside others of the same role and name; the file it is in."""
-    path = folder / "authorized" / key.role / f"{key.name}.pub"
-    present = _read_public(path, key.role) if path.exists() else ()
-    if all(key.public != other.public for other in present):
-        _replace(path, [*present, key])
-    return path
-
-
-def revoke(folder: Path, which: str) -> list[Key]:
-    """Let keys in no more: those of this fingerprint, or of this "role/name"; the keys that were taken away."""
-    gone: list[Key] = []
-    for role, path in _authorized_files(folder):
-        keys = _read_public(path, role)
-        staying = [key for key in keys if which not in (key.fingerprint, key.peer.principal)]
-        if len(staying) != len(keys):
-            gone += [key for key in keys if key not in staying]
-            _replace(path, staying)
-    return gone
-
-
-def _replace(path: Path, keys: Iterable[Key]) -> None:
-    """Write a file of public keys anew, whole or not at all; without any it goes."""
-    text = "".join(key.text() for key in keys)
-    try:
-        if not text:
-            path.unlink()
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.new")
-        draft.unlink(missing_ok=True)
-        write_new(draft, text)
-        draft.replace(path)
-    except OSError as error:
-        raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change it where it is made.") from error
-
-
-def public_keys(path: Path) -> list[Key]:
-    """The public halves of all keys in a file, or in the own.pub of a keys folder. Raises KeyFileError."""
-    keys = _load(path / "own.pub" if path.is_dir() else path)
-    return [Key(key.public, key.name, key.role, key.created) for key in keys]
-
-
-def files_in(folder: Path) -> dict[str, str]:
-    """The files of a keys folder by their path in it, as text: written elsewhere they are the same folder.
-
-    Raises:
-        KeyFileError: one of them is no file of keys.
-    """
-    paths = [path for name in ("own.pub", "server.pub") if (path := folder / name).exists()]
-    files = {"own.key": _read_own(folder / "own.key").text(secret=True)}
-    for path in [*paths, *(path for _, path in _authorized_files(folder))]:
-        files[str(path.relative_to(folder))] = "".join(_only_public(path, key).text() for key in _load(path))
-    return files
-
-
-def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """Keys as Kubernetes Secrets in YAML, one for each role: each is mounted whole as a keys folder.
-
-    Args:
-        name: Of the Secrets, which are called NAME-ROLE.
-        keys: Files of each role's keys folder; by default those of a new cluster.
-    """
-    documents = []
-    for role, files in (cluster_files() if keys is None else keys).items():
-        lines = [
-            "apiVersion: v1", "kind: Secret", "metadata:", f"  name: {name}-{role}", "  labels:",
-            "    app.kubernetes.io/part-of: memoire", "type: Opaque", "stringData:",
-        ]  # fmt: skip
-        flat: dict[str, str] = {}  # a Secret has no folders
-        for path, text in files.items():
-            key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
-            flat[key] = flat.get(key, "") + text
-        for other in ROLES if role in ADMITTED else ():
-            # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
-            flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
-        for key, text in flat.items():
-            lines += [f"  {key}: |", *(f"    {line}".rstrip() for line in text.splitlines())]
-        documents.append("\n".join(lines) + "\n")
-    return "---\n".join(documents)

@@ -59,7 +59,8 @@ from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security import exposure
-from memoire.security.keyfolder import OPEN, Given, Keys, Peer
+from memoire.security.keyfolder import Given, Keys
+from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.storage.plain_log import LogFile
 from memoire.storage.restore import Restored

@@ -7,22 +7,23 @@ import base64
 import re
 
 from memoire.errors import ProtocolError
-from memoire.security import keyfolder
-from memoire.security.keyfolder import Peer, make, passport, read_blocks, read_passport
+from memoire.security import permissions
+from memoire.security.keypairs import make, read_blocks
+from memoire.security.permissions import Peer, passport, read_passport
 
 REACHED = {"keys", "no key", "passport", "no passport"}
 WORDS = (
     b"-----BEGIN MEMOIRE PUBLIC KEY-----\n", b"-----END MEMOIRE SECRET KEY-----\n", b"Name: ", b"Role: ", b"actor", b"server", b"\n\n",
     b"# comment\n", b"=", b"\r\n", b"\x0c", b"\x1c", b"../x", b"MEMP", b"\xff",
 )  # fmt: skip
-KEYS = [make(role, "some") for role in keyfolder.ROLES]
+KEYS = [make(role, "some") for role in permissions.ROLES]
 
 
 def seeds() -> list[bytes]:
     """Files of each kind of key, and every role's passport."""
     texts = [key.text(secret=is_secret) for key in KEYS for is_secret in (True, False)]
     files = [*texts, "# both\n" + texts[0] + "\n" + texts[3], ""]
-    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in keyfolder.ROLES)]
+    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in permissions.ROLES)]
 
 
 def one(data: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubekit import KEYS, TOKENS, memoire, run, until
 
-from memoire.security import keyfolder
+from memoire.security import key_writer, keyfolder, permissions
 
 REACH = """
 import concurrent.futures, json, socket, sys
@@ -228,8 +228,8 @@ def replace_key(release, role):
     former = keyfolder.Keys(own).own
     memoire("keys", "new", str(new), "--role", role)
     memoire("keys", "authorize", str(release.keys), str(new))
-    if role in keyfolder.ADMITTED:
-        for other in keyfolder.ROLES:
+    if role in key_writer.ADMITTED:
+        for other in permissions.ROLES:
             with (release.keys / other / "server.pub").open("a") as file:
                 file.write((new / "own.pub").read_text())
     spread(release)
@@ -237,7 +237,7 @@ def replace_key(release, role):
         (new / file).replace(own / file)
     spread(release)
     memoire("keys", "revoke", str(release.keys), former.fingerprint)
-    for other in keyfolder.ROLES if role in keyfolder.ADMITTED else ():
+    for other in permissions.ROLES if role in key_writer.ADMITTED else ():
         dialled = [key for key in keyfolder.Keys(release.keys / other).servers if key.public != former.public]
         (release.keys / other / "server.pub").write_text("".join(key.text() for key in dialled))
     spread(release)

@@ -19,7 +19,7 @@ from memoire.errors import MemoireError
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.replay.schema import Column, Schema
-from memoire.security import keyfolder
+from memoire.security import key_writer, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 
@@ -59,10 +59,10 @@ class Actor(threading.Thread):
 
 def replace(keys: Path, role: str) -> None:
     """Give a role a new key, and take the old one away."""
-    former, new = Keys(keys / role).own, keyfolder.make(role)
+    former, new = Keys(keys / role).own, keypairs.make(role)
     for node in ("server", "proxy"):
-        keyfolder.authorize(keys / node, new)
-    for other in keyfolder.ROLES:
+        key_writer.authorize(keys / node, new)
+    for other in permissions.ROLES:
         if role in ("server", "proxy"):  # whoever dials it expects one of both, until the old one is gone
             known = [key for key in Keys(keys / other).servers if key.role != role or key.public == former.public]
             _write(keys / other / "server.pub", "".join(key.text() for key in (*known, new)))
@@ -70,7 +70,7 @@ def replace(keys: Path, role: str) -> None:
     _write(keys / role / "own.key", new.text(secret=True))
     time.sleep(TAKEN_UP)
     for node in ("server", "proxy"):
-        keyfolder.revoke(keys / node, former.fingerprint)
+        key_writer.revoke(keys / node, former.fingerprint)
     time.sleep(TAKEN_UP)
 
 
@@ -89,7 +89,7 @@ def main() -> int:
     violations: list[str] = []
     with folder() as where:
         keys = where / "keys"
-        keyfolder.write_cluster(keys)
+        key_writer.write_cluster(keys)
         over = threading.Event()
         with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, limits=QUICK, state_dir=where / "state") as server:
             proxies = [Proxy("tcp://127.0.0.1:0", [server.endpoint], keys=keys, limits=QUICK) for _ in range(2)]

@@ -1,0 +1,101 @@
+"""Roles of keys, and what each may send; how a proxy says whose message it passes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from memoire.errors import ProtocolError
+from memoire.pool.tables import ROUNDTRIP
+from memoire.wire import messages
+from memoire.wire.messages import Type
+
+ROLES: Final = ("actor", "server", "learner", "reader", "proxy")
+"""What a key may be for; the place in this list is the number in a passport."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""What a key may be called."""
+
+_READ = {Type.HELLO, Type.FETCH, Type.LEDGER, Type.SUMS, Type.DRAW}
+_PUSH = {Type.HELLO, Type.FETCH, Type.UPDATE, Type.CACHE, Type.EPISODE}
+_LEAD = {Type.FEEDBACK, Type.PUBLISH, Type.CONTROL, Type.INHERIT, Type.TAKE_SNAPSHOT}
+MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
+    {
+        "actor": frozenset(_PUSH),
+        "reader": frozenset(_READ),
+        "learner": frozenset(_READ | _PUSH | _LEAD),
+        "server": frozenset(_READ | _PUSH | _LEAD),
+        "proxy": frozenset({Type.HELLO, Type.FETCH}),
+    }
+)
+"""What each role may send to a server or proxy. A proxy may pass on what others may send, and says whose it is."""
+_TRY: Final = frozenset({Type.SUMS, Type.DRAW})
+_ROUNDTRIP: Final = messages.table_number(ROUNDTRIP)
+"""The table in which an actor may find what it pushed: for `memoire doctor`."""
+_CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str]()}
+"""What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
+those behind it: these two are nobody to a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who sent a message, as its key says."""
+
+    role: str
+    """One of `ROLES`; "" where the message came in without keys: then everything is allowed."""
+    name: str
+
+    @property
+    def principal(self) -> str:
+        """Role and name: what a client id is bound to. Keys with the same ones are the same to a server."""
+        return f"{self.role}/{self.name}" if self.role else ""
+
+    def check(self, kind: Type, table: int = 0) -> None:
+        """Raise ProtocolError (code "role") where this peer may not send messages of this type about this table."""
+        is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
+        if self.role and kind not in MAY[self.role] and not is_try:
+            raise ProtocolError(
+                "role", f"the key {self.name!r} is {article(self.role)}'s, which may not send {kind.name}"
+            )
+
+    def check_hello(self, hello: messages.Hello) -> None:
+        """Raise ProtocolError (code "role") where this peer may not call itself what it does."""
+        allowed = _CALLS_ITSELF.get(self.role)
+        is_try = hello.table == ROUNDTRIP and self.role == "actor"
+        if allowed is not None and not is_try and hello.role not in {"doctor", "proxy", *allowed}:
+            raise ProtocolError(
+                "role", f"the key {self.name!r} is {article(self.role)}'s, and was used by {article(hello.role)}"
+            )
+
+
+OPEN: Final = Peer("", "")
+"""Whoever comes in where no keys are asked for."""
+
+PASSPORT_MAGIC: Final = b"MEMP"
+_PASSPORT: Final = PASSPORT_MAGIC + b"\x01"
+
+
+def passport(peer: Peer) -> bytes:
+    """The frame in which a proxy says whose message it passes on."""
+    return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
+
+
+def is_passport(frame: messages.Buffer) -> bool:
+    """Whether a frame is meant to be one."""
+    return bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
+
+
+def read_passport(frame: messages.Buffer) -> Peer:
+    """Who sent a message that a proxy passed on. Raises ProtocolError (code "passport") and nothing else."""
+    said = bytes(memoryview(frame)[:128])
+    name = said[6:].decode("ascii", "replace")
+    if said[:5] != _PASSPORT or len(said) < 7 or said[5] >= len(ROLES) or not NAME.fullmatch(name):
+        raise ProtocolError("passport", "a proxy passed a message on without saying whose it is")
+    return Peer(ROLES[said[5]], name)
+
+
+def article(role: str) -> str:
+    """The role with its article, for sentences."""
+    return f"an {role}" if role[:1] in "aeiou" else f"a {role}"
