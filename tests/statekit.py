@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memoire.accounting.account import Account
 from memoire.accounting.journal import Journal, RunFacts
-from memoire.accounting.ledger import Account
 from memoire.accounting.logbook import Entry
 from memoire.models.model import make
 from memoire.storage.state_folder import Store

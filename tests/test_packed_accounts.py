@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from memoire.accounting.account import Account, counts_of
+from memoire.accounting.folded_sums import FoldedSums
 from memoire.accounting.kept_accounts import MemoryAccounts, StoredAccounts
-from memoire.accounting.ledger import Account, FoldedSums, counts_of
 from memoire.accounting.merge import key_of, merge, row_of, rows_of
 from memoire.accounting.packing import Packing, Words
 from memoire.wire import _bytes

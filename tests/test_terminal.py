@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from history.ports import block
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.cli import main
 from memoire.dashboard.collect.answers import (
     ActorRow,

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memoire.accounting.ledger import Account
+from memoire.accounting.account import Account
 from memoire.client.window import Window, Windows
 
 pytestmark = pytest.mark.usefixtures("without_io")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 
 from .verdict import Verdict
 

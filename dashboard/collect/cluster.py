@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.accounting.merge import Rows, by_client, key_of, merge, totals_of
 from memoire.wire.rows import ACCOUNT
 

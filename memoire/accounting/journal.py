@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from memoire.models.model import Model
 
-from .ledger import Account
+from .account import Account
 from .logbook import Entry
 
 MOST_WAITING = 1 << 16

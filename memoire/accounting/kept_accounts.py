@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from .ledger import Account, FoldedSums
+from .account import Account
+from .folded_sums import FoldedSums
 from .merge import Rows, merge, page
 from .packing import CLIENT_BYTES, Packing, Words
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
@@ -28,230 +26,13 @@ from memoire.errors import ProtocolError
 from memoire.wire.messages import Ended, Update
 from memoire.wire.rows import MOST_RETURN
 
+from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, Totals, counts_of, counts_something
+from .folded_sums import AccountStore, Nothing
+
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
 MOST_CODES = 32
 RECENT_EPISODES = 1000
-
-_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale")
-_HOME_SUMS = ("caches", "cache_bytes")
-TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
-"""What is added up for each table, too."""
-
-
-@dataclass(slots=True)
-class Account:
-    """One client at one server; the ledger's owner holds the lock under which it changes."""
-
-    client: bytes
-    first_seen: float
-    last_seen: float
-    since: int = 0
-    """The home's epoch when it was opened: what is per home (the client's caches) counts from then."""
-    report: Update = field(default_factory=Update)
-    """Greatest sums, and the state of the client's memory as its newest message says; without lines and episodes."""
-    sequence: int = -1
-    """Number of that newest message."""
-    lines_through: int = 0
-    """Number of the newest log line that was taken."""
-    ended_through: int = 0
-    """Number of the newest closed episode that was taken."""
-    returns_count: int = 0
-    returns_sum: float = 0.0
-    received_caches: int = 0
-    received_bytes: int = 0
-    """Of all caches that arrived, accepted or rejected."""
-    seen_caches: int = 0
-    seen_bytes: int = 0
-    """What the client had pushed when it pushed the newest cache that arrived: received, or lost on the way."""
-    accepted_caches: int = 0
-    accepted_bytes: int = 0
-    accepted_samples: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    waiting_feedback: int = 0
-    """Priorities that learners have set and that the client has not fetched yet; only in memory."""
-    lost_feedback: int = 0
-    """Priorities that it never fetched: it ended, or too many waited for it."""
-    last_cache: float = 0.0
-    """When the newest cache arrived; only in memory."""
-    label: int = 0
-    """Of its log lines."""
-    host: str = ""
-    """Where it runs, as it says; only in memory."""
-    table: int = 0
-    """Number of the table that it belongs to."""
-    owner: str = ""
-    """Whose key it was opened with, as role and name: nobody else may speak for it. "" where no keys are asked for."""
-
-    def copy(self) -> Account:
-        """The account as it is now, which nobody changes any more."""
-        return replace(self, rejected=dict(self.rejected))
-
-    @property
-    def lost_caches(self) -> int:
-        """Caches that a later one overtook and that have not arrived."""
-        return max(0, self.seen_caches - self.received_caches)
-
-    @property
-    def lost_bytes(self) -> int:
-        """Their bytes."""
-        return max(0, self.seen_bytes - self.received_bytes)
-
-    @property
-    def pushed_caches(self) -> int:
-        """Caches that the client has pushed, as far as anything that arrived says: always those received (accepted or
-        rejected), lost and in flight together.
-        """
-        return max(self.report.caches, self.seen_caches, self.received_caches)
-
-    @property
-    def pushed_bytes(self) -> int:
-        """Their bytes."""
-        return max(self.report.cache_bytes, self.seen_bytes, self.received_bytes)
-
-    @property
-    def in_flight_caches(self) -> int:
-        """Caches that the client pushed and that neither arrived nor were overtaken by a later one that did."""
-        return self.pushed_caches - max(self.seen_caches, self.received_caches)
-
-    @property
-    def in_flight(self) -> int:
-        """Bytes that the client pushed and that neither arrived nor were overtaken by a later one that did."""
-        return max(0, self.report.cache_bytes - max(self.seen_bytes, self.received_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over all clients of a ledger."""
-
-    clients: int = 0
-    gone: int = 0
-    """Of these clients, those that said goodbye."""
-    episodes: int = 0
-    steps: int = 0
-    pushed_caches: int = 0
-    pushed_bytes: int = 0
-    skipped_caches: int = 0
-    generated_bytes: int = 0
-    received_caches: int = 0
-    received_bytes: int = 0
-    accepted_caches: int = 0
-    accepted_bytes: int = 0
-    accepted_samples: int = 0
-    rejected_caches: int = 0
-    lost_caches: int = 0
-    lost_bytes: int = 0
-    dropped_lines: int = 0
-    returns_count: int = 0
-    returns_sum: float = 0.0
-    applied: int = 0
-    """Priorities that learners set and that clients have applied."""
-    stale: int = 0
-    """Those whose entry was gone when the client heard of them."""
-    lost_feedback: int = 0
-    """Those that no client fetched, because it had ended, or too many waited for it."""
-
-
-class ExactSum:
-    """A sum of floats that knows no rounding: what was added and taken off again leaves nothing behind."""
-
-    def __init__(self) -> None:
-        self._units = 0  # of 2**-1074, of which every float is a whole number
-
-    def add(self, value: float, sign: int = 1) -> None:
-        """Add a finite number, or take it off."""
-        numerator, denominator = value.as_integer_ratio()
-        self._units += sign * (numerator << (1075 - denominator.bit_length()))
-
-    @property
-    def value(self) -> float:
-        """The sum, rounded once."""
-        return self._units / (1 << 1074)
-
-
-class FoldedSums:
-    """What the accounts add up to that are not in memory."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        """By the names of `Totals`, all but returns_sum."""
-        self.returns = ExactSum()
-        self.tables: dict[str, Counter[int]] = {name: Counter() for name in TABLE_SUMS}
-        """`TABLE_SUMS` of each table, by its number."""
-
-    def add(self, account: Account, sign: int = 1) -> None:
-        """Add an account, or take it off."""
-        counts = counts_of(account)
-        for name, value in counts.items():
-            self.counts[name] += sign * value
-        self.returns.add(account.returns_sum, sign)
-        for name, sums in self.tables.items():
-            sums[account.table] += sign * counts[name]
-
-
-def counts_of(account: Account) -> dict[str, int]:
-    """What an account adds to `Totals`, all but returns_sum."""
-    report = account.report
-    return {
-        "clients": 1,
-        "gone": int(report.leaving),
-        "episodes": report.episodes,
-        "steps": report.steps,
-        "pushed_caches": account.pushed_caches,
-        "pushed_bytes": account.pushed_bytes,
-        "skipped_caches": report.skipped,
-        "generated_bytes": report.generated_bytes,
-        "received_caches": account.received_caches,
-        "received_bytes": account.received_bytes,
-        "accepted_caches": account.accepted_caches,
-        "accepted_bytes": account.accepted_bytes,
-        "accepted_samples": account.accepted_samples,
-        "rejected_caches": sum(account.rejected.values()),
-        "lost_caches": account.lost_caches,
-        "lost_bytes": account.lost_bytes,
-        "dropped_lines": report.dropped_lines,
-        "returns_count": account.returns_count,
-        "applied": report.applied,
-        "stale": report.stale,
-        "lost_feedback": account.lost_feedback,
-    }
-
-
-class AccountStore(Protocol):
-    """Where the accounts of one run are that are not in memory; see `account_store` and `store`."""
-
-    def find(self, client: bytes) -> Account | None:
-        """The client's own account as it was kept last."""
-
-    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
-        """Numbers of the newest line and closed episode that other accounts of this client have, those of servers that
-        were drained among them; 0 where there are none.
-        """
-
-    def keep(self, account: Account) -> None:
-        """Keep an account that leaves memory; it is not changed any more."""
-
-    def sums(self) -> FoldedSums:
-        """What all accounts that are kept add up to, without those of other servers."""
-
-
-class Nothing:
-    """An `AccountStore` that has nothing and keeps nothing: of a ledger that never folds."""
-
-    def find(self, client: bytes) -> Account | None:
-        """None."""
-
-    def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
-        """Zeros."""
-        return 0, 0
-
-    def keep(self, account: Account) -> None:
-        """A mistake of ours: nobody would find it again."""
-        assert account is None, "a ledger that folds needs a store"
-
-    def sums(self) -> FoldedSums:
-        """Nothing."""
-        return FoldedSums()
 
 
 class Ledger:
@@ -429,14 +210,14 @@ class Ledger:
         """
         _check(update)
         account = self._accounts.get(client)
-        if account is None and _counts_something(update):
+        if account is None and counts_something(update):
             account = self._opened(client, now, table)
         account = self._heard(account or self.greet(client, now, table), now)
         old = account.report
         said = update if sequence > account.sequence else old
         mine = update if account.since <= update.epoch <= self.epoch else old
-        sums = {name: max(getattr(old, name), getattr(update, name)) for name in _SUMS}
-        sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in _HOME_SUMS}
+        sums = {name: max(getattr(old, name), getattr(update, name)) for name in REPORT_SUMS}
+        sums |= {name: max(getattr(old, name), getattr(mine, name)) for name in HOME_SUMS}
         account.report = msgspec.structs.replace(said, **sums, lines=[], ended=[])
         account.sequence = max(account.sequence, sequence)
         if client in self._accounts:
@@ -554,20 +335,6 @@ class Ledger:
             assert account.pushed_bytes == account.received_bytes + account.lost_bytes + account.in_flight
             assert account.received_bytes >= account.accepted_bytes
             assert account.waiting_feedback >= 0
-
-
-def _counts_something(update: Update) -> bool:
-    """Whether a report is more than a sign of life."""
-    return any(getattr(update, name) for name in (*_SUMS, *_HOME_SUMS)) or bool(update.lines or update.ended)
-
-
-def sums_of(account: Account | None) -> tuple[int, ...] | None:
-    """All that a client's message may add to its account: two of these differ when there is something to save."""
-    if account is None:
-        return None
-    report = account.report
-    numbers = account.lines_through, account.ended_through
-    return (*(getattr(report, name) for name in (*_SUMS, *_HOME_SUMS)), report.leaving, *numbers)
 
 
 def _check(update: Update) -> None:

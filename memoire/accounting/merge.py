@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from memoire.wire.rows import ACCOUNT, ACCOUNT_KEY_BYTES
 
-from .ledger import Account, Totals
+from .account import Account, Totals
 
 Rows: TypeAlias = NDArray[np.void]
 """Rows of `rows.ACCOUNT`."""

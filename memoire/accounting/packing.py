@@ -21,7 +21,8 @@ from memoire.wire import _bytes
 from memoire.wire.messages import Update
 from memoire.wire.rows import ACCOUNT, MOST_RETURNS, unpack_accounts
 
-from .ledger import Account, FoldedSums
+from .account import Account
+from .folded_sums import FoldedSums
 from .merge import GONE, Rows, exact_sum, merge, row_of
 
 CLIENT_BYTES: Final = 16

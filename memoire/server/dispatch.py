@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import arguments
+from memoire.accounting.account import Account, sums_of
 from memoire.accounting.journal import Group, Journal
-from memoire.accounting.ledger import Account, Ledger, sums_of
+from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Entry, Logbook
 from memoire.accounting.merge import Rows, merge
 from memoire.accounting.runs import Past, Run, Runs

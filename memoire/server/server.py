@@ -29,8 +29,8 @@ import numpy as np
 import zmq
 
 from memoire import arguments
+from memoire.accounting.account import Account, Totals
 from memoire.accounting.journal import Group, RunFacts, Ticket
-from memoire.accounting.ledger import Account, Totals
 from memoire.accounting.logbook import MOST_FOUND, Entry, Wanted, format_line
 from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
 from memoire.accounting.runs import FolderStats, Keeper, Run

@@ -206,8 +206,8 @@ def early_replies() -> None:
 @planted("copies: ", **KILLED)
 def forgotten_accounts() -> None:
     """Servers that start again do not read what they had counted."""
+    from memoire.accounting.folded_sums import FoldedSums
     from memoire.accounting.kept_accounts import StoredAccounts
-    from memoire.accounting.ledger import FoldedSums
 
     StoredAccounts.find = lambda self, client: None  # type: ignore[method-assign]
     StoredAccounts.sums = lambda self: FoldedSums()  # type: ignore[method-assign]
