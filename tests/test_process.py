@@ -83,6 +83,11 @@ def test_a_buffer_and_a_client_leave_their_process_as_it_is(endpoint):
     assert effects(CLIENT.replace("{endpoint}", endpoint)) == ["-", "-", "-"]
 
 
+def test_the_readers_of_other_tables_do_as_the_first_one():
+    other = READER.replace("{option}", OFF) + 'reader._of_table("another")\nlook()\n'
+    assert effects(other) == ["-", "-", "-"]
+
+
 def test_one_node_that_asks_for_it_is_enough():
     both = READER.replace("{option}", OFF) + SERVER.replace("{option}", "")
     assert effects(both) == ["kept", "hook", "guard"]
