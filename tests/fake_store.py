@@ -14,7 +14,7 @@ from memoire.accounting.kept_accounts import StoredAccounts
 from memoire.accounting.packing import Packing, Words
 from memoire.accounting.runs import FolderStats
 from memoire.storage.records import LAST, pack_accounts
-from memoire.wire.messages import name_hash
+from memoire.wire.identity import name_hash
 
 
 class Disk:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memoire.cli import main, operate
+from memoire.cli import main
 from memoire.errors import KeyFileError, ProtocolError
 from memoire.pool.tables import ROUNDTRIP
 from memoire.security import key_files, key_writer, keypairs, permissions

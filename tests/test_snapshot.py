@@ -24,8 +24,11 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Column, Schema
 from memoire.server.server import Server
 from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
+from memoire.storage.packed_episodes import unpack
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes
+from memoire.wire.parts import Part
+from memoire.wire.rows import ACCOUNT
 from poolkit import PLAIN, SCHEMA, name
 from test_pool import made, pool_of
 
@@ -46,7 +49,7 @@ def table(pool, title="default", storage="caches"):
 
 def save(path, *tables, server="home"):
     about = snapshot.about(tables, server=server, run="ant")
-    rows = np.empty(0, messages.ACCOUNT)
+    rows = np.empty(0, ACCOUNT)
     return snapshot_file.write(path, about, snapshot.records(tables, "ant", False, rows))
 
 
@@ -242,7 +245,7 @@ def test_caches_grow_older_in_a_file(tmp_path):
         pool.add(name(0), first, made(5, first=first))
         now[0] += 3.0
     about = snapshot.about([table(pool)], server="a", run="b", taken=1000.0)
-    rows = np.empty(0, messages.ACCOUNT)
+    rows = np.empty(0, ACCOUNT)
     snapshot_file.write(tmp_path / "a", about, snapshot.records([table(pool)], "b", False, rows))
     again = Pool(SCHEMA, PLAIN, clock=lambda: 50.0)
     load([tmp_path / "a"], table(again), now=1010.0)

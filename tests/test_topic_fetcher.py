@@ -13,6 +13,7 @@ from memoire.models.model import MOST_TOPICS, chunk_of, make
 from memoire.models.received import ReceivedModels
 from memoire.models.subscription_watch import UNHEARD, SubscriptionWatch
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse, reply
 
 LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 INF = float("inf")
@@ -37,8 +38,8 @@ class Topic:
         chunk, stretch = chunk_of(model, asked, self.limits, home=7, epoch=epoch)
         payload = bytes(stretch or b"")
         payload = bytes(len(payload)) if damage else payload
-        header = messages.parse(messages.encode(messages.Fetch(topic="t"), client=b"c" * 16)).header
-        return self.fetcher.answered(request, messages.parse(messages.reply(header, chunk, payload=payload)), now)
+        header = parse(encode(messages.Fetch(topic="t"), client=b"c" * 16)).header
+        return self.fetcher.answered(request, parse(reply(header, chunk, payload=payload)), now)
 
 
 def model(version=1, size=25, fill=None):

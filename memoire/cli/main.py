@@ -13,9 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import memoire
-from memoire.errors import InsecureWarning, MemoireError, ParameterError
-from memoire.net.context import use_io_threads
-from memoire.security import exposure
+from memoire.errors import MemoireError
 
 from . import operate, run, watch
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from memoire.errors import Closed, MemoireError, ProtocolError
 from memoire.limits import Limits
 from memoire.wire import messages
+from memoire.wire.frames import Answer
 
 from .model import Assembly, Model, model_of
 
@@ -280,7 +281,7 @@ class TopicFetcher:
             fetching.open += 1
             self._steps.append(Request(assembly.version, offset, fetching.stride, now, fetching))
 
-    def answered(self, request: Request, answer: messages.Answer, now: float) -> list[Step]:
+    def answered(self, request: Request, answer: Answer, now: float) -> list[Step]:
         """The answer to a request: a chunk, or why there is none."""
         fetching = request.fetching
         is_quick = now - request.asked_at < QUICK
@@ -320,7 +321,7 @@ class TopicFetcher:
         if model is not None:
             self._deliver(model)
 
-    def _assemble(self, fetching: _Fetching, answer: messages.Answer) -> Model | None:
+    def _assemble(self, fetching: _Fetching, answer: Answer) -> Model | None:
         """Take a chunk; returns the model when it is whole, or here already (then there is no assembly)."""
         if isinstance(answer, MemoireError):
             raise answer

@@ -24,7 +24,7 @@ from .model import Model
 from .received import ReceivedModels, Subscription
 from .subscription_watch import SubscriptionWatch
 
-Fetch: TypeAlias = Callable[[str, int, int, int, Callable[[messages.Answer], None]], None]
+Fetch: TypeAlias = Callable[[str, int, int, int, Callable[[Answer], None]], None]
 
 
 class _Topic:
@@ -239,7 +239,7 @@ class Topics:
             else:
                 self._fetch(topic.name, step.version, step.offset, step.size, self._answered(topic, step))
 
-    def _answered(self, topic: _Topic, request: Request) -> Callable[[messages.Answer], None]:
+    def _answered(self, topic: _Topic, request: Request) -> Callable[[Answer], None]:
         return lambda answer: self._perform(topic, topic.fetcher.answered(request, answer, self._clock()))
 
 

@@ -13,10 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from memoire.net.context import library_version
-from memoire.net.curve_server import REASONS as PEERS
 from memoire.pool.freshness import Timing
-from memoire.version import VERSION
 from memoire.wire import messages
 from memoire.wire.refusals import CODES
 

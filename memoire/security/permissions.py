@@ -11,6 +11,8 @@ from typing import Final
 from memoire.errors import ProtocolError
 from memoire.pool.tables import ROUNDTRIP
 from memoire.wire import messages
+from memoire.wire.frames import Buffer
+from memoire.wire.identity import table_number
 from memoire.wire.messages import Type
 
 ROLES: Final = ("actor", "server", "learner", "reader", "proxy")
@@ -32,7 +34,7 @@ MAY: Final[Mapping[str, frozenset[Type]]] = MappingProxyType(
 )
 """What each role may send to a server or proxy. A proxy may pass on what others may send, and says whose it is."""
 _TRY: Final = frozenset({Type.SUMS, Type.DRAW})
-_ROUNDTRIP: Final = messages.table_number(ROUNDTRIP)
+_ROUNDTRIP: Final = table_number(ROUNDTRIP)
 """The table in which an actor may find what it pushed: for `memoire doctor`."""
 _CALLS_ITSELF: Final = {"actor": {"actor"}, "reader": {"reader"}, "proxy": set[str]()}
 """What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
@@ -82,12 +84,12 @@ def passport(peer: Peer) -> bytes:
     return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
 
 
-def is_passport(frame: messages.Buffer) -> bool:
+def is_passport(frame: Buffer) -> bool:
     """Whether a frame is meant to be one."""
     return bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
 
 
-def read_passport(frame: messages.Buffer) -> Peer:
+def read_passport(frame: Buffer) -> Peer:
     """Who sent a message that a proxy passed on. Raises ProtocolError (code "passport") and nothing else."""
     said = bytes(memoryview(frame)[:128])
     name = said[6:].decode("ascii", "replace")

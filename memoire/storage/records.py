@@ -22,7 +22,8 @@ from memoire.accounting.logbook import Entry, escape
 from memoire.accounting.merge import merge
 from memoire.accounting.packing import Packing, Words
 from memoire.wire import _bytes
-from memoire.wire.messages import ACCOUNT, Line
+from memoire.wire.messages import Line
+from memoire.wire.rows import ACCOUNT
 
 from .disk_errors import corrupt
 

@@ -26,7 +26,9 @@ from memoire.limits import Limits
 from memoire.pool.caches import KeptClient
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes
+from memoire.wire.layout import layout_of
+from memoire.wire.rows import unpack_accounts
 
 from .packed_episodes import unpack
 from .snapshot import HasMemory
@@ -136,9 +138,7 @@ def _match(file: SnapshotFile, tables: dict[str, HasMemory]) -> None:
 def _match_parameters(file: SnapshotFile, told: TableAbout, table: HasMemory) -> None:
     """Caches hold finished samples: of another form, they fit no batch with new ones."""
     theirs = Parameters.from_wire(told.parameters)
-    if table.storage != "caches" or container.layout_of(table.schema, theirs) is container.layout_of(
-        table.schema, table.parameters
-    ):
+    if table.storage != "caches" or layout_of(table.schema, theirs) is layout_of(table.schema, table.parameters):
         return
     mine = table.parameters.to_wire()
     differing = [f"{name}={value!r}" for name, value in theirs.to_wire().items() if mine[name] != value]
@@ -231,7 +231,7 @@ class _Restoring:
 
     def _put_cache(self, table: HasMemory, client: Client, body: Cache, payload: bytes) -> tuple[bool, int]:
         """Whether it is new here, and its samples."""
-        held = container.check(payload, table.pool.layout, self._limits)
+        held = unpack.check(payload, table.pool.layout, self._limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
             raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
         held.go_on_at(body.used)
@@ -248,7 +248,7 @@ class _Restoring:
         if payload is None:
             return
         try:
-            rows = messages.unpack_accounts(payload)
+            rows = unpack_accounts(payload)
         except ValueError:
             self._refused["value"] += 1
             return

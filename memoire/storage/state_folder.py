@@ -32,7 +32,7 @@ from memoire.clock import wall_clock
 from memoire.errors import Closed, StateCorrupt, StateForeign, StateLost
 from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.wire.messages import name_hash
+from memoire.wire.identity import name_hash
 
 from . import database, records
 from .backup import Backups

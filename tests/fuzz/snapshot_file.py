@@ -23,7 +23,8 @@ from memoire.replay.dataset import Episode, KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.storage import packed_episodes, snapshot, snapshot_file
 from memoire.storage.restore import restore
-from memoire.wire import _bytes, messages
+from memoire.wire import _bytes
+from memoire.wire.rows import ACCOUNT
 
 REACHED = {"restored", "DataError", "SnapshotMismatch"}
 IN_PLACE = 0.5
