@@ -11,8 +11,8 @@ from memoire.client.outbox import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
 from memoire.models import fetcher
 from memoire.net import descriptors, sockets
+from memoire.net.lanes import Lane
 from memoire.pool.caches import Pool
-from memoire.proxy import proxy
 from memoire.replay.batch import ID, td_errors_for
 from memoire.server.dispatch import MOST_UPLOADS
 from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
@@ -77,7 +77,7 @@ def changed(body, **changes):
 def test_a_lane_has_room_again_for_what_was_sent(monkeypatch):
     sent, is_open = [], [False]
     monkeypatch.setattr(sockets, "send", lambda made, frames: is_open[0] and not sent.append(frames))
-    lane = proxy.Lane(100)
+    lane = Lane(100)
     for number in range(3):
         lane.put([number], 40)
     assert (len(lane), lane.bytes, lane.lost, lane.lost_bytes) == (2, 80, 1, 40)

@@ -12,9 +12,10 @@ import pytest
 from memoire.cli import doctor
 from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
-from memoire.nodes.http import REQUEST_TIME, NodePages, Page
-from memoire.nodes.launcher import LINE, Child, Launcher
-from memoire.nodes.supervision import Tether, _inherited_line
+from memoire.nodes.http import REQUEST_TIME, NodePages
+from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.pages import Page
+from memoire.nodes.supervision import LINE, Tether, _inherited_line
 from memoire.rl.demo import actor, demo
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.dashboard.collect.actors import ActorList
 from memoire.dashboard.collect.answers import Fresh, LearnerRow, NodeRow, TableRow
 from memoire.dashboard.collect.cluster import Cluster
@@ -15,7 +15,7 @@ from memoire.dashboard.collect.node_state import NOT_ASKED, Answer, Node
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
 from memoire.dashboard.collect.rates import LONG_WINDOW, WINDOW
 from memoire.dashboard.settings import Settings
-from memoire.pool.freshness import BOUNDS
+from memoire.server.timings import BOUNDS
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 

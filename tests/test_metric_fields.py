@@ -9,7 +9,7 @@ import pytest
 
 from memoire.client.stats import ClientStats
 from memoire.proxy.proxy import ProxyStats
-from memoire.reader.reader import ReaderStats
+from memoire.reader.stats import ReaderStats
 from memoire.server.server import ServerStats
 from memoire.server.timings import BOUNDS, Timing
 

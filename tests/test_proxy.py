@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from history.ports import address
 from memoire.errors import Closed, EndpointError, ForkedError, InsecureWarning, MemoireTimeout, ParameterError
 from memoire.limits import Limits
-from memoire.proxy.proxy import Lane, Proxy
+from memoire.net.lanes import Lane
+from memoire.proxy.proxy import Proxy
 from memoire.proxy.router import rendezvous
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.server.timings import BOUNDS
 
 from .answers import Latency, LearnerRow, Rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from memoire.accounting.ledger import Totals
+from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 
 from .answers import Forecast, TableRow

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from memoire.errors import ParameterError
-from memoire.net.sockets import use_io_threads
+from memoire.net.context import use_io_threads
 
 from .options import (
     ELSEWHERE,

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from memoire.net.context import library_version
 from memoire.net.curve_server import REASONS as PEERS
-from memoire.net.sockets import library_version
 from memoire.version import VERSION
 
 from .metrics import CATALOGUE, NODE

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from memoire.pool.freshness import Timing
+from memoire.server.timings import Timing
 from memoire.wire import messages
 from memoire.wire.refusals import CODES
 

@@ -23,12 +23,13 @@ from memoire.accounting.merge import Rows
 from memoire.arguments import whole
 from memoire.errors import DataError, EntryError, EpisodeTooLong, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
-from memoire.pool.caches import KeptClient
+from memoire.pool.snapshot import KeptClient
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import unpack_accounts
+from memoire.wire.unpack import check
 
 from .packed_episodes import unpack
 from .snapshot import HasMemory
@@ -231,7 +232,7 @@ class _Restoring:
 
     def _put_cache(self, table: HasMemory, client: Client, body: Cache, payload: bytes) -> tuple[bool, int]:
         """Whether it is new here, and its samples."""
-        held = unpack.check(payload, table.pool.layout, self._limits)
+        held = check(payload, table.pool.layout, self._limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
             raise ProtocolError("container", f"{body.used} of {held.samples} samples drawn, {body.age:g} s old")
         held.go_on_at(body.used)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from memoire.accounting.merge import Rows
 from memoire.errors import DataError, ParameterError, SchemaError
-from memoire.pool.caches import KeptCache, KeptClient
+from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema

@@ -104,7 +104,7 @@ def lost_lines() -> None:
 @planted("caches: ", stops=0)
 def doubled_caches() -> None:
     """Proxies send each cache twice."""
-    from memoire.proxy.proxy import Lane
+    from memoire.net.lanes import Lane
 
     put = Lane.put
 

@@ -9,6 +9,7 @@ import zmq
 
 from memoire.limits import Limits
 from memoire.net import sockets
+from memoire.net.context import Socket
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Message, encode, parse
@@ -36,7 +37,7 @@ class Callers:
         self._by_id = {client: self._sockets[place % connections] for place, client in enumerate(self.ids)}
         self.told: Told = {}
 
-    def _dial(self, endpoint: str, keys: Keys | None) -> sockets.Socket:
+    def _dial(self, endpoint: str, keys: Keys | None) -> Socket:
         made = sockets.request_client(self._context, LIMITS.reply_bytes)
         made.setsockopt(zmq.SNDHWM, 0)
         if keys is not None:
