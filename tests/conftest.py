@@ -25,8 +25,8 @@ TRACES = "memoire-crash-{}-{}.txt"
 
 NOT_ABOUT_ARRAYS = frozenset(
     """
-    access accounts ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds
-    contract_cluster contract_docs counts dashboard dashboard_bounds dashboard_collect dashboard_figures dashboard_pages
+    access accounts admission ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds
+    contract_cluster contract_docs counts dashboard dashboard_bounds dashboard_figures dashboard_pages
     dashboard_parts deadlines demo_progress demonstrations descriptors desk docs durable errors exposure faults
     folding fuzz guarantees_docs home_watch imports inserts ipc_paths journal lanes learners ledger
     limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse models models_cluster

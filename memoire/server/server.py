@@ -40,9 +40,8 @@ from memoire.errors import Closed, MemoireError, ParameterError, ProtocolError, 
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.notices import Notices, notice_of
-from memoire.net import addresses, descriptors, link, process, sockets
-from memoire.net.connection_watcher import ConnectionWatcher
-from memoire.net.context import Context, Socket, shared_context
+from memoire.net import descriptors, link, sockets
+from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.curve_server import Gate, Security
 from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
@@ -60,8 +59,6 @@ from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security import exposure
 from memoire.security.keyfolder import Given, Keys
-from memoire.security.permissions import OPEN, Peer
-from memoire.security.throttle import ConnectionClients
 from memoire.storage.plain_log import LogFile
 from memoire.storage.restore import Restored
 from memoire.suggestions import checked_names
@@ -332,7 +329,6 @@ class Server(Node):
         self._timings = Timings(kind.name for kind in messages.Type)  # belongs to the thread
         self._notices: deque[Model] = deque()
         self._again = Notices(time.monotonic())  # belongs to the thread
-        self._connections = ConnectionClients(self._limits.connection_clients, self._limits.connection_clients_rate)
         self._has_news = False
         self._is_drained = threading.Event()  # no request is taken any more
         self._lost: Exception | None = None  # why nothing can be saved any more
@@ -349,6 +345,7 @@ class Server(Node):
             if self._store is not None:
                 self._store.close(0.0)
             raise
+        self._admission = Admission(self._gate, self._limits, count=self._desk.refuse, own=self._desk.own)
         self._archive = Archive(
             self._desk,
             store=self._store,
@@ -538,13 +535,13 @@ class Server(Node):
         lanes = Lanes()
         self._all_lanes.append(lanes)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
-        self._forward(frontend, front, backend, back, place=1, replies=lanes)
+        self._forward(frontend, front, backend, back, place=REQUEST_PLACE, replies=lanes)
 
     def run_pull_proxy(self, front: str, back: str) -> None:
         """Share the caches of one address out among the workers that connect to another; blocks until `close`."""
         self._check_open()
         frontend = sockets.data_receiver(self._context, self._limits.message_bytes + (1 << 16))
-        self._forward(frontend, front, sockets.data_sender(self._context), back, place=0)
+        self._forward(frontend, front, sockets.data_sender(self._context), back, place=PUSH_PLACE)
 
     def _forward(
         self, frontend: Socket, front: str, backend: Socket, back: str, *, place: int, replies: Lanes | None = None
@@ -562,22 +559,12 @@ class Server(Node):
         with self._counting:
             self._loops += 1
         try:
-            pass_on = functools.partial(self._pass_on, frontend, place)
+            pass_on = functools.partial(self._admission.pass_on, frontend, place)
             forward(frontend, backend, pass_on, replies=replies, until=self._closing, ways=ways)
         finally:
             with self._counting:
                 self._loops -= 1
                 self._counting.notify_all()
-
-    def _pass_on(self, frontend: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
-        """A message as it goes on to a worker: with whose it is, where keys say so. Nothing where it is not taken."""
-        try:
-            peer, frames = self._gate.admit(frontend, frames, place)
-        except ProtocolError as error:
-            self._desk.refuse(error)
-            self._gate.refuse(error.code, error.detail)
-            return []
-        return [*self._gate.passport(peer), *frames]
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -609,56 +596,31 @@ class Server(Node):
     def _serve(self, made: Socket, frames: list[zmq.Frame]) -> None:
         if self._lost is not None:
             return  # nothing is acknowledged, and nothing refused either: who asks goes on asking until a restart
-        received = len(frames)
-        try:
-            peer, frames = self._gate.admit(made, frames, 1)
-        except ProtocolError as error:
-            self._refuse(error)
+        request = self._admission.receive_request(made, frames)
+        if request is None:
             return
-        empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
-        if empty is None:
-            self._desk.refuse(ProtocolError("frames", "a request has an empty frame before its header"))
-            return
-        request = frames[empty + 1 :]
         try:
-            message = parse(request, self._limits)
-            self._check_peer(peer, message)
-            if len(frames) == received and (empty == 1 or peer is not OPEN):  # no proxy has let it in before
-                self._connections.check(frames[0].bytes, message.header.client, time.monotonic())
+            message = self._admission.parse(request, time.monotonic())
         except ProtocolError as error:
-            reply = self._refuse(error)
-            header = peek(request)
-            if header is None:
-                return  # not from anybody who could read an answer
-        else:
-            header, began = message.header, time.perf_counter()
-            reply = self._answer(message)
-            self._timings.saw(message.type.name, time.perf_counter() - began)
-        send = functools.partial(self._reply, made, frames[: empty + 1], header, reply)
+            refusal = self._admission.refuse_request(request, error)
+            if refusal is not None:
+                self._lanes.send(made, refusal, time.monotonic())
+            return
+        header, began = message.header, time.perf_counter()
+        reply = self._answer(message)
+        self._timings.saw(message.type.name, time.perf_counter() - began)
+        send = functools.partial(self._reply, made, request.envelope, header, reply)
         if self._store is None or not reply.until_saved:
             send()
         elif isinstance(reply.body, messages.Updated) and not self._store.is_healthy:
             # The client says all of it again, so no reply has to wait; and it hears why nothing is acknowledged.
             refused = Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
-            self._reply(made, frames[: empty + 1], header, refused)
+            self._reply(made, request.envelope, header, refused)
         else:
             self._desk.when_saved(header, send)
 
-    def _refuse(self, error: ProtocolError) -> Reply:
-        self._gate.refuse(error.code, error.detail)
-        return self._desk.refuse(error)
-
-    def _check_peer(self, peer: Peer, message: Message) -> None:
-        """Raise ProtocolError where whoever sent this may not: for his role, or in the name of this client."""
-        if peer is OPEN:
-            return
-        peer.check(message.type, message.header.table)
-        if isinstance(message.body, messages.Hello):
-            peer.check_hello(message.body)
-        self._desk.own(message.header.client, peer.principal)
-
-    def _reply(self, made: Socket, envelope: list[zmq.Frame], header: Header, reply: Reply) -> None:
-        sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]
+    def _reply(self, made: Socket, envelope: list[zmq.Frame], header: messages.Header, reply: Reply) -> None:
+        sent = [*envelope, *messages.reply(header, reply.body, payload=reply.payload, **reply.changed)]
         self._lanes.send(made, sent, time.monotonic())
 
     def _answer(self, message: Message) -> Reply:
@@ -744,17 +706,10 @@ class Server(Node):
             frames = None if self._closing.is_set() else sockets.receive(made, most=3, wait=True)
             if frames is None:
                 return
-            try:
-                peer, frames = self._gate.admit(made, frames, 0)
-                message = parse(frames, self._limits, verify_payload=False)
-                self._check_peer(peer, message)
-                if not isinstance(message.body, messages.Cache | messages.Episode):
-                    raise ProtocolError(
-                        "unexpected", f"{message.type.name} was pushed; caches and episodes are taken here"
-                    )
-            except ProtocolError as error:
-                self._refuse(error)
+            message = self._admission.receive_push(made, frames)
+            if message is None:
                 continue
+            assert isinstance(message.body, messages.Cache | messages.Episode)
             try:
                 self._desk.arrived(message.header, message.body, message.payload)
             except ProtocolError:
