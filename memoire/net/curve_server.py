@@ -19,15 +19,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import zmq
 
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
-from memoire.security import exposure, permissions
-from memoire.security.keyfolder import Keys
-from memoire.security.permissions import Peer
+from memoire.security import exposure, keyfolder
+from memoire.security.exposure import Security
+from memoire.security.keyfolder import Keys, Peer
 
 from . import descriptors, monitor, sockets
 from .connection_watcher import ConnectionWatcher
@@ -56,21 +55,6 @@ REASONS: Final = {
 """Why a peer was refused, by the word that counts it."""
 SECOND_KEY: Final = 5.0
 """Seconds in which a process that knows several keys of those it dials may try the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Security:
-    """Who may come to a node, and who was sent away; for whoever watches."""
-
-    keys: bool
-    """Whether only peers with a key are let in over TCP."""
-    open: tuple[str, ...]
-    """Addresses that other machines can reach, where everybody is let in."""
-    refused: dict[str, int]
-    """Connections and messages that were refused for who they came from, by `REASONS`."""
-    hung_up: int = 0
-    """Connections that ended before they had shown a key: probes of the port, processes that ended. Nobody refused
-    them."""
 
 
 class Gate:

@@ -22,9 +22,9 @@ from memoire.accounting.merge import key_of
 from memoire.client.client import Client
 from memoire.clock import wall_clock
 from memoire.net import descriptors
-from memoire.net.curve_server import Security
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
+from memoire.security.exposure import Security
 from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.version import SOFTWARE

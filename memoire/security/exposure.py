@@ -10,8 +10,24 @@ import ipaddress
 import sys
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from memoire.errors import InsecureWarning, ParameterError
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who may come to a node, and who was sent away; for whoever watches."""
+
+    keys: bool
+    """Whether only peers with a key are let in over TCP."""
+    open: tuple[str, ...]
+    """Addresses that other machines can reach, where everybody is let in."""
+    refused: dict[str, int]
+    """Connections and messages that were refused for who they came from, by `net.curve_server.REASONS`."""
+    hung_up: int = 0
+    """Connections that ended before they had shown a key: probes of the port, processes that ended. Nobody refused
+    them."""
 
 
 def is_loopback(host: str) -> bool:

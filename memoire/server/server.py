@@ -42,7 +42,7 @@ from memoire.models.model import Model
 from memoire.models.notices import Notices, notice_of
 from memoire.net import descriptors, link, sockets
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
-from memoire.net.curve_server import Gate, Security
+from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
@@ -58,6 +58,7 @@ from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security import exposure
+from memoire.security.exposure import Security
 from memoire.security.keyfolder import Given, Keys
 from memoire.storage.plain_log import LogFile
 from memoire.storage.restore import Restored
