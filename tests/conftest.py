@@ -31,10 +31,10 @@ NOT_ABOUT_ARRAYS = frozenset(
     folding fuzz guarantees_docs home_watch imports inserts ipc_paths journal lanes learners ledger
     limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse models models_cluster
     monitoring moves mutants names node notices outbox oversized ownfiles packages parameters partition plan
-    process profile prometheus proxy proxy_router qlearning rate_cluster reader_admin reader_directory reader_publishing
-    release roundtrip schema search security security_docs session settings settings_guard setup signatures
-    slow_nodes soak sockets stability starts store store_damage store_disk store_kills store_model store_server stored_rows
-    subscriptions supervision tablefile tables terminal thin_client throttle tokens topic_fetcher transport unbuilt unreported
+    profile prometheus proxy proxy_router qlearning rate_cluster reader_admin reader_directory reader_publishing
+    release roundtrip schema search security security_docs server_queries session settings settings_guard setup signatures
+    slow_nodes soak sockets stability starts store store_damage store_disk store_kills store_model store_server
+    subscriptions supervision tablefile tables terminal thin_client throttle tokens transport unbuilt unreported
     untold window wire wire_bounds
     """.split()  # noqa: SIM905
 )

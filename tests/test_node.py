@@ -29,8 +29,8 @@ from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
 from memoire.security.key_writer import write_cluster
 from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
-from memoire.server.server import ServerStats
-from memoire.wire.rows import ACCOUNT
+from memoire.server.stats import ServerStats
+from memoire.wire import messages
 from netkit import DEADLINE, SCHEMA, record, until
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

@@ -11,8 +11,6 @@ It runs inside of the learner's process, or alone with learners that read over t
 from __future__ import annotations
 
 import functools
-import heapq
-import itertools
 import logging
 import os
 import secrets
@@ -21,19 +19,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import zmq
 
 from memoire import arguments
 from memoire.accounting.account import Account, Totals
 from memoire.accounting.journal import Group, RunFacts, Ticket
-from memoire.accounting.logbook import MOST_FOUND, Entry, Wanted, format_line
-from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
-from memoire.accounting.runs import FolderStats, Keeper, Run
+from memoire.accounting.ledger import Totals
+from memoire.accounting.logbook import Entry, Wanted, format_line
+from memoire.accounting.merge import ServerAccounts
+from memoire.accounting.runs import Keeper
 from memoire.arguments import FOR_EVER, mapping, seconds, whole
 from memoire.clock import wall_clock
 from memoire.errors import Closed, MemoireError, ParameterError, ProtocolError, WrongType
@@ -48,7 +45,7 @@ from memoire.net.plain_proxy import forward
 from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, Worker, close_at_exit
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.interface import AnyPool
+from memoire.pool.freshness import Timings
 from memoire.pool.tables import OpenTable, Storage, Table, Tables, checked, shared_out
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch
@@ -58,7 +55,6 @@ from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security import exposure
-from memoire.security.exposure import Security
 from memoire.security.keyfolder import Given, Keys
 from memoire.storage.plain_log import LogFile
 from memoire.storage.restore import Restored
@@ -70,10 +66,9 @@ from memoire.wire.identity import DEFAULT_TABLE, NEWS_FRAME, table_number
 
 from .dispatch import Desk, Reply
 from .io_snapshots import Archive, Snapshot
-from .learners import LearnerStats, merged
-from .reported import NEWEST, Recent, Spread, recent, spread
-from .table_handle import ADVICE, TableHandle, TableStats
-from .timings import Timing, Timings
+from .queries import Queries
+from .stats import ClientStats, ServerStats, figures_of
+from .table_handle import ADVICE, TableHandle
 
 _log = logging.getLogger(__name__)
 
@@ -91,118 +86,6 @@ its thread has not read when the connection ends.
 """
 LOG_FLUSH = 1.0
 """Seconds after which lines are in the log file at the latest."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientStats:
-    """One client as a server sees it. Times are seconds since 1970."""
-
-    client: str
-    """Its id in hex."""
-    table: str
-    """Name of the table that it fills; "" where this server does not have it any more."""
-    label: int
-    host: str
-    episodes: int
-    steps: int
-    pushed_caches: int
-    """As far as anything that arrived says: accepted, rejected, lost and in flight, always and exactly. Where episodes
-    are stored, these; so with all counts of caches."""
-    pushed_bytes: int
-    """Received (accepted or rejected), lost and in flight, always and exactly."""
-    received_bytes: int
-    accepted_caches: int
-    rejected: dict[str, int]
-    """Caches by code."""
-    lost_caches: int
-    lost_bytes: int
-    in_flight_caches: int
-    in_flight_bytes: int
-    returns_mean: float
-    first_seen: float
-    last_seen: float
-    last_cache: float
-    total_weight: float
-    positives: int
-    parameters_version: int
-    models: dict[str, int]
-    scalars: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStats:
-    """A server at one moment; for whoever watches."""
-
-    name: str
-    run: str
-    epoch: int
-    uptime: float
-    """Seconds."""
-    finished: bool
-    durable: bool
-    """Whether a reply means "on disk"; otherwise it means "in memory"."""
-    restored: int
-    """How often an older backup was put back into the state folder; what ended clients did since it is missing."""
-    totals: Totals
-    refused: dict[str, int]
-    """Messages that were refused, by code."""
-    dropped_replies: int
-    """Replies that were dropped: their connection had no room for them for too long. Clients ask again."""
-    tables: dict[str, TableStats]
-    """Each table's own figures, by name; those below are sums over them."""
-    guests: int
-    """Clients that have said hello and reported nothing that counts; `totals.clients` is without them."""
-    accounts_in_memory: int
-    accounts_folded: int
-    """Accounts that left memory, since their clients are gone or silent; they come back when these speak again."""
-    newcomers_left: int
-    """Clients that the key with the fewest left may bring at once (`limits.new_clients`)."""
-    presence: dict[str, int]
-    """Clients, guests among them: "active", "silent" for `limits.client_timeout`, "gone" (they said goodbye)."""
-    recent: Recent
-    """The newest closed episodes."""
-    scalars: dict[str, Spread]
-    """What active clients report by `Client.scalars`, by name."""
-    learner_scalars: dict[str, float]
-    """What learners report by `Server.scalars` and `Reader.scalars`, by name."""
-    learners: tuple[LearnerStats, ...]
-    """Readers that were heard from lately."""
-    requests: dict[str, Timing]
-    """Seconds that requests took, by type."""
-    snapshots: int
-    """Of what is held, that were written."""
-    snapshot_trouble: str
-    """Why the newest one that the timer was to take was not; empty where it was."""
-    folder: FolderStats | None
-    """Of the state folder; None without one."""
-    batches: int
-    samples: int
-    """Samples handed out in batches, here and to readers."""
-    waited: float
-    """Seconds that get_batch waited for samples, in all."""
-    held_caches: int
-    held_bytes: int
-    byte_limit: int
-    """Bytes of caches that are held at most."""
-    credit: int
-    """Bytes that each client may have on the way now."""
-    unused_samples: int
-    overwritten_caches: int
-    models: dict[str, int]
-    model_bytes: int
-    log_lines: int
-    feedback_given: int
-    feedback_lost: int
-    parameters_version: int
-    """Of the first table."""
-    descriptors: int
-    """File descriptors that the process has open."""
-    most_descriptors: int
-    """How many it may have."""
-    security: Security
-    """Who may come, and who was sent away."""
-    faults: int
-    """Turns of its threads that failed: faults of ours."""
 
 
 class Server(Node):
@@ -347,6 +230,7 @@ class Server(Node):
                 self._store.close(0.0)
             raise
         self._admission = Admission(self._gate, self._limits, count=self._desk.refuse, own=self._desk.own)
+        self._queries = Queries(self._desk, self._store)
         self._archive = Archive(
             self._desk,
             store=self._store,
@@ -876,8 +760,7 @@ class Server(Node):
 
     def runs(self) -> list[RunFacts]:
         """All runs that this server knows, the one that is counted last."""
-        with self._desk.lock:
-            return self._desk.runs.facts()
+        return self._queries.runs()
 
     def totals(self, run: str | None = None) -> Totals:
         """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
@@ -886,18 +769,7 @@ class Server(Node):
         Raises:
             ParameterError: this server knows no such run.
         """
-        with self._desk.lock:
-            chosen = self._run(run)
-            if not chosen.kept.has_others:
-                return chosen.ledger.totals()
-        return totals_of_pages(self._desk.pages(chosen))
-
-    def _run(self, name: str | None) -> Run:
-        run = self._desk.runs.current if name is None else self._desk.runs.named(name)
-        if run is None:
-            known = [facts.name for facts in self._desk.runs.facts()]
-            raise ParameterError("run", name, f"one of {', '.join(map(repr, known[-20:]))}")
-        return run
+        return self._queries.totals(run)
 
     @property
     def finished(self) -> bool:
@@ -954,8 +826,7 @@ class Server(Node):
         Raises:
             ParameterError: this server knows no such run.
         """
-        with self._desk.lock:
-            return self._run(run).logbook.recent(after, most)
+        return self._queries.lines(after, most, run)
 
     def search(
         self,
@@ -987,30 +858,19 @@ class Server(Node):
         Raises:
             ParameterError: this server knows no such run, or `most` is out of its range.
         """
-        if not 1 <= most <= MOST_FOUND:
-            raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
         wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
-        with self._desk.lock:
-            found = self._run(run)
-            lines = found.logbook.recent(0, MOST_FOUND)
-        if self._store is not None:
-            return list(self._store.search(found.name, wanted, most=most, newest_first=newest_first))
-        chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)
-        return [entry.escaped for entry in itertools.islice(chosen, most)]
+        return self._queries.search(wanted, run, most=most, newest_first=newest_first)
 
     def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
         """The newest closed episodes, oldest first, each with its client's id in hex."""
-        with self._desk.lock:
-            return [(client.hex(), ended) for client, ended in list(self._desk.ledger.ended)[-most:]]
+        return self._queries.episodes(most)
 
     def episodes_after(self, after: int, most: int = 1000) -> tuple[str, int, list[tuple[str, messages.Ended]]]:
         """Closed episodes with a number above `after`, oldest first, as far as they are still kept: the run, the number
         of the first one, and each with its client's id in hex. Numbers begin anew with each start of the server
         (`stats().epoch`), and with each run.
         """
-        after, most = whole("after", after, 0), whole("most", most, 0)
-        run, first, found = self._desk.ended(after, most)
-        return run, first, [(client.hex(), ended) for client, ended in found]
+        return self._queries.episodes_after(after, most)
 
     def accounts(self, run: str | None = None) -> ServerAccounts:
         """What this server has counted for a run, client by client, with what drained servers have brought here; for
@@ -1019,11 +879,7 @@ class Server(Node):
         Raises:
             ParameterError: this server knows no such run.
         """
-        desk = self._desk
-        with desk.lock:
-            chosen = self._run(run)
-        rows = np.concatenate([merge(), *desk.pages(chosen)])
-        return self._server_accounts(chosen, rows)
+        return self._queries.accounts(run)
 
     def account_page(
         self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
@@ -1038,29 +894,7 @@ class Server(Node):
         Raises:
             ParameterError: this server knows no such run.
         """
-        desk = self._desk
-        with desk.lock:
-            chosen = self._run(run)
-            live = chosen.live(desk.home)
-            if seen > desk.now - self._limits.client_timeout / 2:  # none of these has left memory
-                rows, more = live[live["last_seen"] >= seen], False
-            else:
-                rows, more = chosen.page(live, after, most)
-            return self._server_accounts(chosen, rows), more
-
-    def _server_accounts(self, run: Run, rows: Rows) -> ServerAccounts:
-        desk = self._desk
-        with desk.lock:
-            return ServerAccounts(
-                run=run.name,
-                rows=rows,
-                finished=run.finished,
-                durable=desk.is_durable,
-                runs=tuple(facts.name for facts in desk.runs.facts()),
-                epoch=desk.epoch,
-                time=desk.now,
-                inherited=run.inherited,
-            )
+        return self._queries.account_page(run, after, seen, most)
 
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
         """The clients that were heard lately, in the order of their ids: those whose accounts are in memory, and those
@@ -1070,11 +904,7 @@ class Server(Node):
             after: Only those whose id in hex is above this one, such as the last of the page before.
             most: As many as this at most; None is all of them.
         """
-        with self._desk.lock:
-            everybody = [*self._desk.ledger, *self._desk.ledger.guests]
-            found = (account for account in everybody if account.client.hex() > after)
-            accounts = heapq.nsmallest(len(everybody) if most is None else most, found, key=_id_of)
-            return [_client_stats(self._desk, account) for account in accounts]
+        return self._queries.clients(after, most)
 
     @property
     def epoch(self) -> int:
@@ -1104,65 +934,22 @@ class Server(Node):
 
     def stats(self) -> ServerStats:
         """All figures at this moment."""
-        desk, first = self._desk, self._tables.first
+        store = self._store
         tables = {name: handle.stats() for name, handle in self._handles.items()}
-        now = desk.now
-        with desk.lock:
-            totals, models, credit = desk.ledger.totals(), desk.models.versions(), desk.credit(first)
-            refused = dict(desk.refused)
-            active = desk.ledger.active(now - self._limits.client_timeout)
-            guests, in_memory, folded = len(desk.ledger.guests), len(desk.ledger), desk.ledger.folded
-            newcomers = int(desk.newcomers.least(now))
-            learners = desk.learners.now(now)
-            ended = [ended for _, ended in itertools.islice(reversed(desk.ledger.ended), NEWEST)]
         return ServerStats(
             name=self.name,
-            run=desk.run_name,
-            epoch=desk.epoch,
             uptime=time.monotonic() - self._started,
-            finished=desk.finished,
-            durable=self._store is not None,
-            restored=0 if self._store is None else self._store.restored,
-            totals=totals,
-            refused=refused,
+            restored=0 if store is None else store.restored,
             dropped_replies=sum(lanes.dropped for lanes in self._all_lanes),
-            tables=tables,
-            guests=guests,
-            accounts_in_memory=in_memory,
-            accounts_folded=folded,
-            newcomers_left=newcomers,
-            presence={
-                "active": len(active),
-                "silent": max(0, totals.clients + guests - totals.gone - len(active)),
-                "gone": totals.gone,
-            },
-            recent=recent(ended),
-            scalars=spread((account.report.scalars for account in active), arguments.MOST_SCALARS),
-            learner_scalars=merged(learners, self._scalars),
-            learners=learners,
             requests=self._timings.now(),
             snapshots=self._archive.taken,
             snapshot_trouble=self._archive.trouble,
-            folder=None if self._store is None else self._store.space(),
-            batches=sum(table.batches for table in tables.values()),
-            samples=sum(table.samples for table in tables.values()),
-            waited=sum(table.waited for table in tables.values()),
-            held_caches=sum(table.held_caches for table in tables.values()),
-            held_bytes=sum(table.held_bytes for table in tables.values()),
-            byte_limit=sum(table.byte_limit for table in tables.values()),
-            credit=credit,
-            unused_samples=sum(table.unused_samples for table in tables.values()),
-            overwritten_caches=sum(table.overwritten_caches for table in tables.values()),
-            models=models,
-            model_bytes=desk.models.bytes,
-            log_lines=desk.logbook.count,
-            feedback_given=desk.feedback_given,
-            feedback_lost=desk.feedback_lost,
-            parameters_version=first.parameters_version,
+            folder=None if store is None else store.space(),
             descriptors=descriptors.used(),
             most_descriptors=descriptors.limit(),
             security=self._gate.security(),
             faults=self._requests.errors + sum(worker.errors for worker in self._pullers),
+            **figures_of(self._desk, tables, self._scalars),
         )
 
     # ------------------------------------------------------------------------------------------------- snapshots
@@ -1322,40 +1109,6 @@ def _default_name(endpoint: str | None) -> str:
     if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
         return f"{socket.gethostname()}:{port}"
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-
-
-def _id_of(account: Account) -> bytes:
-    return account.client
-
-
-def _client_stats(desk: Desk, account: Any) -> ClientStats:
-    report = account.report
-    return ClientStats(
-        client=account.client.hex(),
-        table=desk.tables.name_of(account.table),
-        label=account.label,
-        host=account.host,
-        episodes=report.episodes,
-        steps=report.steps,
-        pushed_caches=account.pushed_caches,
-        pushed_bytes=account.pushed_bytes,
-        received_bytes=account.received_bytes,
-        accepted_caches=account.accepted_caches,
-        rejected=dict(account.rejected),
-        lost_caches=account.lost_caches,
-        lost_bytes=account.lost_bytes,
-        in_flight_caches=account.in_flight_caches,
-        in_flight_bytes=account.in_flight,
-        returns_mean=account.returns_sum / account.returns_count if account.returns_count else float("nan"),
-        first_seen=account.first_seen,
-        last_seen=account.last_seen,
-        last_cache=account.last_cache,
-        total_weight=report.total_weight,
-        positives=report.positives,
-        parameters_version=report.parameters_version,
-        models=dict(report.models),
-        scalars=dict(report.scalars),
-    )
 
 
 def _settings(

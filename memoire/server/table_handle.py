@@ -6,77 +6,29 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
 from memoire.pool.draw import MOST_BATCH
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.freshness import Freshness, Looks
+from memoire.pool.freshness import Looks
 from memoire.pool.inspection import Distribution, Specimen
-from memoire.pool.interface import Drawable
-from memoire.pool.tables import OpenTable, Storage
+from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.guarded import Guarded
-from memoire.replay.limiter import RateStats
 from memoire.replay.parameters import Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.schema import Schema
 
 from .dispatch import Desk
+from .stats import TableStats, table_stats
 
 STRETCH = 0.1
 """Seconds after which a draw that waits for samples says so again."""
 T = TypeVar("T")
 ADVICE = "Are actors running, and do they reach this server?"
-
-
-@dataclass(frozen=True, slots=True)
-class TableStats:
-    """A table at one moment; for whoever watches."""
-
-    name: str
-    storage: Storage
-    clients: int
-    """Clients that belong to it and have not said goodbye."""
-    episodes: int
-    steps: int
-    """What clients of this run recorded for it, those that said goodbye included."""
-    batches: int
-    """Handed out in this process."""
-    samples: int
-    """Handed out in batches, here and to readers."""
-    waited: float
-    """Seconds that get_batch waited for samples, in all."""
-    held_caches: int
-    """Where episodes are stored, these."""
-    held_samples: int
-    """Of all held caches; where episodes are stored, entries."""
-    held_bytes: int
-    byte_limit: int
-    capacity: int
-    """Caches, or entries of episodes, that there is room for; 0: only bytes are limited."""
-    unused_samples: int
-    """Never drawn; where episodes are stored, entries that can be drawn."""
-    overwritten_caches: int
-    """Caches or episodes that made room."""
-    applied: int
-    """Priorities that learners have set: applied here, where episodes are stored, or by the clients that own them."""
-    stale: int
-    """Those whose entry had made room."""
-    lost_feedback: int
-    """Those that no client fetched: it had ended, or too many waited for it."""
-    passed_over_samples: int
-    """Held ones that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
-    parameters_version: int
-    samples_per_insert: float
-    """The parameter."""
-    rate: RateStats
-    """How drawing stands beside recording, and who waits for what."""
-    freshness: Freshness | None
-    """Of the samples of a recent batch that was drawn in this process; None before the first one."""
 
 
 class TableHandle(Guarded):
@@ -252,38 +204,9 @@ class TableHandle(Guarded):
 
     def stats(self) -> TableStats:
         """All figures at this moment."""
-        table, pool = self._table, self._table.pool.stats()
-        with self._desk.lock:
-            ledger, version = self._desk.ledger, table.parameters_version
-            clients = ledger.present[table.number]
-            sums = {name: of_tables[table.number] for name, of_tables in ledger.tables.items()}
         with self._counting:
             batches, waited = self._batches, self._waited
-        return TableStats(
-            name=table.name,
-            storage=table.storage,
-            clients=clients,
-            episodes=sums["episodes"],
-            steps=sums["steps"],
-            batches=batches,
-            samples=pool.drawn,
-            waited=waited,
-            held_caches=pool.caches,
-            held_samples=pool.held,
-            held_bytes=pool.bytes,
-            byte_limit=table.pool.byte_limit,
-            capacity=table.pool.capacity or table.settings.capacity,
-            unused_samples=pool.unused,
-            overwritten_caches=pool.overwritten,
-            passed_over_samples=pool.passed_over,
-            applied=pool.applied + sums["applied"],
-            stale=pool.stale + sums["stale"],
-            lost_feedback=sums["lost_feedback"],
-            parameters_version=version,
-            samples_per_insert=table.parameters.samples_per_insert,
-            rate=table.limiter.stats(),
-            freshness=self._looks.newest,
-        )
+        return table_stats(self._desk, self._table, batches=batches, waited=waited, freshness=self._looks.newest)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"
