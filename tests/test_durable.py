@@ -12,7 +12,7 @@ from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.replay.parameters import Parameters
-from memoire.server import server as server_module
+from memoire.server import build
 from memoire.server.server import Server
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, parse_notice
@@ -38,7 +38,7 @@ class Durable:
             self.stores.append(MemoryStore(self.disk, name or default_name))
             return self.stores[-1]
 
-        monkeypatch.setattr(server_module, "open_store", opened)
+        monkeypatch.setattr(build, "open_store", opened)
 
     def start(self, **options):
         asked = {"name": "home", "state_dir": "here"} | self.places | options
@@ -210,7 +210,7 @@ def test_a_closed_server_has_saved_and_answered_what_it_had_heard(cluster, durab
     until(lambda: server.total_episodes == 3)
     closing = threading.Thread(target=server.close, args=(5.0,))
     closing.start()
-    until(server._is_drained.is_set)
+    until(server._io.requests.is_drained.is_set)
     assert not asker.poll(0)
     durable.disk.may_save.set()
     reply = parse(asker.recv_multipart()[1:]).body
@@ -253,7 +253,7 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
     durable.disk.may_save.clear()
     client.log("x")
     assert not told(client)
-    server._logfile.flush()
+    server._lines.flush()
     assert (tmp_path / "log").read_text() == ""
     durable.disk.may_save.set()
     client.update()

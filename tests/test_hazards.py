@@ -238,7 +238,9 @@ def test_a_client_whose_server_is_gone_closes_in_time():
 
 def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
     server, address, gate = ReplayMemoryServer(*templates(), 10, tcp(), 1), tcp(), threading.Event()
-    server.server._requests.post(gate.wait)  # its thread is busy, and will end before it looks at the new socket
+    server.server._io.requests.worker.post(
+        gate.wait
+    )  # its thread is busy, and will end before it looks at the new socket
     server.server.add_request_worker(address)
     with in_thread(server.close):
         assert server.server.wait_closed(DEADLINE)

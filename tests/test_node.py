@@ -370,7 +370,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monk
     go_on, inside = threading.Event(), threading.Event()
     monkeypatch.setattr(worker, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(worker, "IDLE", 0.01)
-    server._requests.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
+    server._io.requests.worker.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
         assert inside.wait(DEADLINE)
         until(lambda: "thread memoire-requests is stuck: no turn for" in str(ask(pages, "/livez")[2]["reasons"]))
@@ -384,7 +384,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monk
 def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
     """The thread that takes them need not wait for anything, but it comes by."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
-        (puller,) = server._pullers
+        (puller,) = server._io.intake.workers
         monkeypatch.setattr(memoire.net.sockets, "receive", lambda *_, **__: [b"no cache"])
         puller.post(lambda: puller._turn({}))
         until(lambda: sum(server.stats().refused.values()))
@@ -399,7 +399,7 @@ def test_a_thread_that_died_is_told(server, pages):
     def die():
         raise SystemExit
 
-    server._requests.post(die)
+    server._io.requests.worker.post(die)
     until(lambda: ask(pages, "/livez")[0] == 503)
     assert ask(pages, "/livez")[2]["reasons"] == ["thread memoire-requests has died: its log says why"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from memoire.accounting.logbook import Wanted
 from memoire.errors import StateCorrupt, StateForeign, StateLocked
-from memoire.server import server as server_module
+from memoire.server import build
 from memoire.storage.state_folder import Store
 from netkit import QUICK, Cluster, until
 
@@ -29,7 +29,7 @@ class OnDisk:
             self.store = Store(folder, name, default_name=default_name, limits=limits, clock=clock)
             return self.store
 
-        monkeypatch.setattr(server_module, "open_store", opened)
+        monkeypatch.setattr(build, "open_store", opened)
 
     def start(self, **options):
         asked = {"name": "home", "state_dir": self.folder, "limits": QUICK} | self.places | options

@@ -194,6 +194,6 @@ def test_loops_of_plain_proxies_end_with_their_server(cluster):
         in_thread(server.run_pull_proxy, "inproc://c", "inproc://d"),
     ]
     waiting = in_thread(server.wait_closed)
-    until(lambda: server._loops == 2)
+    until(lambda: server._io.proxies.running == 2)
     server.close()
     assert joined([*loops, waiting]) == [None, None, True]

@@ -9,7 +9,7 @@ from fake_store import Disk, MemoryStore
 from memoire.client import home_watch, schedule
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
-from memoire.server import server as server_module
+from memoire.server import build
 from netkit import QUICK, Cluster, record, until
 
 RUN = "run"
@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_used_is_refused_at_once(cluster, tmp_path):
 def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatch, caplog, soon):
     disk = Disk(tmp_path)
     monkeypatch.setattr(
-        server_module, "open_store", lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name)
+        build, "open_store", lambda folder, name, default_name, limits, clock: MemoryStore(disk, default_name)
     )
     server = cluster.server(state_dir="here")
     client = cluster.client(server, limits=Limits(resend_after=0.05, resend_most=0.1, update_every=0.02))

@@ -18,6 +18,7 @@ from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch
 from memoire.replay.guarded import Guarded
+from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
 from memoire.replay.parameters import Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.schema import Schema
@@ -210,3 +211,30 @@ class TableHandle(Guarded):
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"
+
+
+def mixed_batches(
+    table: Callable[[str], TableHandle],
+    batch_size: Mapping[str, int],
+    timeout: float,
+    ahead: int,
+    is_over: Callable[[], bool],
+    where: str,
+) -> Iterator[MixedBatch]:
+    """Batches of several tables until the run is over: see `Server.batches`.
+
+    Args:
+        table: Finds a table by its name.
+        batch_size: Samples of each table in a batch, by its name.
+        where: What errors call the server.
+    """
+    sizes = sizes_of(batch_size)
+    mixer = Mixer(sizes, {name: table(name).get_batch for name in sizes})
+
+    def advice() -> str:
+        return f"Table {mixer.lacking!r} has too few. {ADVICE}"
+
+    def drawn(is_over: Callable[[], bool]) -> Iterator[MixedBatch]:
+        return batches_until_over(mixer.get, is_over, f"batch of {sizes}", timeout, where, advice)
+
+    return drawn_ahead(drawn, is_over, ahead)

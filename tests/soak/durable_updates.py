@@ -18,7 +18,7 @@ from _kit import ROOT, TESTS, end, folder, say, table
 
 from memoire.accounting.journal import Group
 from memoire.replay.schema import Column, Schema
-from memoire.server import server as server_module
+from memoire.server import build
 from memoire.server.server import Server
 from memoire.storage.state_folder import Store
 from memoire.wire import messages
@@ -50,7 +50,7 @@ def serve(mode: str, place: str) -> None:
         def opened(path: str, name: str | None, default_name: str, limits: object, clock: object) -> Store:
             return OneByOne(path, name, default_name=default_name)
 
-        server_module.open_store = opened
+        build.open_store = opened
     state = None if mode == "none" else Path(place) / mode
     with Server("tcp://127.0.0.1:0", SCHEMA, name="home", state_dir=state) as server:
         print(server.endpoint, flush=True)

@@ -1,0 +1,105 @@
+"""From options to what decides: tables with their pools, the state folder, the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memoire.accounting.logbook import Entry
+from memoire.accounting.runs import Keeper
+from memoire.limits import Limits
+from memoire.pool.caches import AnyPool, Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.tables import Table, Tables
+from memoire.wire import messages
+
+from .announcements import Announcements
+from .dispatch import Desk
+from .options import ServerOptions
+
+
+def make_tables(options: ServerOptions) -> Tables:
+    """The tables, with nothing in them. Raises ParameterError."""
+    return Tables(options.settings, lambda name, settings: _make_pool(options, name, settings))
+
+
+def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
+    timeout = options.limits.client_timeout
+    seed = None if options.seed is None else options.seed ^ messages.table_number(name)
+    if settings.storage == "episodes":
+        return EpisodePool(
+            settings.schema,
+            settings.parameters,
+            capacity=settings.capacity,
+            byte_limit=options.budgets[name],
+            client_timeout=timeout,
+            seed=None if seed is None else seed & (2**64 - 1),
+        )
+    return Pool(
+        settings.schema,
+        settings.parameters,
+        byte_limit=options.budgets[name],
+        cache_limit=settings.capacity,
+        client_timeout=timeout,
+        seed=seed,
+    )
+
+
+def make_store(options: ServerOptions, name: str) -> Keeper | None:
+    """The state folder, opened and locked; None if there is to be none. Raises StateError.
+
+    Args:
+        name: What the server is called if neither its options nor the folder say.
+    """
+    if options.state_dir is None:
+        return None
+    return open_store(options.state_dir, options.name, name, options.limits, options.clock)
+
+
+def open_store(
+    folder: str | Path, name: str | None, default_name: str, limits: Limits, clock: Callable[[], float]
+) -> Keeper:
+    """The files of a server, opened and locked. Raises StateError."""
+    from memoire.storage.state_folder import Store  # needs SQLite, which a thin Python may lack
+
+    return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
+
+
+def make_desk(
+    options: ServerOptions,
+    tables: Tables,
+    store: Keeper | None,
+    announcements: Announcements,
+    *,
+    name: str,
+    epoch: int,
+    endpoints: Callable[[], messages.Endpoints],
+    on_lines: Callable[[list[Entry]], None],
+) -> Desk:
+    """What answers requests. If it cannot be made, the state folder is closed again.
+
+    Args:
+        name: The server's.
+        epoch: Number of this life, above those of all former ones; a state folder has its own.
+        endpoints: Where clients connect to, read at each HELLO.
+        on_lines: Called with log lines that are new, in order.
+    """
+    try:
+        return Desk(
+            tables=tables,
+            run=options.run,
+            name=name,
+            limits=options.limits,
+            endpoints=endpoints,
+            on_lines=on_lines,
+            on_model=announcements.add_model,
+            on_news=announcements.add_news,
+            past=store,
+            on_change=(lambda: None) if store is None else store.wake,
+            clock=options.clock,
+            epoch=epoch,
+        )
+    except BaseException:
+        if store is not None:
+            store.close(0.0)
+        raise

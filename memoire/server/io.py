@@ -1,0 +1,221 @@
+"""All that a server does outside of its callers' threads: how it begins, and in which order it ends.
+
+Requests      one thread: answers, notices, log file      Intake        one thread for each address
+Archive       a timer's thread, and one for each order    PlainProxies  in their callers' threads
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from os import getpid
+from secrets import token_hex
+from typing import Any
+
+from memoire.accounting.runs import Keeper
+from memoire.net import descriptors, link, sockets
+from memoire.net.admission import Admission
+from memoire.net.curve_server import Gate
+from memoire.net.lanes import Lanes
+from memoire.net.sockets import Context
+from memoire.net.thread import ENDING, Worker
+from memoire.wire import messages
+
+from .announcements import Announcements
+from .dispatch import Desk
+from .io_addresses import Addresses
+from .io_intake import Intake
+from .io_lines import LineFile
+from .io_notices import Announcer
+from .io_plain_proxies import PlainProxies
+from .io_requests import Requests
+from .io_snapshots import Archive
+from .options import ServerOptions
+
+_log = logging.getLogger(__name__)
+
+LINGER = 2.0
+"""Seconds for which closed sockets go on sending replies at most."""
+MIN_LINGER = 0.2
+PARTING = 0.3
+"""Seconds between the last replies of a server that saves or is finished and its end: a client's socket forgets what
+its thread has not read when the connection ends.
+"""
+MIN_SAVING = 0.1
+"""Seconds that a state folder has to save what is left, also if there is no time."""
+MEMORY_SHARE = 0.75
+"""Of the time that is left, for saving what the tables hold; the rest is for the state folder."""
+
+
+class ServerThreads:
+    """The threads of a server, with their sockets. Methods may be called from any thread.
+
+    Args:
+        addresses: Of the server, none bound yet.
+        lines: Where log lines go; closed with the server.
+        is_closing: Set when the server begins to end.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        desk: Desk,
+        store: Keeper | None,
+        *,
+        gate: Gate,
+        addresses: Addresses,
+        announcements: Announcements,
+        lines: LineFile,
+        is_closing: threading.Event,
+    ) -> None:
+        self._desk, self._store, self._gate = desk, store, gate
+        self._context: Context = options.context
+        self._addresses, self._lines = addresses, lines
+        self._limits, self._is_closing = options.limits, is_closing
+        self._saves_memory = options.saves_memory
+        admission = Admission(gate, options.limits, count=desk.refuse, own=desk.own)
+        self._announcer = Announcer(desk, announcements, options.limits, gate.admits)
+        self.requests = Requests(desk, admission, store, self._announcer, lines)
+        announcements.wake = self.requests.worker.wake
+        facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
+        self.intake = Intake(desk, admission, addresses, keys=gate.keys, **facts)
+        self.proxies = PlainProxies(gate, admission, addresses, **facts)
+        self.archive = Archive(
+            desk,
+            store=store,
+            limits=options.limits,
+            every=options.snapshot_every,
+            is_closing=is_closing,
+            clock=options.clock,
+        )
+        desk.answer_with(messages.TakeSnapshot, self.archive.order)
+
+    # Its begin
+
+    def open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
+        """Bind the addresses. What was bound before one that fails stays open until `close`."""
+        if endpoint is not None:
+            beside = sockets.beside(endpoint)
+            push, pub = push or beside[0], pub or beside[1]
+        published = "" if pub is None else self._open_pub(pub)
+        pushed = "" if push is None else self.intake.add(push, True)
+        requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
+        self._addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
+        self._addresses.warn_open()
+        if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
+            _log.warning("server %s: %s", self._desk.name, trouble)
+
+    def _open_pub(self, endpoint: str) -> str:
+        made = sockets.publisher(self._context)
+        bound, way = self._addresses.bind(made, endpoint)
+        self._announcer.open(self.requests.worker.doors.add(made, way=way))
+        return bound
+
+    def add_request_worker(self, endpoint: str, bind: bool) -> str:
+        """Answer requests at one more address; see `Server.add_request_worker`."""
+        made = sockets.request_server(self._context, self._limits.request_bytes)
+        way: sockets.Way | None
+        if bind:
+            bound, way = self._addresses.bind(made, endpoint)
+        else:
+            doors = self.requests.worker.doors
+            bound, way = endpoint, link.dial(doors, made, endpoint, follow=False, keys=self._gate.keys)
+        self.requests.add(made, way)
+        return bound
+
+    def start(self) -> None:
+        """Hold again what the former life held, then begin to answer and to save."""
+        if self._store is not None:
+            self.archive.load(next((facts.name for facts in self._store.runs() if not facts.ended), None))
+        self.requests.worker.start()
+        self.archive.start()
+        self.requests.saving.start()
+
+    # What is seen of it
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why nothing can be saved any more; None while all is well."""
+        return self.requests.saving.lost
+
+    @property
+    def lanes(self) -> Iterator[Lanes]:
+        """Replies that wait for room, by thread."""
+        yield self.requests.lanes
+        yield from self.proxies.lanes
+
+    def _workers(self) -> list[Worker]:
+        return [self.requests.worker, *self.intake.workers]
+
+    def trouble(self) -> list[str]:
+        """What is wrong with threads and disk that only a restart can mend, a sentence each."""
+        stuck = [trouble for worker in self._workers() for trouble in worker.trouble()]
+        return stuck if self.lost is None else [f"state: {self.lost}", *stuck]
+
+    def figures(self) -> dict[str, Any]:
+        """Its part of `ServerStats`."""
+        return {
+            "restored": 0 if self._store is None else self._store.restored,
+            "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
+            "requests": self.requests.timings.now(),
+            "snapshots": self.archive.taken,
+            "snapshot_trouble": self.archive.trouble,
+            "folder": None if self._store is None else self._store.space(),
+            "descriptors": descriptors.used(),
+            "most_descriptors": descriptors.limit(),
+            "security": self._gate.security(),
+            "faults": sum(worker.errors for worker in self._workers()),
+        }
+
+    # Its end
+
+    def begin_close(self) -> None:
+        """Have waiting calls raise `Closed`, at once unless what the tables hold has to be saved first."""
+        self._is_closing.set()
+        if not self._saves_memory:
+            self._close_pools()
+
+    def close(self, deadline: float) -> None:
+        """End everything: what comes in first, then what is saved, then what answers. By one caller at a time."""
+        self._stop(self.intake.workers, deadline)
+        self.requests.tell_finished(deadline - PARTING)
+        if self._store is not None:
+            self.requests.drain(deadline)
+            self._save_memory(deadline)
+            self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
+        if self._store is not None or self._desk.finished:
+            time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
+        self._stop([self.requests.worker], deadline)
+        self.proxies.wait_ended(deadline)
+        self._lines.close()
+        self._gate.close()
+        self._addresses.wait_unbound(deadline)
+
+    def _save_memory(self, deadline: float) -> None:
+        if self._saves_memory:
+            left = max(0.0, deadline - time.monotonic())
+            self.archive.save(deadline - (1.0 - MEMORY_SHARE) * left)
+            self._close_pools()
+            self._saves_memory = False  # closed again, it would write over what a later life has saved
+
+    def _close_pools(self) -> None:
+        for table in self._desk.tables:
+            table.pool.close()
+
+    def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
+        for worker in workers:
+            left = deadline - time.monotonic()
+            # A moment also where there is no time: a thread that waits for a cache notices the end only then.
+            if not worker.stop(max(ENDING, left), linger=max(MIN_LINGER, min(LINGER, left))):
+                _log.warning("%s: a thread did not end in time", self._desk.name)
+
+
+def default_name(endpoint: str | None) -> str:
+    """What a server is called that was given no name: its host, and its port or what else tells it from others."""
+    port = (endpoint or "").rpartition(":")[2]
+    if endpoint and endpoint.startswith("tcp://") and port.isdigit() and port != "0":
+        return f"{socket.gethostname()}:{port}"
+    return f"{socket.gethostname()}:{getpid()}:{token_hex(4)}"

@@ -1,0 +1,110 @@
+"""What a server is asked for: its keywords, checked before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memoire.arguments import FOR_EVER, mapping, whole
+from memoire.errors import ParameterError, WrongType
+from memoire.limits import Limits
+from memoire.pool.tables import Storage, Table, checked, shared_out
+from memoire.replay.parameters import Parameters
+from memoire.replay.sampling import Sampler
+from memoire.replay.schema import Schema
+from memoire.security.keyfolder import Given
+from memoire.wire.messages import DEFAULT_TABLE
+
+MIN_SEED, MAX_SEED = -(2**63), 2**64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """The keywords of `Server`, which says what they mean.
+
+    Raises:
+        ParameterError, WrongType: one is out of its range, missing, or does not go with another.
+    """
+
+    endpoint: str | None
+    schema: Schema | Mapping[str, Any] | None
+    tables: Mapping[str, Table] | None
+    sampler: Sampler | None
+    parameters: Parameters | None
+    multi_step: int | None
+    discount: float | Sequence[float] | None
+    frame_stack: int | None
+    storage: Storage | None
+    capacity: int
+    run: str | None
+    push_endpoint: str | None
+    pub_endpoint: str | None
+    cache_limit: int
+    byte_limit: int | None
+    max_step: int
+    name: str | None
+    seed: int | None
+    state_dir: str | Path | None
+    snapshot_caches: bool
+    snapshot_every: float | None
+    context: Any
+    limits: Limits
+    clock: Callable[[], float]
+    keys: Given
+    settings: Mapping[str, Table] = field(init=False)
+    """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
+    budgets: Mapping[str, int] = field(init=False)
+    """Bytes that each table may hold at first."""
+
+    def __post_init__(self) -> None:
+        if self.storage == "episodes" and self.cache_limit:
+            expected = "0 where episodes are stored: capacity says how many entries"
+            raise ParameterError("cache_limit", self.cache_limit, expected)
+        object.__setattr__(self, "settings", self._settings())
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, MIN_SEED, MAX_SEED))
+        self._check_snapshots()
+        held = self.limits.held_bytes if self.byte_limit is None else whole("byte_limit", self.byte_limit, 1)
+        own = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
+        object.__setattr__(self, "budgets", shared_out(own, held))
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether what the tables hold is to be there again after a restart."""
+        return self.snapshot_caches or self.snapshot_every is not None
+
+    def _settings(self) -> Mapping[str, Table]:
+        made: dict[str, Any] = {
+            "sampler": self.sampler,
+            "parameters": self.parameters,
+            "multi_step": self.multi_step,
+            "discount": self.discount,
+            "frame_stack": self.frame_stack,
+            "storage": self.storage,
+            "capacity": self.capacity or self.cache_limit or None,
+            "max_step": self.max_step or None,
+        }
+        given = {name: value for name, value in made.items() if value is not None}
+        if self.tables is None:
+            if self.schema is None:
+                raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
+            return {DEFAULT_TABLE: Table(self.schema, **given)}
+        for name, value in (given if self.schema is None else {"schema": self.schema, **given}).items():
+            raise ParameterError(name, value, "absent beside tables=: each memoire.Table has its own")
+        return mapping("tables", self.tables)
+
+    def _check_snapshots(self) -> None:
+        every = self.snapshot_every
+        if self.saves_memory and self.state_dir is None:
+            name, value = ("snapshot_every", every) if every else ("snapshot_caches", self.snapshot_caches)
+            raise ParameterError(name, value, "left out without a state_dir to keep them in")
+        if every is not None and not 0.0 < every <= FOR_EVER:
+            raise ParameterError("snapshot_every", every, "seconds above 0, or None")
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Raise ParameterError unless this is a number of bytes, or None."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise ParameterError(name, value, "a whole number of bytes, at least 1")

@@ -1,0 +1,186 @@
+"""What a server may be asked for, and what is made of it: no socket, no folder."""
+
+import inspect
+
+import pytest
+
+from memoire.accounting.journal import RunFacts
+from memoire.clock import wall_clock
+from memoire.errors import ParameterError, WrongType
+from memoire.limits import Limits
+from memoire.models.model import make
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.tables import Table
+from memoire.replay.sampling import Prioritized
+from memoire.server import build
+from memoire.server.announcements import Announcements
+from memoire.server.options import ServerOptions, check_bytes
+from memoire.server.server import Server
+from memoire.wire import messages
+from netkit import SCHEMA
+
+DEFAULTS = {
+    name: each.default
+    for name, each in inspect.signature(Server).parameters.items()
+    if each.default is not inspect.Parameter.empty
+}
+
+
+def options(**changes):
+    return ServerOptions(
+        **{"endpoint": None, **DEFAULTS, "schema": SCHEMA, "limits": Limits(held_bytes=1000)} | changes
+    )
+
+
+def test_options_are_what_a_server_takes():
+    fields = inspect.signature(ServerOptions).parameters
+    assert list(fields) == list(inspect.signature(Server).parameters)
+
+
+def test_a_schema_makes_one_table_of_the_options_that_shape_it():
+    made = options(sampler=Prioritized(0.7), multi_step=3, storage="episodes", capacity=100, max_step=50)
+    (table,) = made.settings.values()
+    assert list(made.settings) == [messages.DEFAULT_TABLE]
+    assert (table.storage, table.capacity, table.max_step, table.parameters.multi_step) == ("episodes", 100, 50, 3)
+    assert made.budgets == {messages.DEFAULT_TABLE: 1000}
+
+
+def test_a_limit_of_caches_is_the_capacity_of_the_table():
+    assert options(cache_limit=7).settings[messages.DEFAULT_TABLE].capacity == 7
+    assert options(cache_limit=7, capacity=8).settings[messages.DEFAULT_TABLE].capacity == 8
+
+
+def test_tables_share_what_may_be_held():
+    tables = {"own": Table(SCHEMA, byte_limit=400), "a": Table(SCHEMA), "b": Table(SCHEMA)}
+    assert options(schema=None, tables=tables).budgets == {"own": 400, "a": 300, "b": 300}
+    assert options(schema=None, tables=tables, byte_limit=600).budgets == {"own": 400, "a": 100, "b": 100}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"schema": None}, WrongType, "schema must be a memoire.Schema, or tables="),
+        ({"tables": {"a": Table(SCHEMA)}}, ParameterError, "schema must be absent beside tables="),
+        ({"schema": None, "tables": {"a": Table(SCHEMA)}, "capacity": 5}, ParameterError, "capacity must be absent"),
+        ({"schema": None, "tables": [1]}, WrongType, "tables must be"),
+        ({"schema": None, "tables": {"a": 1}}, WrongType, "a memoire.Table"),
+        ({"storage": "episodes", "cache_limit": 5}, ParameterError, "cache_limit must be 0 where episodes"),
+        ({"seed": 1.5}, ParameterError, "seed must be a whole number"),
+        ({"seed": 2**64 + 1}, ParameterError, "seed must be"),
+        ({"byte_limit": 0}, ParameterError, "byte_limit must be"),
+        ({"snapshot_caches": True}, ParameterError, "snapshot_caches must be left out without a state_dir"),
+        ({"snapshot_every": 5.0}, ParameterError, "snapshot_every must be left out without a state_dir"),
+        ({"snapshot_every": 0.0, "state_dir": "x"}, ParameterError, "snapshot_every must be seconds above 0"),
+        ({"snapshot_every": 1e10, "state_dir": "x"}, ParameterError, "snapshot_every must be seconds above 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(changes, error, words):
+    with pytest.raises(error, match=words):
+        options(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "saves"),
+    [({}, False), ({"snapshot_caches": True}, True), ({"snapshot_every": 5.0}, True)],
+)
+def test_what_is_held_is_saved_if_either_option_says_so(changes, saves):
+    assert options(state_dir="x", **changes).saves_memory is saves
+
+
+@pytest.mark.parametrize("seed", [None, 5, -5])
+@pytest.mark.parametrize("storage", ["caches", "episodes"])
+def test_tables_get_pools_of_their_storage_and_budget(storage, seed):
+    tables = build.make_tables(options(storage=storage, seed=seed, limits=Limits(held_bytes=1 << 20)))
+    assert isinstance(tables.first.pool, EpisodePool) is (storage == "episodes")
+    assert tables.first.pool.byte_limit == 1 << 20
+
+
+def test_tables_of_one_seed_draw_differently():
+    names = {}
+
+    def seeds_of(name, **given):
+        names[name] = given["seed"]
+        raise ParameterError("seed", name, "not asked for")
+
+    for name in ("a", "b"):
+        made = options(schema=None, tables={name: Table(SCHEMA)}, seed=9)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "Pool", lambda *_, name=name, **given: seeds_of(name, **given))
+            with pytest.raises(ParameterError):
+                build.make_tables(made)
+    assert names == {name: 9 ^ messages.table_number(name) for name in ("a", "b")}
+
+
+class Folder:
+    """A state folder with nothing in it."""
+
+    epoch, closed = 3, False
+
+    def runs(self):
+        return [RunFacts("saved")]
+
+    def settings(self):
+        return {}
+
+    def wake(self):
+        pass
+
+    def close(self, timeout):
+        self.closed = True
+
+
+def test_a_server_without_a_state_folder_has_no_store(monkeypatch):
+    asked = []
+    monkeypatch.setattr(build, "open_store", lambda *given: asked.append(given) or Folder())
+    assert build.make_store(options(), "host") is None and asked == []
+    made = options(state_dir="x", name="mine")
+    assert isinstance(build.make_store(made, "host"), Folder)
+    assert asked == [("x", "mine", "host", made.limits, wall_clock)]
+
+
+def desk_of(store=None, **changes):
+    made = options(**changes)
+    announcements, facts = Announcements(), {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
+    desk = build.make_desk(made, build.make_tables(made), store, announcements, on_lines=lambda lines: None, **facts)
+    return desk, announcements
+
+
+def test_a_desk_tells_what_is_published_and_that_a_run_is_over():
+    desk, announcements = desk_of(run="one")
+    desk.publish("policy", b"1")
+    desk.finish()
+    assert (desk.run_name, desk.epoch) == ("one", 5)
+    assert announcements.next_model().topic == "policy" and announcements.take_news()
+    assert not announcements
+
+
+def test_a_state_folder_is_closed_if_no_desk_can_be_made():
+    folder = Folder()
+    with pytest.raises(ParameterError, match="run"):
+        desk_of(folder, run="\n", state_dir="x")
+    assert folder.closed
+    with pytest.raises(ParameterError, match="run"):
+        desk_of(run="\n")
+
+
+@pytest.mark.parametrize("value", [None, 1, 1 << 40])
+def test_a_number_of_bytes_is_whole_and_above_0_or_left_out(value):
+    check_bytes("credit", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
+def test_any_other_number_of_bytes_is_refused_by_name(value):
+    with pytest.raises(ParameterError, match="credit must be a whole number of bytes"):
+        check_bytes("credit", value)
+
+
+def test_announcements_wake_who_tells_them_and_are_told_once():
+    announcements, woken = Announcements(), []
+    announcements.add_model(make("a", b"1", 1))  # nobody tells them yet
+    announcements.wake = lambda: woken.append(bool(announcements))
+    announcements.add_model(make("b", b"2", 1))
+    announcements.add_news()
+    assert woken == [True, True]
+    assert [announcements.next_model().topic for _ in range(2)] == ["a", "b"]
+    assert announcements.next_model() is None and announcements
+    assert announcements.take_news() and not announcements.take_news() and not announcements
