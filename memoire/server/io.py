@@ -22,8 +22,10 @@ from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
 from memoire.net.sockets import Context
 from memoire.net.thread import ENDING, Worker
+from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 
+from . import build
 from .announcements import Announcements
 from .dispatch import Desk
 from .io_addresses import Addresses
@@ -71,10 +73,10 @@ class ServerThreads:
         lines: LineFile,
         is_closing: threading.Event,
     ) -> None:
-        self._desk, self._store, self._gate = desk, store, gate
+        self.name, self.desk, self.store, self.gate = desk.name, desk, store, gate
+        self.addresses, self.lines = addresses, lines
+        self._options, self._limits, self._is_closing = options, options.limits, is_closing
         self._context: Context = options.context
-        self._addresses, self._lines = addresses, lines
-        self._limits, self._is_closing = options.limits, is_closing
         self._saves_memory = options.saves_memory
         admission = Admission(gate, options.limits, count=desk.refuse, own=desk.own)
         self._announcer = Announcer(desk, announcements, options.limits, gate.admits)
@@ -95,22 +97,23 @@ class ServerThreads:
 
     # Its begin
 
-    def open(self, endpoint: str | None, push: str | None, pub: str | None) -> None:
+    def open(self) -> None:
         """Bind the addresses. What was bound before one that fails stays open until `close`."""
+        endpoint, push, pub = self._options.endpoint, self._options.push_endpoint, self._options.pub_endpoint
         if endpoint is not None:
             beside = sockets.beside(endpoint)
             push, pub = push or beside[0], pub or beside[1]
         published = "" if pub is None else self._open_pub(pub)
         pushed = "" if push is None else self.intake.add(push, True)
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
-        self._addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
-        self._addresses.warn_open()
+        self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
+        self.addresses.warn_open()
         if endpoint is not None and (trouble := descriptors.too_few(self._limits.expected_clients)):
-            _log.warning("server %s: %s", self._desk.name, trouble)
+            _log.warning("server %s: %s", self.name, trouble)
 
     def _open_pub(self, endpoint: str) -> str:
         made = sockets.publisher(self._context)
-        bound, way = self._addresses.bind(made, endpoint)
+        bound, way = self.addresses.bind(made, endpoint)
         self._announcer.open(self.requests.worker.doors.add(made, way=way))
         return bound
 
@@ -119,17 +122,17 @@ class ServerThreads:
         made = sockets.request_server(self._context, self._limits.request_bytes)
         way: sockets.Way | None
         if bind:
-            bound, way = self._addresses.bind(made, endpoint)
+            bound, way = self.addresses.bind(made, endpoint)
         else:
             doors = self.requests.worker.doors
-            bound, way = endpoint, link.dial(doors, made, endpoint, follow=False, keys=self._gate.keys)
+            bound, way = endpoint, link.dial(doors, made, endpoint, follow=False, keys=self.gate.keys)
         self.requests.add(made, way)
         return bound
 
     def start(self) -> None:
         """Hold again what the former life held, then begin to answer and to save."""
-        if self._store is not None:
-            self.archive.load(next((facts.name for facts in self._store.runs() if not facts.ended), None))
+        if self.store is not None:
+            self.archive.load(next((facts.name for facts in self.store.runs() if not facts.ended), None))
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()
@@ -158,15 +161,15 @@ class ServerThreads:
     def figures(self) -> dict[str, Any]:
         """Its part of `ServerStats`."""
         return {
-            "restored": 0 if self._store is None else self._store.restored,
+            "restored": 0 if self.store is None else self.store.restored,
             "dropped_replies": sum(lanes.dropped for lanes in self.lanes),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
-            "folder": None if self._store is None else self._store.space(),
+            "folder": None if self.store is None else self.store.space(),
             "descriptors": descriptors.used(),
             "most_descriptors": descriptors.limit(),
-            "security": self._gate.security(),
+            "security": self.gate.security(),
             "faults": sum(worker.errors for worker in self._workers()),
         }
 
@@ -182,17 +185,17 @@ class ServerThreads:
         """End everything: what comes in first, then what is saved, then what answers. By one caller at a time."""
         self._stop(self.intake.workers, deadline)
         self.requests.tell_finished(deadline - PARTING)
-        if self._store is not None:
+        if self.store is not None:
             self.requests.drain(deadline)
             self._save_memory(deadline)
             self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
-        if self._store is not None or self._desk.finished:
+        if self.store is not None or self.desk.finished:
             time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
         self._stop([self.requests.worker], deadline)
         self.proxies.wait_ended(deadline)
-        self._lines.close()
-        self._gate.close()
-        self._addresses.wait_unbound(deadline)
+        self.lines.close()
+        self.gate.close()
+        self.addresses.wait_unbound(deadline)
 
     def _save_memory(self, deadline: float) -> None:
         if self._saves_memory:
@@ -202,7 +205,7 @@ class ServerThreads:
             self._saves_memory = False  # closed again, it would write over what a later life has saved
 
     def _close_pools(self) -> None:
-        for table in self._desk.tables:
+        for table in self.desk.tables:
             table.pool.close()
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
@@ -210,7 +213,41 @@ class ServerThreads:
             left = deadline - time.monotonic()
             # A moment also where there is no time: a thread that waits for a cache notices the end only then.
             if not worker.stop(max(ENDING, left), linger=max(MIN_LINGER, min(LINGER, left))):
-                _log.warning("%s: a thread did not end in time", self._desk.name)
+                _log.warning("%s: a thread did not end in time", self.name)
+
+
+def make_threads(options: ServerOptions, is_closing: threading.Event) -> ServerThreads:
+    """A server's threads and what they serve; nothing is bound, and none has begun.
+
+    Raises:
+        KeyFileError, ParameterError, StateError: an option cannot be had.
+    """
+    gate = Gate(options.context, Keys.of(options.keys, "server"))
+    tables = build.make_tables(options)
+    name = options.name or default_name(options.endpoint)
+    store = build.make_store(options, name)
+    name = name if store is None else store.name
+    addresses, announcements, lines = Addresses(name, gate), Announcements(), LineFile()
+    desk = build.make_desk(
+        options,
+        tables,
+        store,
+        announcements,
+        name=name,
+        epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
+        endpoints=lambda: addresses.endpoints,
+        on_lines=lines.write,
+    )
+    return ServerThreads(
+        options,
+        desk,
+        store,
+        gate=gate,
+        addresses=addresses,
+        announcements=announcements,
+        lines=lines,
+        is_closing=is_closing,
+    )
 
 
 def default_name(endpoint: str | None) -> str:

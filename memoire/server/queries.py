@@ -67,7 +67,13 @@ class Queries:
         return self._accounts_of(chosen, rows)
 
     def account_page(self, run: str | None, after: bytes, seen: float, most: int) -> tuple[ServerAccounts, bool]:
-        """At most so many accounts behind the key `after`, and whether there are more; see `Server.account_page`."""
+        """At most so many accounts of a run, in the order of their keys, and whether there are more.
+
+        Args:
+            after: Key (`merge.key_of`) of the last row of the page before.
+            seen: If that is less than half of `limits.client_timeout` ago, all accounts whose client was heard since
+                then, and no others.
+        """
         desk = self._desk
         with desk.lock:
             chosen = self.run(run)

@@ -29,7 +29,6 @@ from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.net import descriptors, sockets
-from memoire.net.curve_server import Gate
 from memoire.net.sockets import Context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import OpenTable, Storage, Table
@@ -47,11 +46,7 @@ from memoire.wire.frames import Header, Message, encode, parse, peek
 from memoire.wire.frames import reply as encode_reply
 from memoire.wire.identity import DEFAULT_TABLE, NEWS_FRAME, table_number
 
-from . import build
-from .announcements import Announcements
-from .io import ServerThreads, default_name
-from .io_addresses import Addresses
-from .io_lines import LineFile
+from .io import make_threads
 from .io_snapshots import Snapshot
 from .options import ServerOptions, check_bytes
 from .queries import Queries
@@ -74,13 +69,12 @@ class Server(Node):
         sampler: Settings of sampling, such as `Prioritized(0.6, beta=0.4)`.
         parameters: All settings at once; the other arguments change single ones.
         multi_step, discount, frame_stack: See `Parameters`.
-        storage, capacity: See `Table`.
+        storage, capacity, max_step: See `Table`.
         run: Name of the experiment that totals, lines and models belong to. None: the one that the state folder counted
             last, or else "default".
         push_endpoint, pub_endpoint: Addresses for caches and notices, where they are not beside `endpoint`.
         cache_limit: Most caches that are held, 0 for no limit but bytes.
         byte_limit: Most bytes of caches that are held.
-        max_step: Entries that a client's memory has room for; 0 leaves it to the client.
         name: Name of this server, the same after a restart; by default its host and port.
         seed: Of the draws; None takes entropy from the system.
         state_dir: Folder of this server's files, made when it is not there: totals, log lines, models and runs live on
@@ -143,75 +137,28 @@ class Server(Node):
         if endpoint is not None:
             sockets.beside(endpoint)  # before anything is made: a malformed address
         options = ServerOptions(
-            endpoint=endpoint,
-            schema=schema,
-            tables=tables,
-            sampler=sampler,
-            parameters=parameters,
-            multi_step=multi_step,
-            discount=discount,
-            frame_stack=frame_stack,
-            storage=storage,
-            capacity=capacity,
-            run=run,
-            push_endpoint=push_endpoint,
-            pub_endpoint=pub_endpoint,
-            cache_limit=cache_limit,
-            byte_limit=byte_limit,
-            max_step=max_step,
-            name=name,
-            seed=seed,
-            state_dir=state_dir,
-            snapshot_caches=snapshot_caches,
-            snapshot_every=snapshot_every,
-            context=context or sockets.shared_context(),
-            limits=limits or Limits(),
-            clock=clock,
-            keys=keys,
-        )
+            endpoint=endpoint, schema=schema, tables=tables, sampler=sampler, parameters=parameters,
+            multi_step=multi_step, discount=discount, frame_stack=frame_stack, storage=storage, capacity=capacity,
+            run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, cache_limit=cache_limit,
+            byte_limit=byte_limit, max_step=max_step, name=name, seed=seed, state_dir=state_dir,
+            snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
+            context=context or sockets.shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
+        )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._scalars: dict[str, float] = {}
-        self._make_parts(options)
+        self._io = made = make_threads(options, self._closing)
+        self.name, self._gate, self._store, self._desk = made.name, made.gate, made.store, made.desk
+        self._tables, self._archive, self._queries = made.desk.tables, made.archive, Queries(made.desk, made.store)
+        self._handles = {table.name: self._make_handle(table) for table in self._tables}
+        self._first = self._handles[self._tables.first.name]
         try:
-            self._io.open(endpoint, push_endpoint, pub_endpoint)
+            made.open()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
-        self._io.start()
+        made.start()
         close_at_exit(self)
-
-    def _make_parts(self, options: ServerOptions) -> None:
-        self._gate = Gate(options.context, Keys.of(options.keys, "server"))
-        self._tables = build.make_tables(options)
-        name = options.name or default_name(options.endpoint)
-        self._store = build.make_store(options, name)
-        self.name = name if self._store is None else self._store.name
-        addresses, announcements, self._lines = Addresses(self.name, self._gate), Announcements(), LineFile()
-        self._addresses = addresses
-        self._desk = build.make_desk(
-            options,
-            self._tables,
-            self._store,
-            announcements,
-            name=self.name,
-            epoch=time.time_ns(),  # whatever clock is given: no two lives have the same number
-            endpoints=lambda: addresses.endpoints,
-            on_lines=self._lines.write,
-        )
-        self._io = ServerThreads(
-            options,
-            self._desk,
-            self._store,
-            gate=self._gate,
-            addresses=addresses,
-            announcements=announcements,
-            lines=self._lines,
-            is_closing=self._closing,
-        )
-        self._archive, self._queries = self._io.archive, Queries(self._desk, self._store)
-        self._handles = {table.name: self._make_handle(table) for table in self._tables}
-        self._first = self._handles[self._tables.first.name]
 
     def _make_handle(self, table: OpenTable) -> TableHandle:
         return TableHandle(self._desk, table, self._check_open, self._is_over, lambda: self.endpoint or self.name)
@@ -221,17 +168,17 @@ class Server(Node):
     @property
     def endpoint(self) -> str:
         """Address for requests, as bound: what clients connect to ("*" is any of this machine's addresses)."""
-        return self._addresses.endpoints.request
+        return self._io.addresses.endpoints.request
 
     @property
     def push_endpoint(self) -> str:
         """Address for caches, as bound."""
-        return self._addresses.endpoints.push
+        return self._io.addresses.endpoints.push
 
     @property
     def pub_endpoint(self) -> str:
         """Address for notices of models, as bound."""
-        return self._addresses.endpoints.publish
+        return self._io.addresses.endpoints.publish
 
     @property
     def keys(self) -> Keys | None:
@@ -261,7 +208,7 @@ class Server(Node):
         with self._close_lock:
             self._check_open()
             bound = add(endpoint, bind)
-        self._addresses.warn_open()
+        self._io.addresses.warn_open()
         return bound
 
     def run_request_proxy(self, front: str, back: str) -> None:
@@ -287,9 +234,7 @@ class Server(Node):
         return self._tables.names
 
     def table(self, name: str) -> TableHandle:
-        """One of the tables: batches, parameters and figures of its own. Raises ParameterError if it has none of this
-        name.
-        """
+        """One of the tables: batches, parameters and figures of its own. ParameterError: there is none of this name."""
         return self._handles[self._tables[name].name]
 
     def get_batch(
@@ -297,21 +242,12 @@ class Server(Node):
     ) -> Batch:
         """Draw a batch from the held caches, as if from all clients' memories at once.
 
-        All or nothing: a batch that cannot be filled takes no sample. Safe from several threads; the GIL is released
-        while samples are copied. docs/sampling.md says how clients are weighed.
+        All or nothing: a batch that cannot be filled takes no sample. docs/sampling.md says how clients are weighed.
+        `TableHandle.get_batch` says what `out` takes and what is raised.
 
         Args:
-            batch_size: Samples to draw, B, at least 1.
+            batch_size: Samples to draw, B, at least 1: all arrays of the batch are [B, ...].
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
-
-        Returns:
-            Arrays [B, ...], which belong to the caller.
-
-        Raises:
-            ParameterError: an array of `out` does not fit; no sample was taken.
-            NotEnoughSamples: fewer are held, also after `timeout`.
-            Closed: the server was closed, also from another thread while waiting.
         """
         return self._first.get_batch(batch_size, timeout, out=out)
 
@@ -328,11 +264,7 @@ class Server(Node):
 
         Args:
             batch_size: Samples of the first table; or of several, mixed: `{"online": 192, "demo": 64}`.
-            ahead: Batches that are drawn on a thread of their own while the learner works on one, from the first one
-                on; 0 draws each when it is asked for. They are as old as that. Those that nobody fetches are lost.
-
-        Raises:
-            MemoireTimeout: not enough samples came in that time.
+            ahead: How many are drawn ahead, on a thread of their own: see `TableHandle.batches`.
         """
         if isinstance(batch_size, Mapping):
             return mixed_batches(self.table, batch_size, timeout, ahead, self._is_over, self.endpoint or self.name)
@@ -345,13 +277,8 @@ class Server(Node):
         return self._first.sample_episodes(count, timeout, group=group, group_size=group_size)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        """Hand TD errors on to the clients that own the samples; returns at once, with how many have no owner here.
-
-        The owners apply them with their next message and report applied and stale: see `stats`.
-
-        Args:
-            ids: Of a batch, [B].
-            td_errors: Finite, [B].
+        """Hand TD errors [B] on to the clients that own the samples with these ids [B]; returns at once, with how many
+        have no owner here. The owners apply them with their next message and report applied and stale: see `stats`.
         """
         self._check_open()
         return self._desk.hand_on(ids, td_errors)
@@ -376,10 +303,8 @@ class Server(Node):
         self._scalars = arguments.scalars(values, self._scalars)
 
     def configure(self, **changes: Any) -> Parameters:
-        """Change parameters here and, with their next message, at every client; their data stays.
-
-        Raises:
-            ParameterError: a value is out of its range; nothing was changed.
+        """Change parameters here and, with their next message, at every client; their data stays. Raises ParameterError
+        if a value is out of its range; then nothing was changed.
         """
         return self._first.configure(**changes)
 
@@ -425,7 +350,7 @@ class Server(Node):
         self._check_open()
         self._desk.resume()
 
-    # ---------------------------------------------------------------------------------------- what was counted
+    # ---------------------------------------------------- what was counted; ParameterError: there is no such run
 
     @property
     def parameters(self) -> Parameters:
@@ -475,43 +400,26 @@ class Server(Node):
     def totals(self, run: str | None = None) -> Totals:
         """Sums over all clients of a run, with what servers that were drained have brought here; None is the run that
         is counted now. What other servers of the cluster have counted is in `Reader.totals`.
-
-        Raises:
-            ParameterError: this server knows no such run.
         """
         return self._queries.totals(run)
 
     def accounts(self, run: str | None = None) -> ServerAccounts:
         """What this server has counted for a run, client by client, with what drained servers have brought here; for
         whoever merges several (`memoire.accounting.merge`). Cost: some 250 bytes for each client of the run.
-
-        Raises:
-            ParameterError: this server knows no such run.
         """
         return self._queries.accounts(run)
 
     def account_page(
         self, run: str | None = None, after: bytes = b"", *, seen: float = 0.0, most: int = 16384
     ) -> tuple[ServerAccounts, bool]:
-        """At most so many accounts of a run, in the order of their keys, and whether there are more.
-
-        Args:
-            after: Key (`accounts.key_of`) of the last row of the page before.
-            seen: Where that is less than half of `limits.client_timeout` ago, all accounts whose client was heard since
-                then, and no others.
-
-        Raises:
-            ParameterError: this server knows no such run.
+        """At most so many accounts of a run behind the key `after`, in the order of their keys, and whether there are
+        more; or those of all clients that were heard since `seen`: see `Queries.account_page`.
         """
         return self._queries.account_page(run, after, seen, most)
 
     def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
-        """The clients that were heard lately, in the order of their ids: those whose accounts are in memory, and those
-        that have said hello and reported nothing yet. `accounts` has all that were ever counted.
-
-        Args:
-            after: Only those whose id in hex is above this one, such as the last of the page before.
-            most: As many as this at most; None is all of them.
+        """The clients that were heard lately and whose id in hex is above `after`, in the order of their ids: at most
+        so many. Guests are among them, which have reported nothing yet. `accounts` has all that were ever counted.
         """
         return self._queries.clients(after, most)
 
@@ -531,7 +439,7 @@ class Server(Node):
     @property
     def logfile(self) -> str | None:
         """Path of the log file; None before `set_logfile`."""
-        return self._lines.path
+        return self._io.lines.path
 
     def set_logfile(self, logfile_path: str | Path, mode: str = "a") -> None:
         r"""Write the clients' lines to a file from now on: `'%s,%08x,%s\n' % (time, uuid, message)`.
@@ -542,14 +450,10 @@ class Server(Node):
             mode: As of fopen: "a" goes on where the file ends, "w" begins anew.
         """
         self._check_open()
-        self._lines.open(logfile_path, mode)
+        self._io.lines.open(logfile_path, mode)
 
     def lines(self, after: int = 0, most: int = 1000, *, run: str | None = None) -> list[Entry]:
-        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory.
-
-        Raises:
-            ParameterError: this server knows no such run.
-        """
+        """The newest log lines with an index above `after`, oldest first, as far as they are kept in memory."""
         return self._queries.lines(after, most, run)
 
     def search(
@@ -570,17 +474,11 @@ class Server(Node):
         newest in memory.
 
         Args:
-            text: Somewhere in the line as the log file has it; letters A to Z in either case.
+            text, client, label, since, until, after, before: See `Wanted`: the last index of a page is where the next
+                one begins.
             run: None is the one that is counted now.
-            client: Id of the sender.
-            label: The sender's 32-bit uuid.
-            since, until: Received at or after, and before; seconds since 1970.
-            after, before: Index above, and below: the last index of a page is where the next one begins.
             most: At most so many, 1 to 10000.
             newest_first: Else the oldest come first.
-
-        Raises:
-            ParameterError: this server knows no such run, or `most` is out of its range.
         """
         wanted = Wanted(text=text, client=client, label=label, since=since, until=until, after=after, before=before)
         return self._queries.search(wanted, run, most=most, newest_first=newest_first)

@@ -75,7 +75,24 @@ class TableHandle(Guarded):
     def get_batch(
         self, batch_size: int, timeout: float | None = None, *, out: Mapping[str, Any] | Batch | None = None
     ) -> Batch:
-        """Draw a batch of this table's samples: see `Server.get_batch`."""
+        """Draw a batch of this table's samples, as if from all clients' memories at once.
+
+        All or nothing: a batch that cannot be filled takes no sample. Safe from several threads; the GIL is released
+        while samples are copied. docs/sampling.md says how clients are weighed.
+
+        Args:
+            batch_size: Samples to draw, B, at least 1.
+            timeout: Seconds to wait for enough samples; None does not wait.
+            out: Arrays of the caller (by name, or an earlier batch) that are filled in place of new ones.
+
+        Returns:
+            Arrays [B, ...], which belong to the caller.
+
+        Raises:
+            ParameterError: an array of `out` does not fit; no sample was taken.
+            NotEnoughSamples: fewer are held, also after `timeout`.
+            Closed: the server was closed, also from another thread while waiting.
+        """
         self._check_open()
         began = time.monotonic()
         try:
@@ -157,7 +174,16 @@ class TableHandle(Guarded):
             limiter.wants(who, 0)
 
     def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:
-        """Batches of this table until the run is over: see `Server.batches`."""
+        """Batches of this table until the run is over or the server closed.
+
+        Args:
+            timeout: Seconds that each waits for its samples at most.
+            ahead: Batches that are drawn on a thread of their own while the learner works on one, from the first one
+                on; 0 draws each when it is asked for. They are as old as that. Those that nobody fetches are lost.
+
+        Raises:
+            MemoireTimeout: not enough samples came in that time.
+        """
         what, draw = f"batch of {batch_size}", functools.partial(self.get_batch, batch_size)
 
         def drawn(is_over: Callable[[], bool]) -> Iterator[Batch]:
@@ -166,12 +192,23 @@ class TableHandle(Guarded):
         return drawn_ahead(drawn, self._is_over, ahead)
 
     def update_priorities(self, ids: Any, td_errors: Any) -> int:
-        """Hand TD errors on to the owners of the samples: see `Server.update_priorities`."""
+        """Hand TD errors on to the clients that own the samples; returns at once, with how many have no owner here.
+
+        The owners apply them with their next message and report applied and stale: see `stats`.
+
+        Args:
+            ids: Of a batch, [B].
+            td_errors: Finite, [B].
+        """
         self._check_open()
         return self._desk.hand_on(ids, td_errors)
 
     def configure(self, **changes: Any) -> Parameters:
-        """Change this table's parameters here and at its clients: see `Server.configure`."""
+        """Change this table's parameters here and, with their next message, at its clients; their data stays.
+
+        Raises:
+            ParameterError: a value is out of its range; nothing was changed.
+        """
         self._check_open()
         return self._desk.configure(self._table, changes)
 
