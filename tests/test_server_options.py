@@ -138,6 +138,12 @@ def test_a_server_without_a_state_folder_has_no_store(monkeypatch):
     assert asked == [("x", "mine", "host", made.limits, wall_clock)]
 
 
+def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
+    store = build.make_store(options(state_dir=tmp_path / "state"), "host")
+    assert store.name == "host"
+    store.close(1.0)
+
+
 def desk_of(store=None, **changes):
     made = options(**changes)
     announcements, facts = Announcements(), {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
