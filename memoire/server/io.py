@@ -34,6 +34,7 @@ from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_plain_proxies import PlainProxies
 from .io_requests import Requests
+from .io_restoring import Restorer
 from .io_snapshots import Archive
 from .options import ServerOptions
 
@@ -88,10 +89,12 @@ class ServerThreads:
         self.archive = Archive(
             desk,
             store=store,
-            limits=options.limits,
             every=options.snapshot_every,
             is_closing=is_closing,
             clock=options.clock,
+        )
+        self.restorer = Restorer(
+            desk, store, limits=options.limits, stays=options.snapshot_every is not None, clock=options.clock
         )
         desk.answer_with(messages.TakeSnapshot, self.archive.order)
 
@@ -132,7 +135,7 @@ class ServerThreads:
     def start(self) -> None:
         """Hold again what the former life held, then begin to answer and to save."""
         if self.store is not None:
-            self.archive.load(next((facts.name for facts in self.store.runs() if not facts.ended), None))
+            self.restorer.load()
         self.requests.worker.start()
         self.archive.start()
         self.requests.saving.start()
@@ -157,6 +160,17 @@ class ServerThreads:
         """What is wrong with threads and disk that only a restart can mend, a sentence each."""
         stuck = [trouble for worker in self._workers() for trouble in worker.trouble()]
         return stuck if self.lost is None else [f"state: {self.lost}", *stuck]
+
+    def unready(self) -> list[str]:
+        """Why no new clients should come just now, a sentence each; see `Server.readiness`."""
+        if self._is_closing.is_set():
+            return ["closing: this server is about to end"]
+        if self.store is not None and not self.store.is_healthy:
+            return [f"state: {self.store.trouble}"]
+        if self.desk.leaving:
+            return ["leaving: this server is being drained; others count its clients from now on"]
+        trouble = [descriptors.shared_guard().trouble(), self.desk.trouble()]
+        return [*self.gate.trouble(), *filter(None, trouble)]
 
     def figures(self) -> dict[str, Any]:
         """Its part of `ServerStats`."""

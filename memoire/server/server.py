@@ -28,7 +28,7 @@ from memoire.clock import wall_clock
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.net import descriptors, sockets
+from memoire.net import sockets
 from memoire.net.sockets import Context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import OpenTable, Storage, Table
@@ -335,10 +335,8 @@ class Server(Node):
         """Count this run from now on: from zero, or where it ended. The former one stays readable.
 
         Caches and models of the former run are dropped, parameters stay. Clients hear of it at once, say the rest about
-        the former run, and go on in this one. A run that was finished stays finished: see `resume`.
-
-        Raises:
-            ParameterError: that is no name.
+        the former run, and go on in this one. A run that was finished stays finished: see `resume`. A name is printable
+        text of 1 to 256 characters, or ParameterError is raised.
         """
         self._check_open()
         self._desk.begin_run(name)
@@ -444,10 +442,8 @@ class Server(Node):
     def set_logfile(self, logfile_path: str | Path, mode: str = "a") -> None:
         r"""Write the clients' lines to a file from now on: `'%s,%08x,%s\n' % (time, uuid, message)`.
 
-        Lines are buffered, and flushed within a second and at close. The former file is closed.
-
-        Args:
-            mode: As of fopen: "a" goes on where the file ends, "w" begins anew.
+        Lines are buffered, and flushed within a second and at close. The former file is closed. The mode is as of
+        fopen: "a" goes on where the file ends, "w" begins with an empty one.
         """
         self._check_open()
         self._io.lines.open(logfile_path, mode)
@@ -529,7 +525,8 @@ class Server(Node):
             ParameterError: `part` is malformed, or a table's parameters cannot be taken.
         """
         self._check_open()
-        return self._archive.restore(paths, part=part, configure=configure, skip_damaged=skip_damaged, once=once)
+        restorer = self._io.restorer
+        return restorer.restore(paths, part=part, configure=configure, skip_damaged=skip_damaged, once=once)
 
     # ------------------------------------------------------------------------------------------------- its state
 
@@ -545,14 +542,7 @@ class Server(Node):
 
     def readiness(self) -> list[str]:
         """Why this server should get no new clients just now, a sentence each; empty when it should."""
-        if self._closing.is_set():
-            return ["closing: this server is about to end"]
-        if self._store is not None and not self._store.is_healthy:
-            return [f"state: {self._store.trouble}"]
-        if self._desk.leaving:
-            return ["leaving: this server is being drained; others count its clients from now on"]
-        trouble = [descriptors.shared_guard().trouble(), self._desk.trouble()]
-        return [*self._gate.trouble(), *filter(None, trouble)]
+        return self._io.unready()
 
     @property
     def failure(self) -> Exception | None:

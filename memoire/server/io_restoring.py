@@ -1,0 +1,125 @@
+"""What comes back into a server: files of snapshots, by a call or at its begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from memoire.accounting.merge import Rows
+from memoire.accounting.runs import Keeper
+from memoire.errors import MemoireError, ParameterError, ProtocolError
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from memoire.storage import snapshot, snapshot_file
+from memoire.storage.snapshot import Restored
+
+from .dispatch import Desk
+from .io_snapshots import MEMORY, ORDERED
+
+_log = logging.getLogger(__name__)
+
+_RESTORED: Final = "restored"  # the setting that names files that were restored once
+
+
+class Restorer:
+    """Puts what files hold into a server's tables. Thread-safe.
+
+    Args:
+        store: Its state folder; None if it has none.
+        stays: Whether the folder's own file stays when it was read: a timer replaces it. Else it goes, so that a crash
+            does not serve its samples again.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self, desk: Desk, store: Keeper | None, *, limits: Limits, stays: bool, clock: Callable[[], float]
+    ) -> None:
+        self._desk, self._store, self._limits, self._stays, self._clock = desk, store, limits, stays, clock
+
+    def restore(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        part: tuple[int, int] = (0, 1),
+        configure: bool = False,
+        skip_damaged: bool = False,
+        stays: bool = True,
+        once: bool = False,
+    ) -> Restored:
+        """Put what files hold into the tables; see `Server.restore` and `snapshot.restore`."""
+        heads = snapshot.heads(paths)
+        wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
+        if configure and wanted:
+            self._configure([heads[path].about for path in wanted])
+        done = Restored()
+        if wanted:
+            done = snapshot.restore(
+                wanted,
+                self._desk.tables,
+                part=part,
+                skip_damaged=skip_damaged,
+                stays=stays,
+                limits=self._limits,
+                now=self._clock(),
+                inherit=self._inherit,
+            )
+        self._remember(list(heads.values()), once)
+        return done
+
+    def _remember(self, heads: Sequence[snapshot.SavedHead], once: bool) -> None:
+        """Go on from the versions of the files' models; of files that are restored once, note that they were."""
+        with self._desk.lock:
+            for head in heads:
+                self._desk.models.go_on_from(head.about.models)
+            if self._desk.journal is not None and once:
+                known = self._restored() | {head.id for head in heads}
+                self._desk.journal.setting(_RESTORED, " ".join(sorted(each.hex() for each in known)))
+
+    def _restored(self) -> set[bytes]:
+        """Snapshots that were restored into this folder once."""
+        named = "" if self._store is None else self._store.settings().get(_RESTORED, "")
+        return set(map(bytes.fromhex, named.split()))
+
+    def _configure(self, files: Sequence[snapshot_file.About]) -> None:
+        """Take the parameters of the files' tables; of several files those that were configured last."""
+        newest: dict[str, snapshot_file.TableAbout] = {}
+        for told in (table for about in files for table in about.tables):
+            if told.name not in newest or told.parameters_version > newest[told.name].parameters_version:
+                newest[told.name] = told
+        for table in self._desk.tables:
+            if table.name in newest:
+                fields = Parameters.from_wire(newest[table.name].parameters).to_wire()
+                self._desk.configure(table, fields)
+
+    def _inherit(self, run: str, finished: bool, rows: Rows) -> None:
+        try:
+            self._desk.inherit(run, finished, rows)
+        except ProtocolError as error:
+            raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
+
+    def load(self) -> None:
+        """At the server's begin: hold again what its former life held at its end, if it counted the same run."""
+        assert self._store is not None
+        folder, desk = self._store.folder, self._desk
+        for half in [*folder.glob("*.snapshot.new"), *(folder / ORDERED).glob("*.snapshot.new")]:
+            half.unlink(missing_ok=True)  # of a life that was killed while it wrote
+        path = folder / MEMORY
+        if not path.exists():
+            return
+        former = next((facts.name for facts in self._store.runs() if not facts.ended), None)
+        if former == desk.run_name:
+            self._load(path)
+        if not self._stays:
+            path.unlink(missing_ok=True)
+
+    def _load(self, path: Path) -> None:
+        name = self._desk.name
+        try:
+            done = self.restore([path], skip_damaged=True, stays=False)
+        except MemoireError as error:
+            _log.warning("%s: what its former life held is not held again: %s", name, error)
+        else:
+            level = logging.WARNING if done.damaged or done.refused else logging.INFO
+            _log.log(level, "%s: of its former life are held again: %s", name, done)
