@@ -926,6 +926,17 @@ def test_a_client_that_nobody_names_any_more_goes_on(serve):
         assert named() is not None and named().close(100.0)
 
 
+def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(context, join):
+    """Its threads use sockets: the interpreter has to find it at its end."""
+    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, context=context))
+    gc.collect()
+    try:
+        assert found() is not None
+        join(found().endpoint).update(100.0)
+    finally:
+        found().close()
+
+
 def test_a_server_needs_no_schema_object():
     columns = {"obs": Column(np.float32, (2,), "state")}
     with Server("inproc://plain", columns) as server:

@@ -60,6 +60,7 @@ class ServerThreads:
         addresses: Of the server, none bound yet.
         lines: Where log lines go; closed with the server.
         is_closing: Set when the server begins to end.
+        owner: Lives as long as the threads.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ServerThreads:
         announcements: Announcements,
         lines: LineFile,
         is_closing: threading.Event,
+        owner: object,
     ) -> None:
         self.name, self.desk, self.store, self.gate = desk.name, desk, store, gate
         self.addresses, self.lines = addresses, lines
@@ -81,7 +83,7 @@ class ServerThreads:
         self._saves_memory = options.saves_memory
         admission = Admission(gate, options.limits, count=desk.refuse, own=desk.own)
         self._announcer = Announcer(desk, announcements, options.limits, gate.admits)
-        self.requests = Requests(desk, admission, store, self._announcer, lines)
+        self.requests = Requests(desk, admission, store, self._announcer, lines, owner)
         announcements.wake = self.requests.worker.wake
         facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
         self.intake = Intake(desk, admission, addresses, keys=gate.keys, **facts)
@@ -230,7 +232,7 @@ class ServerThreads:
                 _log.warning("%s: a thread did not end in time", self.name)
 
 
-def make_threads(options: ServerOptions, is_closing: threading.Event) -> ServerThreads:
+def make_threads(options: ServerOptions, is_closing: threading.Event, owner: object) -> ServerThreads:
     """A server's threads and what they serve; nothing is bound, and none has begun.
 
     Raises:
@@ -261,6 +263,7 @@ def make_threads(options: ServerOptions, is_closing: threading.Event) -> ServerT
         announcements=announcements,
         lines=lines,
         is_closing=is_closing,
+        owner=owner,
     )
 
 

@@ -46,11 +46,19 @@ class Requests:
     Args:
         announcer: Tells subscribers in this thread.
         lines: Where clients' lines go, flushed in this thread.
+        owner: Lives as long as the thread: somebody may have dropped the server, while clients use it.
     """
 
     def __init__(
-        self, desk: Desk, admission: Admission, store: Keeper | None, announcer: Announcer, lines: LineFile
+        self,
+        desk: Desk,
+        admission: Admission,
+        store: Keeper | None,
+        announcer: Announcer,
+        lines: LineFile,
+        owner: object,
     ) -> None:
+        self._owner = owner
         self._desk, self._admission, self._announcer, self._lines = desk, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
         self.saving = Saving(desk, store, self.worker)

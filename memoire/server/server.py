@@ -147,7 +147,7 @@ class Server(Node):
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._scalars: dict[str, float] = {}
-        self._io = made = make_threads(options, self._closing)
+        self._io = made = make_threads(options, self._closing, owner=self)
         self.name, self._gate, self._store, self._desk = made.name, made.gate, made.store, made.desk
         self._tables, self._archive, self._queries = made.desk.tables, made.archive, Queries(made.desk, made.store)
         self._handles = {table.name: self._make_handle(table) for table in self._tables}
