@@ -9,9 +9,9 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
 from memoire.net.curve_server import Gate
-from memoire.security import keyfolder
-from memoire.security.keyfolder import OPEN, Peer
+from memoire.security.permissions import OPEN, PASSPORT_MAGIC, Peer, passport
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 
 CLIENT, OTHER = bytes([1] * 16), bytes([2] * 16)
 ACTOR = Peer("actor", "left")
@@ -52,11 +52,7 @@ def door():
 
 
 def said(body, client=CLIENT, **header):
-    return [bytes(frame) for frame in messages.encode(body, client=client, sequence=1, **header)]
-
-
-def passport(peer):
-    return keyfolder.passport(peer)
+    return [bytes(frame) for frame in encode(body, client=client, sequence=1, **header)]
 
 
 def test_a_request_has_an_envelope_and_a_message(door):
@@ -95,7 +91,7 @@ def test_a_passport_is_read_and_taken_off(door):
 
 
 def test_a_request_that_the_gate_refuses_is_counted_there_and_here(door):
-    assert door.request(b"way", keyfolder.PASSPORT_MAGIC, b"", b"x") is None
+    assert door.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
     assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
 
 
@@ -169,7 +165,7 @@ def test_the_payload_of_a_cache_is_not_verified_at_the_door(door):
         ([passport(READER), *said(CACHE, payload=b"0123")], "role"),
         (said(messages.Hello(role="actor")), "unexpected"),
         ([b"nothing of ours"], "short"),
-        ([keyfolder.PASSPORT_MAGIC, *said(CACHE, payload=b"0123")], "passport"),
+        ([PASSPORT_MAGIC, *said(CACHE, payload=b"0123")], "passport"),
     ],
 )
 def test_what_may_not_be_pushed_is_counted(door, whole, frames, code):
@@ -192,14 +188,14 @@ def test_a_plain_proxy_passes_on_a_message_with_whose_it_is(door, place, before)
 
 
 def test_a_plain_proxy_drops_and_counts_what_is_refused(door):
-    assert door.admission.pass_on(MADE, PUSH_PLACE, [zmq.Frame(keyfolder.PASSPORT_MAGIC)]) == []
+    assert door.admission.pass_on(MADE, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
     assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
 
 
 def test_a_refusal_goes_the_way_that_the_request_came(door):
     request = door.request(b"way", b"", *said(messages.Hello(role="actor")))
     frames = [bytes(frame) for frame in door.admission.refuse_request(request, ProtocolError("busy", "x" * 2000))]
-    answer = messages.parse(frames[2:])
+    answer = parse(frames[2:])
     assert frames[:2] == [b"way", b""] and answer.body == messages.Refused(code="busy", text="x" * 1000)
     assert answer.header.client == CLIENT and door.refused == {"busy": 1}
 

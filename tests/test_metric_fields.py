@@ -9,8 +9,9 @@ import pytest
 
 from memoire.client.stats import ClientStats
 from memoire.proxy.proxy import ProxyStats
-from memoire.reader.reader import ReaderStats
+from memoire.reader.stats import ReaderStats
 from memoire.server.stats import ServerStats
+from memoire.server.timings import BOUNDS, Timing
 
 metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 

@@ -30,7 +30,7 @@ from memoire.nodes.http import NodePages
 from memoire.security.key_writer import write_cluster
 from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
 from memoire.server.stats import ServerStats
-from memoire.wire import messages
+from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

@@ -17,6 +17,7 @@ from memoire.server.announcements import Announcements
 from memoire.server.options import ServerOptions, check_bytes
 from memoire.server.server import Server
 from memoire.wire import messages
+from memoire.wire.identity import DEFAULT_TABLE, table_number
 from netkit import SCHEMA
 
 DEFAULTS = {
@@ -40,14 +41,14 @@ def test_options_are_what_a_server_takes():
 def test_a_schema_makes_one_table_of_the_options_that_shape_it():
     made = options(sampler=Prioritized(0.7), multi_step=3, storage="episodes", capacity=100, max_step=50)
     (table,) = made.settings.values()
-    assert list(made.settings) == [messages.DEFAULT_TABLE]
+    assert list(made.settings) == [DEFAULT_TABLE]
     assert (table.storage, table.capacity, table.max_step, table.parameters.multi_step) == ("episodes", 100, 50, 3)
-    assert made.budgets == {messages.DEFAULT_TABLE: 1000}
+    assert made.budgets == {DEFAULT_TABLE: 1000}
 
 
 def test_a_limit_of_caches_is_the_capacity_of_the_table():
-    assert options(cache_limit=7).settings[messages.DEFAULT_TABLE].capacity == 7
-    assert options(cache_limit=7, capacity=8).settings[messages.DEFAULT_TABLE].capacity == 8
+    assert options(cache_limit=7).settings[DEFAULT_TABLE].capacity == 7
+    assert options(cache_limit=7, capacity=8).settings[DEFAULT_TABLE].capacity == 8
 
 
 def test_tables_share_what_may_be_held():
@@ -108,7 +109,7 @@ def test_tables_of_one_seed_draw_differently():
             patch.setattr(build, "Pool", lambda *_, name=name, **given: seeds_of(name, **given))
             with pytest.raises(ParameterError):
                 build.make_tables(made)
-    assert names == {name: 9 ^ messages.table_number(name) for name in ("a", "b")}
+    assert names == {name: 9 ^ table_number(name) for name in ("a", "b")}
 
 
 class Folder:

@@ -12,6 +12,7 @@ from memoire.server.dispatch import Desk
 from memoire.server.queries import KNOWN_RUNS, Queries
 from memoire.server.stats import figures_of, table_stats
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
 
 ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
@@ -29,8 +30,8 @@ class Served:
 
     def ask(self, client, body):
         self.number += 1
-        frames = messages.encode(body, client=client, sequence=self.number)
-        return self.desk.answer(messages.parse(frames)).body
+        frames = encode(body, client=client, sequence=self.number)
+        return self.desk.answer(parse(frames)).body
 
     def report(self, client, **facts):
         return self.ask(client, messages.Update(**facts))

@@ -12,12 +12,13 @@ from memoire.pool.tables import Table, Tables
 from memoire.server.dispatch import Desk, Reply
 from memoire.server.io_saving import MAX_TEXT, Saving
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
 
 
 def header(number):
     """Of an UPDATE of one client."""
-    return messages.parse(messages.encode(messages.Update(), client=bytes(15) + b"1", sequence=number)).header
+    return parse(encode(messages.Update(), client=bytes(15) + b"1", sequence=number)).header
 
 
 HEADER = header(1)

@@ -15,12 +15,13 @@ import zmq
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.security.keyfolder import OPEN, Peer
+from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
+from memoire.wire.frames import Header, Message, parse, parse_header, peek, reply
 
+from .context import Socket
 from .curve_server import Gate
-from .sockets import Socket
 
 PUSHED = (messages.Type.CACHE, messages.Type.EPISODE)
 """What may come without a reply going back."""
@@ -81,7 +82,7 @@ class Admission:
         is_first = len(frames) == received and (empty == 1 or peer is not OPEN)
         return Request(peer, frames[: empty + 1], frames[empty + 1 :], is_first)
 
-    def parse(self, request: Request, now: float) -> messages.Message:
+    def parse(self, request: Request, now: float) -> Message:
         """What a server was asked.
 
         Args:
@@ -90,19 +91,19 @@ class Admission:
         Raises:
             ProtocolError: it cannot be read, its sender may not send it, or too many clients came by its connection.
         """
-        message = messages.parse(request.frames, self._limits)
+        message = parse(request.frames, self._limits)
         self._check_sender(request.peer, message)
         self._check_connection(request, message.header.client, now)
         return message
 
-    def parse_header(self, request: Request, now: float) -> messages.Header:
+    def parse_header(self, request: Request, now: float) -> Header:
         """What a proxy was asked; as `parse`, for those that leave body and client's owner to the server behind."""
-        header, _ = messages.parse_header(request.frames, self._limits)
+        header, _ = parse_header(request.frames, self._limits)
         request.peer.check(header.type, header.table)
         self._check_connection(request, header.client, now)
         return header
 
-    def _check_sender(self, peer: Peer, message: messages.Message) -> None:
+    def _check_sender(self, peer: Peer, message: Message) -> None:
         """Raise ProtocolError if this peer may not send this, by its role or in the name of this client."""
         if peer is OPEN:
             return
@@ -117,11 +118,11 @@ class Admission:
 
     # Pushed messages
 
-    def receive_push(self, made: Socket, frames: list[zmq.Frame]) -> messages.Message | None:
+    def receive_push(self, made: Socket, frames: list[zmq.Frame]) -> Message | None:
         """The cache or episode that came in by this socket, its payload not yet verified; None if it was refused."""
         try:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
-            message = messages.parse(frames, self._limits, verify_payload=False)
+            message = parse(frames, self._limits, verify_payload=False)
             self._check_sender(peer, message)
             _check_pushed(message.type)
         except ProtocolError as error:
@@ -129,13 +130,11 @@ class Admission:
             return None
         return message
 
-    def receive_push_header(
-        self, made: Socket, frames: list[zmq.Frame]
-    ) -> tuple[messages.Header, Peer, list[zmq.Frame]] | None:
+    def receive_push_header(self, made: Socket, frames: list[zmq.Frame]) -> tuple[Header, Peer, list[zmq.Frame]] | None:
         """As `receive_push`, for proxies: what the message says of itself, whose it is, and all of its frames."""
         try:
             peer, frames = self._gate.admit(made, frames, PUSH_PLACE)
-            header, _ = messages.parse_header(frames, self._limits)
+            header, _ = parse_header(frames, self._limits)
             peer.check(header.type)
             _check_pushed(header.type)
         except ProtocolError as error:
@@ -166,11 +165,11 @@ class Admission:
     def refuse_request(self, request: Request, error: ProtocolError) -> list[Any] | None:
         """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
         self.refuse(error)
-        header = messages.peek(request.frames)
+        header = peek(request.frames)
         if header is None:
             return None
         body = messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT])
-        return [*request.envelope, *messages.reply(header, body)]
+        return [*request.envelope, *reply(header, body)]
 
 
 def _check_pushed(kind: messages.Type) -> None:

@@ -24,9 +24,10 @@ from typing import Final
 import zmq
 
 from memoire.errors import EndpointError, KeyFileError, ProtocolError
-from memoire.security import exposure, keyfolder
+from memoire.security import exposure, permissions
 from memoire.security.exposure import Security
-from memoire.security.keyfolder import Keys, Peer
+from memoire.security.keyfolder import Keys
+from memoire.security.permissions import Peer
 
 from . import descriptors, monitor, sockets
 from .connection_watcher import ConnectionWatcher

@@ -35,12 +35,14 @@ from memoire.models.notices import Notices, notice_of
 from memoire.models.topics import Topics, fetch_patience
 from memoire.net import addresses, descriptors, link, process, sockets
 from memoire.net.channel import Channel
+from memoire.net.context import Context, Socket, shared_context
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lane, Lanes
 from memoire.net.thread import ENDING, Node, Worker, close_at_exit
 from memoire.security import exposure
 from memoire.security.exposure import Security
-from memoire.security.keyfolder import OPEN, Given, Keys, Peer
+from memoire.security.keyfolder import Given, Keys
+from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.suggestions import checked_names
 from memoire.wire import messages

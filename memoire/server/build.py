@@ -8,10 +8,12 @@ from pathlib import Path
 from memoire.accounting.logbook import Entry
 from memoire.accounting.runs import Keeper
 from memoire.limits import Limits
-from memoire.pool.caches import AnyPool, Pool
+from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
+from memoire.pool.interface import AnyPool
 from memoire.pool.tables import Table, Tables
 from memoire.wire import messages
+from memoire.wire.identity import table_number
 
 from .announcements import Announcements
 from .dispatch import Desk
@@ -25,7 +27,7 @@ def make_tables(options: ServerOptions) -> Tables:
 
 def _make_pool(options: ServerOptions, name: str, settings: Table) -> AnyPool:
     timeout = options.limits.client_timeout
-    seed = None if options.seed is None else options.seed ^ messages.table_number(name)
+    seed = None if options.seed is None else options.seed ^ table_number(name)
     if settings.storage == "episodes":
         return EpisodePool(
             settings.schema,

@@ -17,10 +17,12 @@ from typing import Any
 
 from memoire.accounting.runs import Keeper
 from memoire.net import descriptors, link, sockets
+from memoire.net.addresses import beside
 from memoire.net.admission import Admission
+from memoire.net.connection_watcher import ConnectionWatcher
+from memoire.net.context import Context
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
-from memoire.net.sockets import Context
 from memoire.net.thread import ENDING, Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -106,8 +108,8 @@ class ServerThreads:
         """Bind the addresses. What was bound before one that fails stays open until `close`."""
         endpoint, push, pub = self._options.endpoint, self._options.push_endpoint, self._options.pub_endpoint
         if endpoint is not None:
-            beside = sockets.beside(endpoint)
-            push, pub = push or beside[0], pub or beside[1]
+            near = beside(endpoint)
+            push, pub = push or near[0], pub or near[1]
         published = "" if pub is None else self._open_pub(pub)
         pushed = "" if push is None else self.intake.add(push, True)
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
@@ -125,7 +127,7 @@ class ServerThreads:
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
         """Answer requests at one more address; see `Server.add_request_worker`."""
         made = sockets.request_server(self._context, self._limits.request_bytes)
-        way: sockets.Way | None
+        way: ConnectionWatcher | None
         if bind:
             bound, way = self.addresses.bind(made, endpoint)
         else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from memoire.net import sockets
+from memoire.net.connection_watcher import ConnectionWatcher
+from memoire.net.context import Socket
 from memoire.net.curve_server import Gate
-from memoire.net.sockets import Socket, Way
 from memoire.security import exposure
 from memoire.wire import messages
 
@@ -26,7 +27,7 @@ class Addresses:
         self.endpoints = messages.Endpoints()
         """What clients connect to, as WELCOME says it."""
 
-    def bind(self, made: Socket, endpoint: str) -> tuple[str, Way | None]:
+    def bind(self, made: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
         """Bind a socket; returns the address with its port, and what its owner has to follow."""
         bound, way = self._gate.bind(made, endpoint)
         self._bound.append(bound)

@@ -9,10 +9,11 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import link, sockets
 from memoire.net.admission import Admission
-from memoire.net.sockets import Context, Socket
+from memoire.net.context import Context, Socket
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Message
 
 from .dispatch import Desk
 from .io_addresses import Addresses
@@ -76,7 +77,7 @@ class Intake:
             if message is not None:
                 self._take(message)
 
-    def _take(self, message: messages.Message) -> None:
+    def _take(self, message: Message) -> None:
         assert isinstance(message.body, messages.Cache | messages.Episode)
         try:
             self._desk.arrived(message.header, message.body, message.payload)

@@ -16,8 +16,10 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.notices import Notices, notice_of
 from memoire.net import sockets
-from memoire.net.sockets import Socket
+from memoire.net.context import Socket
 from memoire.wire import messages
+from memoire.wire.frames import encode
+from memoire.wire.identity import NEWS_FRAME
 
 from .announcements import Announcements
 from .dispatch import Desk
@@ -56,7 +58,7 @@ class Announcer:
         while (model := self._announcements.next_model()) is not None:
             self._send(self._notice(model))
         if self._announcements.take_news():
-            self._send([messages.NEWS_FRAME, *messages.encode(messages.News(epoch=self._desk.epoch))])
+            self._send([NEWS_FRAME, *encode(messages.News(epoch=self._desk.epoch))])
 
     def _repeat(self, pub: Socket, is_asked: bool) -> None:
         """Tell those who have just subscribed what is newest: they miss nothing that was published while they were

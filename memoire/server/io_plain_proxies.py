@@ -10,10 +10,10 @@ from memoire.errors import MemoireError
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.admission import PUSH_PLACE, REQUEST_PLACE, Admission
+from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
-from memoire.net.sockets import Context, Socket
 
 from .io_addresses import Addresses
 from .io_intake import HEADER_BYTES

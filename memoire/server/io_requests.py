@@ -18,16 +18,19 @@ from memoire.accounting.runs import Keeper
 from memoire.errors import Closed, ProtocolError
 from memoire.net import sockets
 from memoire.net.admission import Admission, Request
+from memoire.net.connection_watcher import ConnectionWatcher
+from memoire.net.context import Socket
 from memoire.net.lanes import Lanes
-from memoire.net.sockets import Socket, Way
 from memoire.net.thread import Worker
-from memoire.pool.freshness import Timings
 from memoire.wire import messages
+from memoire.wire.frames import Header, Message
+from memoire.wire.frames import reply as encode_reply
 
 from .dispatch import Desk, Reply
 from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_saving import Saving
+from .timings import Timings
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class Requests:
 
     # From any thread
 
-    def add(self, made: Socket, way: Way | None) -> None:
+    def add(self, made: Socket, way: ConnectionWatcher | None) -> None:
         """Answer what comes by this socket, which is handed over: no other thread may use it from here on."""
         self.worker.post(lambda: self._sockets.add(self.worker.doors.add(made, way=way)))
 
@@ -138,7 +141,7 @@ class Requests:
         send = functools.partial(self._send, made, request.envelope, message.header)
         self.saving.release(message.header, reply, send)
 
-    def _answer(self, message: messages.Message) -> Reply:
+    def _answer(self, message: Message) -> Reply:
         try:
             return self._desk.answer(message)
         except Closed:
@@ -148,6 +151,6 @@ class Requests:
             _log.exception("%s: a %s could not be answered", self._desk.name, message.type.name)
             return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
-    def _send(self, made: Socket, envelope: list[zmq.Frame], header: messages.Header, reply: Reply) -> None:
-        sent = [*envelope, *messages.reply(header, reply.body, payload=reply.payload, **reply.changed)]
+    def _send(self, made: Socket, envelope: list[zmq.Frame], header: Header, reply: Reply) -> None:
+        sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]
         self.lanes.send(made, sent, time.monotonic())

@@ -13,7 +13,7 @@ from memoire.errors import MemoireError, ParameterError, ProtocolError
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.storage import snapshot, snapshot_file
-from memoire.storage.snapshot import Restored
+from memoire.storage.restore import Restored, restore
 
 from .dispatch import Desk
 from .io_snapshots import MEMORY, ORDERED
@@ -55,7 +55,7 @@ class Restorer:
             self._configure([heads[path].about for path in wanted])
         done = Restored()
         if wanted:
-            done = snapshot.restore(
+            done = restore(
                 wanted,
                 self._desk.tables,
                 part=part,

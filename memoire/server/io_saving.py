@@ -13,6 +13,7 @@ from memoire.accounting.journal import Group, Ticket
 from memoire.accounting.runs import Keeper
 from memoire.net.thread import Worker
 from memoire.wire import messages
+from memoire.wire.frames import Header
 
 from .dispatch import Desk, Reply
 
@@ -41,7 +42,7 @@ class Saving:
             self._store.start(self._desk.collect, self._saved, self._lose)
             self._store.wake()
 
-    def release(self, header: messages.Header, reply: Reply, send: Callable[[Reply], None]) -> None:
+    def release(self, header: Header, reply: Reply, send: Callable[[Reply], None]) -> None:
         """Send the reply to a request as soon as it may leave. Called in the requests' thread."""
         if self._store is None or not reply.until_saved:
             send(reply)

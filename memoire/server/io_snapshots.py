@@ -164,7 +164,7 @@ class Archive:
 
     # ----------------------------------------------------------------------------------------- orders from far away
 
-    def order(self, header: messages.Header, body: messages.TakeSnapshot, _: Any) -> Reply:
+    def order(self, header: Header, body: messages.TakeSnapshot, _: Any) -> Reply:
         """Begin what is ordered, or say how far it is: whoever ordered it asks until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")

@@ -15,7 +15,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given
-from memoire.wire.messages import DEFAULT_TABLE
+from memoire.wire.identity import DEFAULT_TABLE
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64
 

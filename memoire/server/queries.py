@@ -10,8 +10,8 @@ import itertools
 
 import numpy as np
 
+from memoire.accounting.account import Account, Totals
 from memoire.accounting.journal import RunFacts
-from memoire.accounting.ledger import Account, Totals
 from memoire.accounting.logbook import MOST_FOUND, Entry, Wanted
 from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
 from memoire.accounting.runs import Keeper, Run

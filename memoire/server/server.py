@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from memoire import arguments
+from memoire.accounting.account import Totals
 from memoire.accounting.journal import RunFacts
-from memoire.accounting.ledger import Totals
 from memoire.accounting.logbook import Entry, Wanted
 from memoire.accounting.merge import ServerAccounts
 from memoire.arguments import seconds
@@ -28,8 +28,9 @@ from memoire.clock import wall_clock
 from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.net import sockets
-from memoire.net.sockets import Context
+from memoire.net import process
+from memoire.net.addresses import beside
+from memoire.net.context import Context, shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.pool.tables import OpenTable, Storage, Table
 from memoire.replay.batch import Batch
@@ -39,12 +40,9 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
 from memoire.security.keyfolder import Given, Keys
-from memoire.storage.snapshot import Restored
+from memoire.storage.restore import Restored
 from memoire.suggestions import checked_names
 from memoire.wire import messages
-from memoire.wire.frames import Header, Message, encode, parse, peek
-from memoire.wire.frames import reply as encode_reply
-from memoire.wire.identity import DEFAULT_TABLE, NEWS_FRAME, table_number
 
 from .io import make_threads
 from .io_snapshots import Snapshot
@@ -135,14 +133,16 @@ class Server(Node):
         tune_process: bool = True,
     ) -> None:
         if endpoint is not None:
-            sockets.beside(endpoint)  # before anything is made: a malformed address
+            beside(endpoint)  # before anything is made: a malformed address
+        if tune_process:
+            process.tune()
         options = ServerOptions(
             endpoint=endpoint, schema=schema, tables=tables, sampler=sampler, parameters=parameters,
             multi_step=multi_step, discount=discount, frame_stack=frame_stack, storage=storage, capacity=capacity,
             run=run, push_endpoint=push_endpoint, pub_endpoint=pub_endpoint, cache_limit=cache_limit,
             byte_limit=byte_limit, max_step=max_step, name=name, seed=seed, state_dir=state_dir,
             snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
-            context=context or sockets.shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
+            context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
         )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memoire.accounting.ledger import Account, Totals
+from memoire.accounting.account import Account, Totals
 from memoire.accounting.runs import FolderStats
 from memoire.arguments import MOST_SCALARS
-from memoire.pool.freshness import NEWEST, Freshness, Recent, Spread, Timing, recent, spread
+from memoire.pool.freshness import Freshness
 from memoire.pool.tables import OpenTable, Storage
 from memoire.replay.limiter import RateStats
 from memoire.security.exposure import Security
 
 from .dispatch import Desk
 from .learners import LearnerStats, merged
+from .reported import NEWEST, Recent, Spread, recent, spread
+from .timings import Timing
 
 
 @dataclass(frozen=True, slots=True)

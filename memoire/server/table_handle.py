@@ -14,6 +14,7 @@ from memoire.pool.draw import MOST_BATCH
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.freshness import Looks
 from memoire.pool.inspection import Distribution, Specimen
+from memoire.pool.interface import Drawable
 from memoire.pool.tables import OpenTable
 from memoire.replay.batch import Batch
 from memoire.replay.episodes import EpisodeBatch
