@@ -16,8 +16,7 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.nodes.tables_file import parameters_from, read_tables
-from memoire.pool.readers import MOST_READERS
-from memoire.replay.limiter import MOST_HUNGRY
+from memoire.pool.caches import MOST_READERS
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.storage import records, snapshot
@@ -103,11 +102,6 @@ def test_readers_that_make_their_names_up_are_bounded():
     with pytest.raises(ProtocolError, match="1024 readers"):
         pool.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
     pool.reserve(bytes(16), 5)  # one that is known goes on
-    for number in range(2 * MOST_HUNGRY):
-        desk.tables.first.limiter.wants(number, 5)
-    assert len(desk.tables.first.limiter._hungry) == MOST_HUNGRY
-    desk.tables.first.limiter.wants(0, 0)
-    assert len(desk.tables.first.limiter._hungry) == MOST_HUNGRY - 1
 
 
 def test_runs_of_other_servers_are_bounded(monkeypatch):

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,19 +14,20 @@ from hypothesis import strategies as st
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.reader.balance import Balance
 from memoire.replay.buffer import Buffer
-from memoire.replay.limiter import NO_LIMIT, PATIENCE, ClusterSurplus, Limiter, ServerSurplus, check_batch
+from memoire.replay.limiter import NO_LIMIT, PATIENCE, ClusterSurplus, ServerSurplus, check_batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
 from memoire.replay.schema import Column, Schema
+from memoire.replay.shared_limiter import SharedLimiter
 from memoire.wire.messages import Band, Standing
 from poolkit import Clock
 
 numbers = itertools.count(1)
 
 
-def limiter(entries: int = 10**6, clock=None, **fields) -> Limiter:
-    return Limiter(Parameters(**fields), lambda: entries, clock or Clock(0.0))
+def limiter(entries: int = 10**6, clock=None, **fields) -> SharedLimiter:
+    return SharedLimiter(Parameters(**fields), lambda: entries, clock or Clock(0.0))
 
 
 def test_a_grant_is_never_more_than_a_message_can_say():
@@ -124,7 +126,7 @@ def test_both_sides_say_why_they_wait():
 
 def test_nothing_is_drawn_before_enough_is_there_and_the_band_begins_then():
     held = [0]
-    band = Limiter(
+    band = SharedLimiter(
         Parameters(min_size=1000, samples_per_insert=1.0, samples_per_insert_tolerance=20.0),
         lambda: held[0],
         Clock(0.0),
@@ -163,7 +165,8 @@ def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
 def test_a_client_that_has_ended_gives_back_what_it_was_granted():
     band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
     assert band.grant(b"a" * 16)[0] == 50
-    assert band.grant(b"b" * 16) == (0, band._why_not_record())
+    through, reason = band.grant(b"b" * 16)
+    assert through == 0 and reason.startswith("waits until 1 more samples are drawn: learners are 0 samples behind")
     band.left(b"a" * 16)
     assert band.grant(b"b" * 16)[0] == 50
 
@@ -308,7 +311,7 @@ def test_a_balance_begins_with_what_was_known_of_all():
 
 
 def test_a_draw_that_waits_goes_on_when_entries_come():
-    band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
+    band = limiter(clock=time.monotonic, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
     assert band.take(20, 0.0) == ""
     said: list[str] = []
     waits = threading.Thread(target=lambda: said.append(band.take(10, 20.0)))

@@ -19,10 +19,11 @@ from memoire import arguments
 from memoire.arguments import mapping, renamed, whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.frozen import says_instead
-from memoire.replay.limiter import Limiter, check_size
+from memoire.replay.limiter import check_size
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Sampler, fields_of
 from memoire.replay.schema import Schema
+from memoire.replay.shared_limiter import SharedLimiter
 from memoire.suggestions import checked_names, hint, one_of
 from memoire.wire import layout
 from memoire.wire.identity import DEFAULT_TABLE, table_number
@@ -114,7 +115,7 @@ class OpenTable:
         self.storage = settings.storage
         self.max_step = settings.max_step
         self.parameters, self.parameters_version = settings.parameters, 1
-        self.limiter = Limiter(settings.parameters, pool.entries)
+        self.limiter = SharedLimiter(settings.parameters, pool.entries)
         """How far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
         """Bytes that it alone may hold, where it does not share in the server's."""

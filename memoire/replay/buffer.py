@@ -14,11 +14,12 @@ from memoire.suggestions import checked_names
 from . import dataset, episodes
 from .batch import Batch
 from .guarded import Guarded
-from .limiter import Limiter, RateStats, check_batch, check_size
+from .limiter import RateStats, check_batch, check_size
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start
 from .sampling import Annealing, Sampler, fields_of
 from .schema import Schema
+from .shared_limiter import SharedLimiter
 from .writer import Observer, Writer, Writers, layout
 
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
@@ -75,7 +76,7 @@ class Buffer(Guarded):
         self._memory = Memory(schema, capacity, chosen, live=True, seed=seed, ragged_limit=ragged_limit)
         check_size(chosen, capacity)
         self._annealing = Annealing()  # changes while the memory is held
-        self._limiter = Limiter(chosen, lambda: self._memory.num_positive)
+        self._limiter = SharedLimiter(chosen, lambda: self._memory.num_positive)
         self._limiter.met(_WRITERS, 0, 0)
         self._writers = Writers(self._memory)
         self._guard()

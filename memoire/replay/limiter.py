@@ -11,16 +11,14 @@ are there for the first time, and anew when it is changed. Nobody waits for ever
 has waited for `PATIENCE`, as much as its batch needs may be recorded whatever else was granted, and what that brings
 beyond the band (samples may have been lost on the way) is forgiven.
 
-`Limiter` counts and says why; it knows neither clients' sockets nor pools. Cassirer et al., Reverb: A Framework for
-Experience Replay, 2021, section 3.4, has the band.
+`Limiter` counts and says why. It has no lock and no clock, and never waits: `shared_limiter` does that for all threads
+of a process. Cassirer et al., Reverb: A Framework for Experience Replay, 2021, section 3.4, has the band.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +67,11 @@ class _Client:
     """Of the message that said so."""
     through: int = 0
     """How far it was told that it may go."""
+
+    @property
+    def outstanding(self) -> int:
+        """Entries that it was granted and has not reported."""
+        return max(0, self.through - self.inserted)
 
 
 def check_size(parameters: Parameters, capacity: int) -> None:
@@ -151,21 +154,18 @@ class ClusterSurplus(NamedTuple):
 
 
 class Limiter:
-    """Says who may go on, drawing or recording, and why not. Thread-safe.
+    """Says who may go on, drawing or recording, and why not. One thread at a time: see `SharedLimiter`.
+
+    In all methods `now` is seconds of any clock that only grows, and `entries` how many entries can be drawn here now;
+    those that can be drawn at other servers are added to it.
 
     Args:
         parameters: Their samples_per_insert, samples_per_insert_tolerance, min_size and cache_size.
-        entries: How many entries can be drawn now; called without a lock of this one's callers.
-        clock: Seconds that only grow.
     """
 
-    def __init__(
-        self, parameters: Parameters, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._entries_here, self._clock = entries, clock
-        self._changed = threading.Condition()
-        # Everything below belongs to the lock.
-        self._parameters = parameters
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        """What is followed now; changed by `configure`."""
         self._surplus, self._begun = 0.0, False
         self._inserted = self._drawn = 0
         self._clients: dict[bytes, _Client] = {}
@@ -173,28 +173,29 @@ class Limiter:
         self._told: ClusterSurplus | None = None
         self._hungry: dict[Hashable, tuple[int, float, float]] = {}  # who waits: samples, since when, asked last
         self._last_size = 1
-        self._waited = self._forgiven = 0.0
+        self._forgiven = 0.0
 
     @property
     def is_active(self) -> bool:
         """Whether anything is limited."""
-        return self._parameters.samples_per_insert_tolerance is not None or self._parameters.min_size > 0
+        return self.has_band or self.parameters.min_size > 0
+
+    @property
+    def has_band(self) -> bool:
+        """Whether drawing and recording may only run so far apart."""
+        return self.parameters.samples_per_insert_tolerance is not None
 
     def configure(self, parameters: Parameters) -> None:
-        """Follow other parameters from now on; another band begins anew."""
-        with self._changed:
-            former, self._parameters = self._parameters, parameters
-            if any(getattr(former, name) != getattr(parameters, name) for name in _BAND):
-                self._begin_anew()
-            self._changed.notify_all()
+        """Follow other parameters from now on; another band begins from nothing."""
+        former, self.parameters = self.parameters, parameters
+        if any(getattr(former, name) != getattr(parameters, name) for name in _BAND):
+            self._begin_anew()
 
     def reset(self) -> None:
         """Another run begins: forget what was counted."""
-        with self._changed:
-            self._clients.clear()
-            self._outstanding = 0
-            self._begin_anew()
-            self._changed.notify_all()
+        self._clients.clear()
+        self._outstanding = 0
+        self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._surplus, self._begun, self._told = 0.0, False, None
@@ -207,88 +208,78 @@ class Limiter:
         Args:
             sequence: The header's: of two messages of a client the higher one is newer; an older one changes nothing.
         """
-        with self._changed:
-            known = self._clients.get(client)
-            if known is not None and sequence <= known.sequence:
-                return
-            if known is not None:
-                self._outstanding -= max(0, known.through - known.inserted)
+        known = self._clients.get(client)
+        if known is not None and sequence <= known.sequence:
+            return
+        if known is not None:
+            self._outstanding -= known.outstanding
+        self._clients[client] = _Client(inserted, sequence)
+
+    def reported(self, client: bytes, inserted: int, sequence: int, entries: int, now: float) -> bool:
+        """A client has recorded so many entries in all. Returns whether these are more than were known."""
+        known = self._clients.get(client)
+        if known is None:  # it said HELLO to a former life
             self._clients[client] = _Client(inserted, sequence)
+            return False
+        news = inserted - known.inserted
+        if sequence <= known.sequence or news <= 0:
+            return False
+        self._outstanding -= known.outstanding
+        known.inserted, known.sequence = inserted, sequence
+        self._outstanding += known.outstanding
+        self._inserted += news
+        self._surplus += news * self.parameters.samples_per_insert
+        self._settle(self._entries(entries), now)
+        return True
 
-    def reported(self, client: bytes, inserted: int, sequence: int) -> None:
-        """A client has recorded so many entries in all."""
-        entries = self._entries() if self.is_active else 0
-        with self._changed:
-            known = self._clients.get(client)
-            if known is None:  # it said HELLO to a former life
-                self._clients[client] = _Client(inserted, sequence)
-                return
-            news = inserted - known.inserted
-            if sequence <= known.sequence or news <= 0:
-                return
-            known.sequence = sequence
-            self._settle(known, inserted)
-            self._inserted += news
-            self._surplus += news * self._parameters.samples_per_insert
-            self._look(entries)
-            self._changed.notify_all()
-
-    def _settle(self, client: _Client, inserted: int) -> None:
-        self._outstanding -= max(0, client.through - client.inserted)
-        client.inserted = inserted
-        self._outstanding += max(0, client.through - inserted)
-
-    def _look(self, entries: int) -> None:
+    def _settle(self, entries: int, now: float) -> None:
         """Begin the band where enough is there; forgive what is beyond it where nobody could have helped it."""
-        tolerance = self._parameters.samples_per_insert_tolerance
-        if not self._begun and entries >= self._parameters.min_size:
+        tolerance = self.parameters.samples_per_insert_tolerance
+        if not self._begun and entries >= self.parameters.min_size:
             self._begun = True
-            if self._parameters.min_size:
+            if self.parameters.min_size:
                 self._surplus = 0.0
         if tolerance is None or self._surplus <= tolerance:
             return
         if not self._begun:
             self._surplus = tolerance
-        elif entries < self._parameters.min_size or self._starving():
+        elif entries < self.parameters.min_size or self._starving(now):
             self._forgiven += self._surplus - tolerance
             self._surplus = tolerance
 
     def left(self, client: bytes) -> None:
         """A client has ended: what it was granted and did not use is the others'."""
-        with self._changed:
-            known = self._clients.pop(client, None)
-            if known is not None:
-                self._outstanding -= max(0, known.through - known.inserted)
+        known = self._clients.pop(client, None)
+        if known is not None:
+            self._outstanding -= known.outstanding
 
-    def grant(self, client: bytes, sharers: int = 1) -> tuple[int, str]:
+    def grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
         """How many entries a client may have recorded in all before it has to ask again, and why not more; NO_LIMIT
         where nothing is limited.
 
         Args:
             sharers: Clients that record.
         """
-        tolerance, ratio = self._parameters.samples_per_insert_tolerance, self._parameters.samples_per_insert
+        tolerance, ratio = self.parameters.samples_per_insert_tolerance, self.parameters.samples_per_insert
         if tolerance is None:
             return NO_LIMIT, ""
-        entries = self._entries()
-        with self._changed:
-            known = self._clients.setdefault(client, _Client(0, -1))
-            others = self._outstanding - max(0, known.through - known.inserted)
-            share = 1.0 if self._told is None else self._told.share
-            room = (tolerance - self._surplus) / ratio * share
-            if not self._begun or entries < self._parameters.min_size:
-                room = max(room, float(self._parameters.min_size - entries))
-            mine = min(room - others, max(1.0, room / max(1, sharers)))
-            if needed := self._starving():
-                mine = max(mine, needed)
-            through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
-            through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
-            self._outstanding += max(0, through - known.inserted) - max(0, known.through - known.inserted)
-            known.through = through
-            return through, "" if through > known.inserted else self._why_not_record()
+        known = self._clients.setdefault(client, _Client(0, -1))
+        others = self._outstanding - known.outstanding
+        share = 1.0 if self._told is None else self._told.share
+        room = (tolerance - self._surplus) / ratio * share
+        missing = self.parameters.min_size - self._entries(entries)
+        if not self._begun or missing > 0:
+            room = max(room, float(missing))
+        mine = min(room - others, max(1.0, room / max(1, sharers)))
+        if needed := self._starving(now):
+            mine = max(mine, needed)
+        through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
+        known.through = min(through, NO_LIMIT)  # a tiny ratio has room for more than a message can say
+        self._outstanding = others + known.outstanding
+        return known.through, "" if known.through > known.inserted else self._why_not_record()
 
     def _why_not_record(self) -> str:
-        ratio, tolerance = self._parameters.samples_per_insert, self._parameters.samples_per_insert_tolerance or 0.0
+        ratio, tolerance = self.parameters.samples_per_insert, self.parameters.samples_per_insert_tolerance or 0.0
         missing = max(1, math.ceil(self._surplus + (self._outstanding + 1) * ratio - tolerance - _ROUNDING))
         return (
             f"waits until {missing} more samples are drawn: learners are {self._surplus:.0f} samples behind "
@@ -297,125 +288,82 @@ class Limiter:
 
     # Drawing
 
-    def why_not_draw(self, samples: int) -> str:
+    def why_not_draw(self, samples: int, entries: int, now: float) -> str:
         """Why a batch has to wait for entries; "" when it has not."""
-        if not self.is_active:
-            return ""
-        entries = self._entries()
-        with self._changed:
-            self._look(entries)
-            return self._why_not(samples, entries)
-
-    def _why_not(self, samples: int, entries: int) -> str:
+        available = self._entries(entries)
+        self._settle(available, now)
         self._last_size = samples
-        return why_not_draw(self._parameters, samples, entries, self._surplus)
-
-    def take(self, samples: int, timeout: float) -> str:
-        """Count a batch as drawn as soon as it may be; "" then, or why it may not be after `timeout` seconds."""
-        if not self.is_active:
-            self.drew(samples)
-            return ""
-        began, who = time.monotonic(), object()
-        try:
-            while True:
-                check_batch(self._parameters, samples)  # they may become others meanwhile
-                entries = self._entries()
-                with self._changed:
-                    self._look(entries)
-                    reason = self._why_not(samples, entries)
-                    left = began + timeout - time.monotonic()
-                    if not reason:
-                        self._draw(samples)
-                    if not reason or left <= 0.0:
-                        return reason
-                    self._wants(who, samples)
-                    self._changed.wait(min(left, 0.05))  # entries come without a word
-        finally:
-            with self._changed:
-                self._hungry.pop(who, None)
-                self._waited += time.monotonic() - began
+        return why_not_draw(self.parameters, samples, available, self._surplus)
 
     def drew(self, samples: int, *, has_band: bool = True) -> None:
-        """Samples were handed out; below 0, some that `take` had counted were not.
+        """Samples were handed out; below 0, some that were counted were not.
 
         Args:
             has_band: Whether whoever drew them knew of a band; what others draw is not for actors to make good.
         """
-        with self._changed:
-            self._draw(samples, has_band)
-
-    def _draw(self, samples: int, has_band: bool = True) -> None:
         self._drawn += samples
         if self._begun and has_band:
             self._surplus -= samples
-        self._changed.notify_all()
 
-    def wants(self, who: Hashable, samples: int) -> None:
+    def wants(self, who: Hashable, samples: int, now: float) -> None:
         """Somebody waits for a batch of so many samples; 0: no more."""
-        with self._changed:
-            self._wants(who, samples)
-
-    def _wants(self, who: Hashable, samples: int) -> None:
-        now = self._clock()
         if samples and (who in self._hungry or len(self._hungry) < MOST_HUNGRY):
             self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
         elif not samples:
             self._hungry.pop(who, None)
 
-    def _starving(self) -> int:
+    def _starving(self, now: float) -> int:
         """Entries without which somebody who has waited too long waits on; 0 where nobody does."""
-        now, ratio = self._clock(), self._parameters.samples_per_insert
+        ratio = self.parameters.samples_per_insert
         for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGOTTEN]:
             del self._hungry[who]
         waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= PATIENCE]
-        return math.ceil((max(waiting) + self._parameters.cache_size) / ratio) if waiting and ratio else 0
+        return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
 
     # Several servers
 
-    def told(self, cluster: ClusterSurplus) -> None:
-        """How it stands with all servers, from a reader of all; what happened here since is added."""
-        with self._changed:
-            ratio = self._parameters.samples_per_insert
-            if (cluster.ratio, cluster.tolerance) != band_settings(self._parameters):
-                return  # the reader has not heard of other parameters yet
-            self._told, self._begun = cluster, True
-            news = (self._inserted - cluster.inserted) * ratio - (self._drawn - cluster.drawn)
-            self._surplus = cluster.surplus + news
-            self._changed.notify_all()
+    def told(self, cluster: ClusterSurplus) -> bool:
+        """How it stands with all servers, from a reader of all; what happened here since is added.
+
+        Returns whether it is taken: a reader that has not heard of other parameters yet speaks of another band.
+        """
+        if (cluster.ratio, cluster.tolerance) != band_settings(self.parameters):
+            return False
+        self._told, self._begun = cluster, True
+        ratio = self.parameters.samples_per_insert
+        self._surplus = cluster.surplus + ((self._inserted - cluster.inserted) * ratio - (self._drawn - cluster.drawn))
+        return True
 
     def standing(self) -> ServerSurplus | None:
         """What a reader is told of this server; None where nothing is limited."""
-        with self._changed:
-            if not self.is_active:
-                return None
-            settings = band_settings(self._parameters)
-            return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
+        if not self.is_active:
+            return None
+        settings = band_settings(self.parameters)
+        return ServerSurplus(self._surplus, self._told is not None, self._inserted, self._drawn, *settings)
 
-    def _entries(self) -> int:
-        told = self._told
-        return self._entries_here() + (0 if told is None else told.entries)
+    def _entries(self, here: int) -> int:
+        """Entries that can be drawn at all servers."""
+        return here if self._told is None else here + self._told.entries
 
-    def stats(self) -> RateStats:
-        """All figures at this moment."""
-        entries = self._entries()
-        with self._changed:
-            tolerance = self._parameters.samples_per_insert_tolerance
-            is_full = (
-                tolerance is not None
-                and entries >= self._parameters.min_size
-                and self._surplus + self._parameters.samples_per_insert > tolerance + _ROUNDING
-            )
-            return RateStats(
-                surplus=self._surplus,
-                tolerance=tolerance,
-                inserted=self._inserted,
-                drawn=self._drawn,
-                entries=entries,
-                draws_wait=self._why_not(self._last_size, entries),
-                inserts_wait=self._why_not_record() if is_full else "",
-                waited=self._waited,
-                forgiven=self._forgiven,
-            )
+    def stats(self, entries: int, waited: float) -> RateStats:
+        """All figures, and the seconds for which batches have waited."""
+        available, tolerance = self._entries(entries), self.parameters.samples_per_insert_tolerance
+        is_full = (
+            tolerance is not None
+            and available >= self.parameters.min_size
+            and self._surplus + self.parameters.samples_per_insert > tolerance + _ROUNDING
+        )
+        return RateStats(
+            surplus=self._surplus,
+            tolerance=tolerance,
+            inserted=self._inserted,
+            drawn=self._drawn,
+            entries=available,
+            draws_wait=why_not_draw(self.parameters, self._last_size, available, self._surplus),
+            inserts_wait=self._why_not_record() if is_full else "",
+            waited=waited,
+            forgiven=self._forgiven,
+        )
 
 
 _BAND = ("samples_per_insert", "samples_per_insert_tolerance", "min_size")
