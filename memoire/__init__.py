@@ -12,12 +12,13 @@ from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.batch import Batch
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.sampling import Greedy, Linear, Prioritized, RankBased, Uniform
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.server.server import Server
 from memoire.version import VERSION

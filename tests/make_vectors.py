@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode
 from memoire.wire.identity import NO_CLIENT, name_hash, table_number

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry, UsedUp
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memory_model import Model, Ring
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}

@@ -16,7 +16,8 @@ from memoire.client.client import connect
 from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.server.server import Server
 
 SCHEMA = Schema(

@@ -10,9 +10,10 @@ from memoire.pool import draw as pooled_draw
 from memoire.pool.caches import Pool
 from memoire.pool.episodes import EpisodePool
 from memoire.reader import reader
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.server.learners import MOST_LEARNERS, Learners
 from memoire.wire import compression, messages, pack, unpack
 from memoire.wire.layout import layout_of

@@ -23,14 +23,11 @@ from memoire.pool.episode_memory import ENTRY_OVERHEAD
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.readers import MOST_DRAWN
 from memoire.replay.batch import ID, Gathered
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
-from memoire.wire import _bytes, messages, pack, unpack
-from memoire.wire.layout import layout_of
-from memoire.wire.pack import pack_episode
-from memoire.wire.parts import Kind, Part
-from memoire.wire.rows import CLIENT_COUNTS
+from memoire.replay.schema import Schema
+from memoire.wire import _bytes, container, messages
 from netkit import in_thread, until
 
 SCHEMA = Schema(

@@ -10,8 +10,9 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, SchemaMisma
 from memoire.limits import Limits
 from memoire.pool.tables import Table
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from netkit import QUICK, SCHEMA, WIDE, Cluster, in_thread, record, until
 
 VALUED = Schema(

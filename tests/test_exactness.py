@@ -20,10 +20,11 @@ from memoire.pool.tables import Table
 from memoire.proxy.proxy import Proxy
 from memoire.reader.reader import Reader
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Greedy, Prioritized, RankBased, importance
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of

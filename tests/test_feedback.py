@@ -5,9 +5,10 @@ import pytest
 
 from memoire.limits import Limits
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, RankBased
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from netkit import Cluster, until
 
 SCHEMA = Schema(

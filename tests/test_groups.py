@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memoire import Buffer, Greedy, Parameters, Prioritized, RankBased, Schema, Uniform
 from memoire.errors import Closed, EmptyMemory, NotEnoughSamples, ParameterError
-from memoire.replay.schema import Column
+from memoire.replay.columns import Column
 from netkit import Cluster, in_thread, until
 
 SCHEMA = Schema(

@@ -414,7 +414,8 @@ HEAD = """
     import numpy as np
     import memoire
     from memoire import Server, Reader, Proxy, connect
-    from memoire.replay.schema import Column, Schema
+    from memoire.replay.columns import Column
+    from memoire.replay.schema import Schema
     from memoire.limits import Limits
     schema = Schema({"obs": Column(np.float32, (4,), "state")})
     quick = Limits(close_timeout=1.0)
@@ -511,7 +512,8 @@ def test_a_client_says_what_it_has_to_say_before_a_server_of_the_same_program_en
     script = """
         import numpy as np
         from memoire import Server, connect
-        from memoire.replay.schema import Column, Schema
+        from memoire.replay.columns import Column
+        from memoire.replay.schema import Schema
         server = Server("tcp://127.0.0.1:0", Schema({"obs": Column(np.float32, (4,), "state")}))
         server.set_logfile("log.txt")
         client = connect(server.endpoint)

@@ -8,11 +8,11 @@ import pytest
 
 import memoire
 from memoire.pool.caches import Pool
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
-from memoire.wire import pack, unpack
-from memoire.wire.layout import layout_of
+from memoire.replay.schema import Schema
+from memoire.wire import container
 from netkit import until
 from opcodes import Opcodes
 

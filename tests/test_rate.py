@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.reader.balance import Balance
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.limiter import NO_LIMIT, PATIENCE, ClusterSurplus, ServerSurplus, check_batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.replay.shared_limiter import SharedLimiter
 from memoire.wire.messages import Band, Standing
 from poolkit import Clock

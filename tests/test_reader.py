@@ -19,9 +19,10 @@ from memoire.errors import (
 )
 from memoire.limits import Limits
 from memoire.reader.reader import Reader
+from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
-from memoire.wire.refusals import CODES
+from memoire.replay.schema import Schema
+from memoire.wire import messages
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(3)]

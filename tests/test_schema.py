@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memoire.errors import MemoireError, SchemaError
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 
 SEVEN = {
     "state": (np.float32, (4,)),

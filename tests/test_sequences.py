@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from memoire import Buffer, Parameters, Prioritized, Schema, Uniform
 from memoire.errors import ParameterError
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.schema import Column
 
 SCHEMA = Schema(
     {

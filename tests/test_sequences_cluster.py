@@ -11,12 +11,12 @@ from memoire.pool.caches import Pool
 from memoire.pool.draw import finish, plan
 from memoire.pool.tables import Table
 from memoire.replay.batch import Batch
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
-from memoire.wire import pack, unpack
-from memoire.wire.layout import layout_of
-from memoire.wire.parts import ZERO_FRAME, Kind, Part
+from memoire.replay.schema import Schema
+from memoire.wire import container
+from memoire.wire.container import Kind, Part
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 

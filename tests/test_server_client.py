@@ -20,8 +20,9 @@ from history.ports import address
 from memoire.client.client import Client, connect
 from memoire.errors import Closed, EndpointError, MemoireTimeout, NotEnoughSamples, ParameterError, SchemaMismatch
 from memoire.limits import Limits
+from memoire.replay.columns import Column
 from memoire.replay.sampling import Prioritized
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.wire import messages as wire
 from memoire.wire.frames import encode, parse
@@ -632,7 +633,8 @@ def test_wrong_arguments_are_refused(serve, context):
 def test_the_interpreter_ends_with_a_live_client_and_no_server():
     script = """
         import memoire.server.server, memoire.client.client, numpy as np
-        from memoire.replay.schema import Column, Schema
+        from memoire.replay.columns import Column
+        from memoire.replay.schema import Schema
         schema = Schema({"obs": Column(np.float32, (4,), "state")})
         server = memoire.server.server.Server("tcp://127.0.0.1:0", schema)
         client = memoire.client.client.connect(server.endpoint)
@@ -649,7 +651,8 @@ def test_the_interpreter_ends_with_a_live_client_and_no_server():
 def test_sigterm_ends_a_waiting_learner(tmp_path):
     script = """
         import memoire.server.server, numpy as np, signal, sys
-        from memoire.replay.schema import Column, Schema
+        from memoire.replay.columns import Column
+        from memoire.replay.schema import Schema
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         schema = Schema({"obs": Column(np.float32, (4,), "state")})
         with memoire.server.server.Server("tcp://127.0.0.1:0", schema) as server:

@@ -19,9 +19,10 @@ from memoire.pool.episode_memory import NamedMemory
 from memoire.pool.episodes import EpisodePool
 from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
 from memoire.storage.packed_episodes import unpack

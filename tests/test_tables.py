@@ -12,11 +12,12 @@ from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables, shared_out
 from memoire.replay.batch import ID
 from memoire.replay.buffer import Buffer
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.server.dispatch import Desk
 from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse

@@ -21,8 +21,9 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.replay.writer import AUTORESET, Writer, autoreset_mode, layout
 
 ENDS = ("terminated", "truncated", "both")

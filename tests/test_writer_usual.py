@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memoire.errors import MemoireError
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 
 N = 3

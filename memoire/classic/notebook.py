@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from memoire._core import PriorityTree
 from memoire.errors import EmptyMemory, ParameterError
+from memoire.replay.columns import Column
 from memoire.replay.guarded import Guarded
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 
 
 @dataclass

@@ -19,9 +19,9 @@ from memoire.replay.dataset import open_rows
 from memoire.replay.memory import Memory, init_weights
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
-from memoire.replay.schema import Schema, exact, finite
-from memoire.wire import messages
-from memoire.wire.parts import Payload
+from memoire.replay.schema import Schema
+from memoire.replay.values import exact, finite
+from memoire.wire import container, messages
 
 
 class Shipment(NamedTuple):

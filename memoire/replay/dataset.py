@@ -28,10 +28,12 @@ from numpy.typing import NDArray
 from memoire.errors import DataError, MemoireError, ParameterError
 from memoire.limits import MiB
 
+from .columns import Column
 from .memory import Memory
 from .parameters import Parameters
 from .ragged import Ragged
-from .schema import Column, Schema, is_finite
+from .schema import Schema
+from .values import is_finite
 
 FORM: Final = 1
 _STRETCH: Final = 4 * MiB

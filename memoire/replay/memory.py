@@ -31,10 +31,12 @@ from memoire.errors import (
 )
 
 from .batch import Gathered, place, sequence_mask
+from .columns import Column
 from .guarded import Guarded
 from .parameters import PRIORITIZATIONS, STARTS, Parameters, reward_size
 from .ragged import Ragged
-from .schema import Column, Schema, exact, finite, form
+from .schema import Schema
+from .values import exact, finite, form
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]

@@ -39,8 +39,10 @@ from memoire.errors import (
 )
 from memoire.suggestions import checked_names, meant, one_of
 
+from .columns import Column
 from .episode_starts import WORTH_A_WORD, Starts
-from .schema import Column, Schema, exact, finite, form
+from .schema import Schema
+from .values import exact, finite, form
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ import numpy as np
 from fuzz.choices import Choices
 from memoire import minari
 from memoire.errors import DataError, EntryError, EpisodeError, SchemaError
+from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 
 REACHED = {"taken", "DataError", "EntryError", "SchemaError"}
 SCHEMA = Schema(

@@ -17,7 +17,8 @@ from memoire.accounting.logbook import Wanted, format_line
 from memoire.errors import ChildDied
 from memoire.nodes.launcher import Child, Launcher
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.storage.state_folder import Store
 from statekit import own_accounts
 

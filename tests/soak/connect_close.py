@@ -22,7 +22,8 @@ from memoire.client.client import connect
 from memoire.net import sockets
 from memoire.net.context import shared_context
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.wire import messages
 from memoire.wire.frames import encode
 

@@ -17,8 +17,9 @@ import zmq
 from _kit import ROOT, TESTS, end, folder, say, table
 
 from memoire.accounting.journal import Group
-from memoire.replay.schema import Column, Schema
-from memoire.server import build
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
+from memoire.server import server as server_module
 from memoire.server.server import Server
 from memoire.storage.state_folder import Store
 from memoire.wire import messages

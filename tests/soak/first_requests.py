@@ -17,7 +17,8 @@ from _cluster import nodes
 from _kit import end, say, table
 
 from memoire.net import descriptors
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})

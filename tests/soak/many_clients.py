@@ -18,7 +18,8 @@ from _kit import descriptors, end, memory, say, table, threads
 from memoire.client.client import connect
 from memoire.net import descriptors as limits
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})
 PACE = 1.0

@@ -18,7 +18,8 @@ from _kit import end, say, table
 from memoire.client.client import connect
 from memoire.limits import Limits, MiB
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 SLACK = 64 * MiB

@@ -21,7 +21,8 @@ from memoire.client.client import connect
 from memoire.errors import MemoireError
 from memoire.limits import MiB
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 

@@ -19,7 +19,8 @@ from _kit import descriptors, end, memory, say, table
 
 from memoire.net import descriptors as limits
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 from memoire.wire import messages
 
 SCHEMA = Schema({"obs": Column(np.float32, (16,), "state"), "reward": Column(np.float32, (), "reward")})

@@ -46,7 +46,8 @@ class Watched:
 def frames():
     import numpy as np
 
-    from memoire.replay.schema import Column, Schema
+    from memoire.replay.columns import Column
+    from memoire.replay.schema import Schema
 
     return Schema({"obs": Column(np.uint8, (84, 84), "state"), "reward": Column(np.float32, (), "reward")})
 

@@ -22,7 +22,8 @@ from memoire.client.client import connect
 from memoire.limits import MiB
 from memoire.net.sockets import DATA_MESSAGES
 from memoire.reader.reader import Reader
-from memoire.replay.schema import Column, Schema
+from memoire.replay.columns import Column
+from memoire.replay.schema import Schema
 
 SCHEMA = Schema({"obs": Column(np.float32, (1000,), "state"), "reward": Column(np.float32, (), "reward")})
 SAMPLES = 256
