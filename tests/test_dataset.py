@@ -9,7 +9,7 @@ import pytest
 
 from memoire import Buffer, Prioritized, Schema, _core
 from memoire.errors import DataError, EpisodeTooLong, MemoireError, ParameterError
-from memoire.replay import dataset
+from memoire.replay import dataset, dataset_reading, dataset_writing
 from memoire.replay.memory import Memory
 from memory_walk import Walk
 
@@ -44,18 +44,18 @@ def alike(one, other):
 def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     memory = walked(seed)
     path = tmp_path / "memory.npz"
-    count = dataset.save(memory, path)
-    saved = dataset.about(path)
+    count = dataset_writing.save(memory, path)
+    saved = dataset_reading.about(path)
     before = list(dataset.episodes(memory))
     assert (saved.schema, saved.parameters, saved.episodes) == (memory.schema, memory.parameters, count)
     assert saved.entries == memory.num_entries == sum(map(len, before))
-    read = list(dataset.load(path))
+    read = list(dataset_reading.load(path))
     for one, other in zip(before, read, strict=True):
         alike(one, other)
     again = Memory(memory.schema, memory.capacity + 300, memory.parameters, live=memory.live, seed=1)
     again._set_clock(memory._walked_until)
     again.saw_model(memory.newest_model)
-    assert dataset.fill(again, path) == count
+    assert dataset_reading.fill(again, path) == count
     again.check_invariants()
     closed = [episode for episode in before if not episode.is_open]
     limit = memory.parameters.max_episode
@@ -116,13 +116,13 @@ def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path):
     def fail(*_):
         raise OSError("no space")
 
-    original = dataset._write
-    dataset._write = fail
+    original = dataset_writing._write
+    dataset_writing._write = fail
     try:
         with pytest.raises(OSError, match="no space"):
             buffer.save(path)
     finally:
-        dataset._write = original
+        dataset_writing._write = original
     assert path.read_bytes() == b"before"
     buffer.save(path)
     assert len(Buffer.load(path)) == len(buffer)
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     buffer.save(path)
     other = Memory(Schema({"obs": np.float32, "reward": np.float32}), 10)
     with pytest.raises(ParameterError, match="a file of"):
-        dataset.fill(other, path)
+        dataset_reading.fill(other, path)
     with pytest.raises(ParameterError, match="priority_exponent"):
         Buffer.load(path, priority_exponent=-1)
     with pytest.raises(EpisodeTooLong):
@@ -161,13 +161,13 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
     buffer = cartpole()
     path = tmp_path / "b.npz"
     buffer.save(path)
-    whole, episodes = path.read_bytes(), list(dataset.load(path))
+    whole, episodes = path.read_bytes(), list(dataset_reading.load(path))
     refused = 0
     for content in damaged(whole, random.Random(4)):
         path.write_bytes(content)
         try:
-            dataset.about(path)
-            read = list(dataset.load(path))
+            dataset_reading.about(path)
+            read = list(dataset_reading.load(path))
         except MemoireError as error:
             assert str(path) in str(error) or isinstance(error, ParameterError)
             refused += 1
@@ -207,21 +207,21 @@ def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
             np.lib.format.write_array(made, array, version=(2, 0))
             archive.writestr(key + ".npy", made.getvalue())
     with pytest.raises(DataError, match="b.npz"):
-        list(dataset.load(tmp_path / "b.npz"))
+        list(dataset_reading.load(tmp_path / "b.npz"))
 
 
 def test_pickles_and_bombs_are_not_read(tmp_path):
     path = tmp_path / "b.npz"
     np.savez(path, about=np.array([object()], dtype=object))
     with pytest.raises(DataError):
-        dataset.about(path)
+        dataset_reading.about(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("about.npy", bytes(1 << 24))
     with pytest.raises(DataError, match="compressed"):
-        dataset.about(path)
+        dataset_reading.about(path)
     made = io.BytesIO()
     np.lib.format.write_array_header_2_0(made, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("about.npy", made.getvalue())
     with pytest.raises(DataError, match="holds"):
-        dataset.about(path)
+        dataset_reading.about(path)

@@ -11,7 +11,7 @@ from memoire.arguments import renamed, whole
 from memoire.errors import NotEnoughSamples
 from memoire.suggestions import checked_names
 
-from . import dataset, episodes
+from . import dataset_reading, dataset_writing, episodes
 from .batch import Batch
 from .guarded import Guarded
 from .limiter import RateStats, check_batch, check_size
@@ -251,7 +251,7 @@ class Buffer(Guarded):
 
         The file appears whole or not at all. `numpy.load(path)["obs"]` is a quick look. Other threads wait meanwhile.
         """
-        return dataset.save(self._memory, path)
+        return dataset_writing.save(self._memory, path)
 
     @classmethod
     def load(cls, path: str | Path, capacity: int | None = None, *, seed: int | None = None, **changes: Any) -> Self:
@@ -267,13 +267,13 @@ class Buffer(Guarded):
             DataError: the file is damaged, or none.
             ParameterError: a change is outside its range.
         """
-        saved = dataset.about(path)
+        saved = dataset_reading.about(path)
         fields = saved.parameters.replace(**changes).to_wire()
         discount = fields.pop("discount_factor")
         buffer = cls(
             saved.schema, saved.capacity if capacity is None else capacity, discount=discount, seed=seed, **fields
         )
-        dataset.fill(buffer.memory, path)
+        dataset_reading.fill(buffer.memory, path)
         return buffer
 
     @property

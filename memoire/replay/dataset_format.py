@@ -1,0 +1,31 @@
+"""What an .npz file of a memory's episodes is made of: a ZIP archive of arrays that are not compressed.
+
+    about             JSON: the form's number, the schema, the parameters, and the capacity
+    episodes          a row for each episode: `EPISODE_ROW`
+    bootstrap_value   for each episode the value of its final state, [*R]
+    init_w, ...       for each entry what is known of it beside its columns: `dataset.FACTS`
+    obs, action, ...  for each entry its columns, [*F]
+    final.obs, ...    for each episode whose final state is known that state, [*F]
+
+A ragged column has its elements one after the other, and beside it `NAME_length` with how many each value has.
+"""
+
+from typing import Final
+
+import numpy as np
+
+FORM: Final = 1
+ABOUT: Final = "about"
+EPISODES: Final = "episodes"
+BOOTSTRAP_VALUE: Final = "bootstrap_value"
+EPISODE_ROW: Final = np.dtype(
+    [
+        ("length", "<i8"),
+        ("multiplier", "<f8"),
+        ("final", "<i8"),  # row of the final states; -1: nobody said
+        ("terminated", "|i1"),  # 1, 0, or -1: nobody said how it ended
+        ("update_value", "|u1"),
+        ("update_weight", "|u1"),
+        ("is_open", "|u1"),
+    ]
+)

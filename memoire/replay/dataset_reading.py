@@ -1,0 +1,267 @@
+"""Episodes out of a file: checked while they are read, a stretch at a time. Damage is refused by name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memoire.errors import DataError, MemoireError, ParameterError
+from memoire.limits import MiB
+
+from .columns import Column
+from .dataset import FACTS, Episode, put
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM
+from .memory import Memory
+from .parameters import Parameters
+from .ragged import Ragged
+from .schema import Schema
+from .values import is_finite
+
+_STRETCH: Final = 4 * MiB
+_MOST_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file holds."""
+
+    schema: Schema
+    parameters: Parameters
+    capacity: int
+    """Of the memory that was saved."""
+    episodes: int
+    entries: int
+
+
+def about(path: str | Path) -> About:
+    """What a saved file holds, without reading its entries. Raises as `load`."""
+    with _Opened(Path(path)) as file:
+        return file.about
+
+
+def load(path: str | Path) -> Iterator[Episode]:
+    """The episodes of a saved file, one by one, the oldest first.
+
+    Raises:
+        DataError: the file is not one, is damaged, or of a newer form; says what was found.
+        OSError: it cannot be read.
+    """
+    with _Opened(Path(path)) as file:
+        yield from file.episodes()
+
+
+def fill(memory: Memory, path: str | Path) -> int:
+    """Add the episodes of a saved file to a memory; returns how many.
+
+    Raises:
+        DataError: see `load`; episodes read before the fault was met are in the memory.
+        ParameterError: the file is of another schema.
+    """
+    saved = about(path)
+    if saved.schema != memory.schema:
+        raise ParameterError("path", str(path), f"a file of {memory.schema}, not of {saved.schema}")
+    count = 0
+    for episode in load(path):
+        put(memory, episode)
+        count += 1
+    return count
+
+
+class _Opened:
+    """A saved file while it is read: every array has a stream of its own, so that episodes come together row by row."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with ExitStack() as opening, self._explained():
+            self._stack = opening
+            self._archive = opening.enter_context(zipfile.ZipFile(path))
+            self._check_members()
+            text = self._whole(ABOUT, np.dtype(np.uint8))
+            try:
+                told = json.loads(text.tobytes())
+                if told["form"] != FORM:
+                    raise self._wrong(f"has form {told['form']}, this version of memoire reads form {FORM}")
+                schema, parameters = Schema.from_json(told["schema"]), Parameters.from_wire(told["parameters"])
+                capacity = int(told["capacity"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if isinstance(error, DataError):
+                    raise
+                raise self._wrong(f"does not say what it holds: {error}") from error
+            self._table = self._whole(EPISODES, EPISODE_ROW)
+            lengths = self._table["length"]
+            if (lengths < 1).any():
+                raise self._wrong("has an episode without entries")
+            self.about = About(schema, parameters, capacity, len(lengths), int(lengths.sum()))
+            self._stack = opening.pop_all()
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _wrong(self, problem: str) -> DataError:
+        return DataError(str(self._path), problem)
+
+    def _explained(self) -> _Explained:
+        return _Explained(self._path)
+
+    def _check_members(self) -> None:
+        for member in self._archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise self._wrong(f"has a compressed part {member.filename!r}; memoire writes none")
+
+    def _stream(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> IO[bytes]:
+        """An array of exactly this form, ready to be read."""
+        file, found = self._begin(name, dtype)
+        if found != shape:
+            raise self._wrong(f"has {name!r} in shape {list(found)}, expected {list(shape)}")
+        return file
+
+    def _begin(self, name: str, dtype: np.dtype[Any]) -> tuple[IO[bytes], tuple[int, ...]]:
+        file = self._stack.enter_context(self._archive.open(name + ".npy"))
+        version = np.lib.format.read_magic(file)
+        if version != (2, 0):
+            raise self._wrong(f"has {name!r} in version {version} of NumPy's format, expected 2.0")
+        shape, fortran, descr = np.lib.format.read_array_header_2_0(file, max_header_size=10_000)
+        if descr != dtype or fortran:
+            raise self._wrong(f"has {name!r} as {descr}, expected {dtype}")
+        return file, tuple(shape)
+
+    def _whole(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A small array. Its size is that of the part, which lies in the file as it is."""
+        file, shape = self._begin(name, dtype)
+        stored = self._archive.getinfo(name + ".npy").file_size
+        if len(shape) != 1 or not 0 <= shape[0] * dtype.itemsize <= min(stored, self._path.stat().st_size):
+            raise self._wrong(f"says that {name!r} has shape {list(shape)}, and holds {stored} bytes of it")
+        return self._rows(file, name, shape[0], dtype, ())
+
+    def _rows(
+        self, file: IO[bytes], name: str, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> NDArray[Any]:
+        size = count * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        parts = bytearray()
+        while len(parts) < size:  # what a header claims is allocated as it comes
+            part = file.read(min(_STRETCH, size - len(parts)))
+            if not part:
+                raise self._wrong(f"ends in the middle of {name!r}")
+            parts += part
+        return np.frombuffer(parts, dtype).reshape(count, *shape)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every episode, checked."""
+        with self._explained():
+            schema, entries = self.about.schema, self.about.entries
+            reward = schema[schema.reward].shape if schema.reward is not None else ()
+            forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+            forms = {name: (np.dtype(dtype), ()) for name, dtype in FACTS.items()}
+            forms |= {name: (c.dtype, c.shape) for name, c in schema.items() if not c.is_ragged}
+            streams = {name: self._stream(name, dtype, (entries, *shape)) for name, (dtype, shape) in forms.items()}
+            finals = int((self._table["final"] >= 0).sum())
+            states = {f"final.{name}": schema[name] for name in schema.states}
+            fixed = {name: column for name, column in states.items() if not column.is_ragged}
+            streams |= {name: self._stream(name, c.dtype, (finals, *c.shape)) for name, c in fixed.items()}
+            ragged = [(name, schema[name], entries) for name in schema.ragged]
+            ragged += [(name, column, finals) for name, column in states.items() if column.is_ragged]
+            for name, column, rows_ in ragged:
+                streams |= self._ragged_streams(name, column, rows_)
+            boots = self._stream(BOOTSTRAP_VALUE, np.dtype("<f4"), (len(self._table), *reward))
+            for facts in self._table:
+                length = int(facts["length"])
+                rows: dict[str, Any] = {
+                    name: self._rows(streams[name], name, length, *form) for name, form in forms.items()
+                }
+                rows |= {name: self._values(streams, name, schema[name], length) for name in schema.ragged}
+                boot = self._rows(boots, BOOTSTRAP_VALUE, 1, np.dtype("<f4"), reward)[0]
+                final = None
+                if facts["final"] >= 0:
+                    final = {name: self._final(streams, name, schema[name]) for name in schema.states}
+                yield self._episode(facts, rows, final, boot)
+            for name, file in streams.items():
+                if file.read(1):  # reading to the end also compares the checksum
+                    raise self._wrong(f"has more of {name!r} than its episodes need")
+
+    def _ragged_streams(self, name: str, column: Column, rows: int) -> dict[str, IO[bytes]]:
+        lengths = self._stream(f"{name}_length", np.dtype("<i8"), (rows,))
+        values, found = self._begin(name, column.dtype)
+        if found[1:] != column.element:
+            raise self._wrong(f"has {name!r} in shape {list(found)}, expected [any, *{list(column.element)}]")
+        return {f"{name}_length": lengths, name: values}
+
+    def _values(self, streams: Mapping[str, IO[bytes]], name: str, column: Column, count: int) -> Ragged:
+        """The next values of a ragged column."""
+        key = f"{name}_length"
+        lengths = self._rows(streams[key], key, count, np.dtype("<i8"), ())
+        if (lengths < 0).any() or (lengths > _MOST_ELEMENTS).any():
+            raise self._wrong(f"has a length of {name!r} that cannot be")
+        return Ragged(self._rows(streams[name], name, int(lengths.sum()), column.dtype, column.element), lengths)
+
+    def _final(self, streams: Mapping[str, IO[bytes]], name: str, column: Column) -> NDArray[Any]:
+        """The next final state of a column."""
+        key = f"final.{name}"
+        if column.is_ragged:
+            return self._values(streams, key, column, 1).values
+        state: NDArray[Any] = self._rows(streams[key], key, 1, column.dtype, column.shape)[0]
+        return state
+
+    def _episode(
+        self,
+        facts: np.void,
+        rows: Mapping[str, Any],
+        final: dict[str, NDArray[Any]] | None,
+        boot: NDArray[np.float32],
+    ) -> Episode:
+        multiplier, terminated = float(facts["multiplier"]), int(facts["terminated"])
+        weights, priorities = rows["init_w"], rows["priority"]
+        sound = np.isfinite(weights).all() and (weights >= 0).all() and np.isfinite(priorities).all()
+        sound = sound and np.isfinite(rows["born"]).all() and np.isfinite(boot).all() and 0.0 <= multiplier < np.inf
+        if not sound or terminated not in (-1, 0, 1):
+            raise self._wrong("has a weight, priority, time or end that cannot be")
+        schema, is_open = self.about.schema, bool(facts["is_open"])
+        for name in (*schema.finite, schema.qvest):
+            given = [rows[name]] if name is not None else []
+            if name in schema.states and final is not None:
+                given.append(final[name])
+            if not all(map(is_finite, given)):
+                raise self._wrong(f"has a {name} that is not finite")
+        return Episode(
+            columns={name: rows[name] for name in schema.names},
+            init_w=weights,
+            priority=priorities,
+            learned=rows["learned"] != 0,
+            born=rows["born"],
+            model_version=rows["model_version"],
+            drawn=rows["drawn"],
+            multiplier=multiplier,
+            terminated=None if terminated < 0 else bool(terminated),
+            final_state=final,
+            bootstrap_value=None if is_open or terminated == 1 else boot,
+            update_value=bool(facts["update_value"]),
+            update_weight=bool(facts["update_weight"]),
+            is_open=is_open,
+        )
+
+
+class _Explained:
+    """Says of whatever goes wrong inside which file it was. NumPy's and Python's readers raise many things."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, MemoireError) or not isinstance(error, Exception):
+            return
+        if not isinstance(error, OSError) or error.errno == errno.EINVAL:  # a place outside of the file
+            raise DataError(str(self._path), f"cannot be read: {error}") from error

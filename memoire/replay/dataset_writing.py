@@ -1,0 +1,92 @@
+"""Episodes of a memory into a file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .columns import Column
+from .dataset import FACTS, HeldEpisodes
+from .dataset_format import ABOUT, BOOTSTRAP_VALUE, EPISODE_ROW, EPISODES, FORM
+from .memory import Memory
+
+
+def save(memory: Memory, path: str | Path) -> int:
+    """Write every episode of a memory to an .npz file; returns how many.
+
+    The file appears whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` is a quick look:
+    one row for each entry, episodes one after the other, oldest first, as long as "episodes" says. A ragged column has
+    its elements one after the other, and "obs_length" says how many each entry has. Other threads wait meanwhile. Open
+    episodes are written as far as they have come.
+    """
+    path = Path(path)
+    made = path.with_name(path.name + ".new")
+    with memory.held():
+        inside = HeldEpisodes(memory)
+        with zipfile.ZipFile(made, "w") as archive:
+            _write(archive, inside, memory)
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    made.replace(path)
+    return len(inside.slots)
+
+
+def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory) -> None:
+    schema = memory.schema
+    about = {"form": FORM, "schema": json.loads(schema.to_json()), "parameters": memory.parameters.to_wire()}
+    text = np.frombuffer(json.dumps(about | {"capacity": memory.capacity}).encode(), np.uint8)
+    _write_array(archive, ABOUT, text.dtype, text.shape, [text])
+    table = [inside.about(slot) for slot in inside.slots]
+    rows = np.zeros(len(table), EPISODE_ROW)
+    finals = 0
+    for row, facts in zip(rows, table, strict=True):
+        for name, value in facts.items():
+            row[name] = -1 if value is None else value
+        if facts["final"] >= 0:
+            row["final"], finals = finals, finals + 1
+    entries = int(rows["length"].sum())
+    _write_array(archive, EPISODES, EPISODE_ROW, rows.shape, [rows])
+    boots = [inside.bootstrap(slot)[None] for slot in inside.slots]
+    _write_array(archive, BOOTSTRAP_VALUE, np.dtype("<f4"), (len(boots), *memory._reward_shape), boots)
+    for name, dtype in FACTS.items():
+        parts = (inside.fact(name)[part] for slot in inside.slots for part in inside.stretches(slot))
+        _write_array(archive, name, np.dtype(dtype), (entries,), parts)
+    for name, column in schema.items():
+        stretches = [part for slot in inside.slots for part in inside.stretches(slot)]
+        if column.is_ragged:
+            lengths = [inside.lengths(name, part) for part in stretches]
+            _write_ragged(archive, name, column, lengths, (inside.values(name, part).values for part in stretches))
+        else:
+            parts = (inside.column(name)[part] for part in stretches)
+            _write_array(archive, name, column.dtype, (entries, *column.shape), parts)
+    ends = [facts["final"] for facts in table if facts["final"] >= 0]
+    for name in schema.states:
+        column = schema[name]
+        if column.is_ragged:
+            lengths = [np.array([len(inside.final(name, row))], "<i8") for row in ends]
+            _write_ragged(archive, f"final.{name}", column, lengths, (inside.final(name, row) for row in ends))
+        else:
+            states = (inside.final(name, row)[None] for row in ends)
+            _write_array(archive, f"final.{name}", column.dtype, (finals, *column.shape), states)
+
+
+def _write_ragged(
+    archive: zipfile.ZipFile, name: str, column: Column, lengths: list[NDArray[np.int64]], parts: Any
+) -> None:
+    rows, total = sum(map(len, lengths)), sum(int(part.sum()) for part in lengths)
+    _write_array(archive, f"{name}_length", np.dtype("<i8"), (rows,), lengths)
+    _write_array(archive, name, column.dtype, (total, *column.element), parts)
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], parts: Any) -> None:
+    with archive.open(name + ".npy", "w", force_zip64=True) as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_2_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype).tobytes())
