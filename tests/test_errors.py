@@ -39,7 +39,7 @@ FOREIGN = {
     "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
     "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
     "client/unreported.py": {"ValueError", "PermissionError"},  # caught where they are raised
-    "replay/memory.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
+    "replay/entry_values.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "pool/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
     "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from memoire.replay.dataset import open_rows
-from memoire.replay.memory import Memory, init_weights
+from memoire.replay.entry_values import ending, init_weights
+from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
@@ -143,7 +144,7 @@ class OpenEpisodes(Memory):
         bootstrap_value: ArrayLike | None = None,
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
         """What a message says of an episode, and the final state, from the arguments of `close`."""
-        factor, bootstrap, states = self._ending(multiplier, final_state, terminated, bootstrap_value)
+        factor, bootstrap, states = ending(self.schema, multiplier, final_state, terminated, bootstrap_value)
         facts = {
             "has_final": states is not None,
             "multiplier": factor,

@@ -163,7 +163,7 @@ class HeldEpisodes:
         self.schema = memory.schema
         self._memory = memory
         self._inside = memory._inside()
-        self._capacity, self._shape = memory.capacity, memory._reward_shape
+        self._capacity, self._shape = memory.capacity, memory.schema.reward_shape
         self._columns = {
             name: self._typed(name, data, memory.capacity)
             for name, data in zip(memory.schema.names, self._inside["columns"], strict=True)

@@ -161,7 +161,6 @@ class _Opened:
         """Every episode, checked."""
         with self._explained():
             schema, entries = self.about.schema, self.about.entries
-            reward = schema[schema.reward].shape if schema.reward is not None else ()
             forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
             forms = {name: (np.dtype(dtype), ()) for name, dtype in FACTS.items()}
             forms |= {name: (c.dtype, c.shape) for name, c in schema.items() if not c.is_ragged}
@@ -174,14 +173,14 @@ class _Opened:
             ragged += [(name, column, finals) for name, column in states.items() if column.is_ragged]
             for name, column, rows_ in ragged:
                 streams |= self._ragged_streams(name, column, rows_)
-            boots = self._stream(BOOTSTRAP_VALUE, np.dtype("<f4"), (len(self._table), *reward))
+            boots = self._stream(BOOTSTRAP_VALUE, np.dtype("<f4"), (len(self._table), *schema.reward_shape))
             for facts in self._table:
                 length = int(facts["length"])
                 rows: dict[str, Any] = {
                     name: self._rows(streams[name], name, length, *form) for name, form in forms.items()
                 }
                 rows |= {name: self._values(streams, name, schema[name], length) for name in schema.ragged}
-                boot = self._rows(boots, BOOTSTRAP_VALUE, 1, np.dtype("<f4"), reward)[0]
+                boot = self._rows(boots, BOOTSTRAP_VALUE, 1, np.dtype("<f4"), schema.reward_shape)[0]
                 final = None
                 if facts["final"] >= 0:
                     final = {name: self._final(streams, name, schema[name]) for name in schema.states}

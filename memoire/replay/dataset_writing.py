@@ -53,7 +53,7 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory) -> No
     entries = int(rows["length"].sum())
     _write_array(archive, EPISODES, EPISODE_ROW, rows.shape, [rows])
     boots = [inside.bootstrap(slot)[None] for slot in inside.slots]
-    _write_array(archive, BOOTSTRAP_VALUE, np.dtype("<f4"), (len(boots), *memory._reward_shape), boots)
+    _write_array(archive, BOOTSTRAP_VALUE, np.dtype("<f4"), (len(boots), *schema.reward_shape), boots)
     for name, dtype in FACTS.items():
         parts = (inside.fact(name)[part] for slot in inside.slots for part in inside.stretches(slot))
         _write_array(archive, name, np.dtype(dtype), (entries,), parts)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from memoire.errors import EmptyMemory, ParameterError
 
 from .batch import ID, Batch, Gathered
-from .memory import Float64s, Int64s, Memory
+from .memory import Memory
 from .parameters import Parameters
 from .sampling import importance
 from .schema import Schema
+from .windows import Float64s, Int64s
 
 
 class EpisodeBatch(Batch):

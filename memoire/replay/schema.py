@@ -67,6 +67,8 @@ class Schema(Mapping[str, Column]):
     value: str | None
     qvest: str | None
     """The columns of these roles ("return" for `qvest`), or None."""
+    reward_shape: tuple[int, ...]
+    """The shape of one reward; () without a reward column."""
     ragged: tuple[str, ...]
     """The columns whose first axis is free."""
     finite: tuple[str, ...]
@@ -230,6 +232,7 @@ class Schema(Mapping[str, Column]):
         self.finite = tuple(name for name, column in leaves.items() if column.is_finite and name != qvest)
         self.roots = tuple(self._trees)
         self.reward, self.value, self.qvest = reward, value, qvest
+        self.reward_shape = () if reward is None else leaves[reward].shape
         self.entry_bytes = sum(column.nbytes for column in leaves.values())
         if self.entry_bytes > ENTRY_BYTES:
             largest = max(leaves, key=lambda name: leaves[name].nbytes)

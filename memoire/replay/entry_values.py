@@ -1,0 +1,161 @@
+"""What a memory is given, as exact arrays: entries, their weights, and how an episode ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memoire import _core
+from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, ParameterError
+
+from .schema import Schema
+from .values import exact, finite, form
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[NDArray[Any]]:
+    """A value for each column but the return column, as arrays [*axes, *F] of exactly its dtype."""
+    names = schema.entry_names
+    if isinstance(values, Mapping) or not isinstance(values, Sequence) or len(values) != len(names):
+        received = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
+        raise EntryError("*", f"a tuple of {len(names)} values ({', '.join(names)})", received)
+    return [exact(name, schema[name], value, axes) for name, value in zip(names, values, strict=True)]
+
+
+def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
+    """`init_w` of `count` entries, float32 [count]. Raises ParameterError."""
+    if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
+        return np.full(count, init_w, np.float32)
+    weights = np.asarray(init_w, np.float32)
+    if weights.shape not in ((), (count,)):
+        raise ParameterError("init_w", f"shape {weights.shape}", f"a number or {count} of them")
+    if not (weights >= 0.0).all() or not np.isfinite(weights).all():
+        raise ParameterError("init_w", init_w, "finite and at least 0")
+    return np.ascontiguousarray(np.broadcast_to(weights, (count,)))
+
+
+def refuse(
+    store: _core.EntryStore, schema: Schema, lane: int, status: int, values: Sequence[Any], ragged_limit: int
+) -> NoReturn:
+    """Say why the engine has not added these exact values: `status` is what it answered."""
+    if status == _core.NOT_OPEN:
+        raise EpisodeClosedError("add an entry", lane)
+    if status == _core.TOO_LONG:
+        raise EpisodeTooLong(lane, store._open_length(lane), store.capacity)
+    if status == _core.TOO_MANY_BYTES:
+        raise EpisodeTooLong(lane, store._open_length(lane), store.capacity, ragged_limit)
+    if status == _core.NO_MEMORY:
+        raise MemoryError(f"no memory for the values of {', '.join(schema.ragged)}")
+    for name, value in zip(schema.entry_names, values, strict=True):
+        finite(name, schema[name], value)
+    raise AssertionError(f"an exact entry was refused: {status}")
+
+
+def count_of(values: Any) -> int:
+    """The length of a first axis."""
+    try:
+        return len(values)
+    except TypeError:
+        return 0
+
+
+def entry_numbers(numbers: ArrayLike, called: str = "numbers") -> NDArray[np.int64]:
+    """Entry numbers as a contiguous int64 vector; errors call them so."""
+    array = np.asarray(numbers)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
+        raise ParameterError(called, form(array), "whole numbers of one dimension, as a batch's ids are")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def exact_fractions(fractions: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Where to draw in the cumulative weights, [count] in [0, 1). Raises ParameterError."""
+    exact = np.ascontiguousarray(fractions, np.float64)
+    if exact.shape != (count,) or not ((exact >= 0.0) & (exact < 1.0)).all():
+        raise ParameterError("fractions", exact, f"{count} numbers in [0, 1)")
+    return exact
+
+
+def ending(
+    schema: Schema, multiplier: float, final_state: Any, terminated: bool | None, bootstrap_value: ArrayLike | None
+) -> tuple[float, NDArray[np.float32], list[NDArray[Any]] | None]:
+    """Arguments of `Memory.close`, checked: the multiplier, the final state's value float32 [size], exact states."""
+    multiplier = _finite("multiplier", multiplier)
+    if terminated is not None and not isinstance(terminated, (bool, np.bool_)):
+        raise ParameterError("terminated", terminated, "True, False or None")
+    bootstrap = _bootstrap(schema.reward_shape, bootstrap_value)
+    if terminated and bootstrap.any():
+        raise ParameterError("bootstrap_value", bootstrap_value, "0 or None where the episode terminated")
+    return multiplier, bootstrap, None if final_state is None else _final_states(schema, final_state)
+
+
+def _final_states(schema: Schema, given: Any) -> list[NDArray[Any]]:
+    """A final state as exact arrays in the order of `schema.states`."""
+    states = schema.states
+    if isinstance(given, Mapping):
+        if not all(name in given for name in states):
+            given = _by_leaf(schema, given)
+        missing = [name for name in states if name not in given]
+        if missing:
+            raise EntryError(missing[0], "a final state for each state column", f"only {', '.join(given)}")
+        given = tuple(given[name] for name in states)
+    elif not isinstance(given, tuple):
+        given = (given,)
+    if len(given) != len(states):
+        raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(given)}")
+    columns = [(name, schema[name]) for name in states]
+    return [
+        finite(name, column, exact(name, column, value, ()))
+        for (name, column), value in zip(columns, given, strict=True)
+    ]
+
+
+def _by_leaf(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested final state by column: keyed by the declared names, or the nesting of the only one."""
+    roots = list(dict.fromkeys(name.split(".")[0] for name in schema.states))
+    is_only = len(roots) == 1 and roots[0] not in given and roots[0] not in schema.states
+    nested = {roots[0]: given} if is_only else given
+    found: dict[str, Any] = {}
+    for root in roots:
+        if root in nested:
+            found.update(zip(schema.leaves(root), schema.flatten(root, nested[root]), strict=True))
+    return found
+
+
+def _bootstrap(shape: tuple[int, ...], given: ArrayLike | None) -> NDArray[np.float32]:
+    value = np.zeros((), np.float32) if given is None else np.asarray(given)
+    expected = f"a finite number, or {shape} of them"
+    if value.dtype.kind not in "iuf" or value.shape not in ((), shape):
+        raise ParameterError("bootstrap_value", given, expected)
+    with np.errstate(over="ignore"):
+        exact = np.ascontiguousarray(np.broadcast_to(value, shape), np.float32).reshape(-1)
+    if not np.isfinite(exact).all():
+        raise ParameterError("bootstrap_value", given, expected)
+    return exact
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ParameterError(name, value, "a finite number of at least 0")
+    number = float(value)
+    if not 0.0 <= number < math.inf:
+        raise ParameterError(name, value, "a finite number of at least 0")
+    return number
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> None:
+    """Refuse what is no whole number in [low, high]. Raises ParameterError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise ParameterError(name, value, f"a whole number from {low} to {high}")
+
+
+def check_out(out: Any, dtype: Any, size: int) -> None:
+    """Refuse what is no contiguous array of this dtype and size to write into. Raises ParameterError."""
+    if not isinstance(out, np.ndarray) or out.dtype != dtype or out.size != size or not out.flags.carray:
+        raise ParameterError(
+            "out", getattr(out, "shape", out), f"a contiguous {np.dtype(dtype)} array of {size} numbers"
+        )

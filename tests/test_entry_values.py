@@ -1,0 +1,191 @@
+"""What a memory is given becomes exact arrays, or is refused by name, without a memory."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memoire import _core
+from memoire.errors import EntryError, EpisodeClosedError, EpisodeTooLong, NotFinite, ParameterError
+from memoire.replay.columns import Column
+from memoire.replay.entry_values import (
+    check_out,
+    check_whole,
+    count_of,
+    ending,
+    entry_numbers,
+    exact_columns,
+    exact_fractions,
+    init_weights,
+    refuse,
+)
+from memoire.replay.schema import Schema
+
+SCHEMA = Schema(
+    {
+        "obs": {"near": Column(np.float32, (2,), "state"), "far": Column(np.uint8, (), "state")},
+        "reward": Column(np.float32, (2,), "reward"),
+    }
+)
+ONE = Schema({"state": Column(np.float32, (2,), "state")})
+
+
+def test_a_value_for_each_column_becomes_exact() -> None:
+    near, far, reward = exact_columns(SCHEMA, ([1, 2], 3, [0.5, 1.5]), ())
+    assert (near.dtype, near.shape, far.dtype, far.shape) == (np.float32, (2,), np.uint8, ())
+    assert reward.tolist() == [0.5, 1.5]
+    assert [each.shape for each in exact_columns(SCHEMA, [np.zeros((4, 2)), [1] * 4, np.ones((4, 2))], (4,))] == [
+        (4, 2),
+        (4,),
+        (4, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "received"), [((1, 2), "2 values"), ({"obs.near": 1}, "a dict"), (5, "a int"), ({1, 2, 3}, "a set")]
+)
+def test_values_are_a_sequence_of_one_for_each_column(values: Any, received: str) -> None:
+    with pytest.raises(EntryError, match=received):
+        exact_columns(SCHEMA, values, ())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ([1.0, 2.0], 3),
+        {"obs.near": [1.0, 2.0], "obs.far": 3},
+        {"obs": {"near": [1.0, 2.0], "far": 3}},
+        {"near": [1.0, 2.0], "far": 3},
+    ],
+)
+def test_a_final_state_may_be_a_tuple_or_named_or_nested(given: Any) -> None:
+    _, _, states = ending(SCHEMA, 1.0, given, None, None)
+    assert states is not None
+    assert [state.tolist() for state in states] == [[1.0, 2.0], 3] and states[1].dtype == np.uint8
+
+
+def test_one_state_column_takes_its_array_as_it_is() -> None:
+    _, _, states = ending(ONE, 1.0, np.ones(2), None, None)
+    assert states is not None and states[0].tolist() == [1.0, 1.0]
+    assert ending(ONE, 1.0, None, True, None)[2] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (([1.0, 2.0],), "2 final states"),
+        ([1.0, 2.0], "2 final states"),
+        ({"near": [1.0, 2.0]}, "a nested value should have 'far'"),
+        ({"other": 1}, "a nested value should have 'near'"),
+        (([1.0, math.nan], 3), "finite"),
+    ],
+)
+def test_a_final_state_has_every_state_column(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ending(SCHEMA, 1.0, given, None, None)
+
+
+def test_of_several_states_the_one_that_is_missing_is_named() -> None:
+    two = Schema({"left": Column(np.uint8, (), "state"), "right": Column(np.uint8, (), "state")})
+    assert [int(state) for state in ending(two, 1.0, {"right": 2, "left": 1}, None, None)[2] or ()] == [1, 2]
+    with pytest.raises(EntryError, match="right.*a final state for each state column.*only left"):
+        ending(two, 1.0, {"left": 1}, None, None)
+
+
+def test_the_value_of_the_end_is_a_number_or_one_for_each_reward() -> None:
+    assert ending(SCHEMA, 2, None, False, None)[:2] == (2.0, pytest.approx([0.0, 0.0]))
+    assert ending(SCHEMA, 1.0, None, None, 3)[1].tolist() == [3.0, 3.0]
+    assert ending(SCHEMA, 1.0, None, None, [1.5, 2.5])[1].tolist() == [1.5, 2.5]
+    assert ending(SCHEMA, 1.0, None, True, 0.0)[1].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"multiplier": -1.0}, "multiplier must be a finite number"),
+        ({"multiplier": math.nan}, "multiplier"),
+        ({"multiplier": math.inf}, "multiplier"),
+        ({"multiplier": True}, "multiplier"),
+        ({"terminated": 1}, "terminated must be True, False or None"),
+        ({"bootstrap_value": [1.0]}, "bootstrap_value must be a finite number"),
+        ({"bootstrap_value": "1"}, "bootstrap_value"),
+        ({"bootstrap_value": 1e300}, "bootstrap_value"),
+        ({"bootstrap_value": 1.0, "terminated": True}, "0 or None where the episode terminated"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    given = {"multiplier": 1.0, "final_state": None, "terminated": None, "bootstrap_value": None} | changes
+    with pytest.raises(ParameterError, match=words):
+        ending(SCHEMA, **given)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0.5, [0.5, 0.5]), (2, [2, 2]), ([1.0, 0.0], [1.0, 0.0])])
+def test_weights_are_a_number_or_one_for_each_entry(given: Any, expected: list[float]) -> None:
+    weights = init_weights(given, 2)
+    assert weights.tolist() == expected and weights.dtype == np.float32 and weights.flags.c_contiguous
+
+
+@pytest.mark.parametrize("given", [-1.0, math.nan, math.inf, 3.5e38, [1.0], [1.0, -1.0], [math.nan, 0.0]])
+def test_weights_are_finite_and_not_negative(given: Any) -> None:
+    with pytest.raises(ParameterError, match="init_w"), np.errstate(over="ignore"):
+        init_weights(given, 2)
+
+
+def test_numbers_of_entries_are_whole_and_in_a_row() -> None:
+    assert entry_numbers(np.uint8([1, 2])).dtype == np.int64
+    assert entry_numbers([]).shape == (0,)
+    for wrong in ([0.5], [[1]], 3):
+        with pytest.raises(ParameterError, match="ids must be whole numbers"):
+            entry_numbers(wrong, "ids")
+
+
+def test_fractions_lie_below_one() -> None:
+    assert exact_fractions([0, 0.5], 2).tolist() == [0.0, 0.5]
+    for wrong in ([0.5], [0.5, 1.0], [-0.1, 0.5], [math.nan, 0.5]):
+        with pytest.raises(ParameterError, match=r"fractions must be 2 numbers in \[0, 1\)"):
+            exact_fractions(wrong, 2)
+
+
+def test_a_length_is_that_of_the_first_axis() -> None:
+    assert (count_of([1, 2]), count_of(np.zeros((3, 1))), count_of(7)) == (2, 3, 0)
+
+
+def test_whole_numbers_and_arrays_to_write_into_are_checked() -> None:
+    check_whole("lane", np.int64(3), 0, 3)
+    for wrong in (4, -1, 1.0, True, "1"):
+        with pytest.raises(ParameterError, match="lane must be a whole number from 0 to 3"):
+            check_whole("lane", wrong, 0, 3)
+    check_out(np.zeros((2, 3), np.float32), np.float32, 6)
+    for out in (np.zeros(5, np.float32), np.zeros(6), np.zeros(12, np.float32)[::2], [0.0] * 6):
+        with pytest.raises(ParameterError, match="a contiguous float32 array of 6 numbers"):
+            check_out(out, np.float32, 6)
+
+
+class Refusing(_core.EntryStore):
+    """An engine that has answered something."""
+
+    capacity = 10
+
+    def _open_length(self, index: int) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (_core.NOT_OPEN, EpisodeClosedError, "add an entry"),
+        (_core.TOO_LONG, EpisodeTooLong, "10"),
+        (_core.TOO_MANY_BYTES, EpisodeTooLong, "99"),
+        (_core.NO_MEMORY, MemoryError, "no memory"),
+        (_core.NOT_FINITE, NotFinite, "state"),
+    ],
+)
+def test_what_the_engine_refuses_is_explained(status: int, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        refuse(Refusing(), ONE, 0, status, [np.float32([0.0, math.nan])], 99)
+
+
+def test_a_refusal_without_a_reason_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError, match="an exact entry was refused"):
+        refuse(Refusing(), ONE, 0, _core.NOT_FINITE, [np.float32([0.0, 1.0])], 99)
