@@ -21,10 +21,11 @@ from memoire.errors import (
     ParameterError,
     SchemaError,
 )
+from memoire.replay.autoreset import AUTORESET, autoreset_mode, layout
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
-from memoire.replay.writer import AUTORESET, Writer, autoreset_mode, layout
+from memoire.replay.writer import Writer
 
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)

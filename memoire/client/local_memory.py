@@ -9,10 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from memoire.limits import MiB
+from memoire.replay.autoreset import layout
+from memoire.replay.episode_store import Observer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.replay.writer import Observer, Writer, Writers, layout
-from memoire.wire.parts import EPISODE_FACTS, Payload
+from memoire.replay.writer import Writer
+from memoire.replay.writers import Writers
+from memoire.wire import container
 
 from .episodes import OpenEpisodes, Shipment
 from .reports import Sums

@@ -12,7 +12,9 @@ from memoire.errors import NotEnoughSamples
 from memoire.suggestions import checked_names
 
 from . import dataset_reading, dataset_writing, episodes
+from .autoreset import layout
 from .batch import Batch
+from .episode_store import Observer
 from .guarded import Guarded
 from .limiter import RateStats, check_batch, check_size
 from .memory import Memory
@@ -20,7 +22,8 @@ from .parameters import NAMES, Parameters, Start
 from .sampling import Annealing, Sampler, fields_of
 from .schema import Schema
 from .shared_limiter import SharedLimiter
-from .writer import Observer, Writer, Writers, layout
+from .writer import Writer
+from .writers import Writers
 
 _WRITERS = bytes(16)  # all of a buffer's writers, as one client of its limiter
 

@@ -7,7 +7,9 @@ begins anywhere. One such start proves nothing; a row of them in places where no
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
 
 MOST_FIRSTS: Final = 4096
 """First observations that are remembered."""
@@ -17,6 +19,15 @@ PROOF_AT_ONCE: Final = 2
 """The same where the episode is over after its first step, as it is where an environment repeats its end."""
 WORTH_A_WORD: Final = 2
 """Starts in a row where an episode has just ended, suspicious or not, of which somebody is told."""
+
+
+State = tuple[NDArray[Any], ...]
+"""A state: the state columns of one entry, in the schema's order, in their own dtypes and shapes."""
+
+
+def digest(state: State) -> int:
+    """Sixty-four bits that differ if states differ, within this process."""
+    return hash(tuple(array.tobytes() for array in state))
 
 
 class _Ended(NamedTuple):

@@ -1,22 +1,16 @@
 """Environment steps become episodes: the writer takes what `env.step` returned, as it is, and finds out what it means.
 
-A vector environment that resets its members by itself shows, at the end of an episode, either the true final
-observation followed by a step that is no step (next_step), or the first observation of the next episode and the true
-one in `info` (same_step). Stored as it comes, either gives transitions that cross a reset. This is the one place that
-knows the rules: https://farama.org/Vector-Autoreset-Mode.
+`step_values` converts what a step is given, `autoreset` knows how vector environments show ends and resets, and
+`writers` has all writers of a memory.
 """
 
 from __future__ import annotations
 
 import logging
-import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from math import prod
-from threading import Lock, RLock
-from time import monotonic
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,73 +19,21 @@ from memoire import _core
 from memoire.errors import (
     Closed,
     EntryError,
-    EpisodeError,
     EpisodeOver,
     EpisodeTooLong,
     EpisodeTorn,
-    FinalObservationMissing,
-    MemoireError,
     NotFinite,
     ObservationReused,
     ParameterError,
-    SchemaError,
     TwoThreads,
 )
-from memoire.suggestions import checked_names, meant, one_of
 
-from .columns import Column
-from .episode_starts import WORTH_A_WORD, Starts
-from .schema import Schema
-from .values import exact, finite, form
+from .autoreset import autoreset_mode, final_observation
+from .episode_starts import WORTH_A_WORD, Starts, State, digest
+from .episode_store import EpisodeStore, Observer
+from .step_values import StepValues
 
 _log = logging.getLogger(__name__)
-
-AUTORESET = ("next_step", "same_step", "disabled")
-ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs, info)."
-_NOT_EXTRA = frozenset({"next_obs", "info", "bootstrap_value"})  # parameters of `step` that no column can be called
-
-
-class EpisodeStore(Protocol):
-    """What a writer needs of a memory; `memory.Memory` is one."""
-
-    @property
-    def schema(self) -> Schema:
-        """The columns."""
-
-    @property
-    def capacity(self) -> int:
-        """Entries it has room for."""
-
-    def open(self, lane: int = 0) -> None:
-        """Begin an episode, discarding one that was not closed."""
-
-    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> Any:
-        """Add one entry."""
-
-    def add_many(
-        self, lanes: NDArray[np.int64], values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0
-    ) -> Any:
-        """Add one entry to each of several lanes."""
-
-    def close(
-        self,
-        lane: int = 0,
-        *,
-        final_state: tuple[Any, ...] | None = None,
-        terminated: bool | None = None,
-        bootstrap_value: Any = None,
-    ) -> Any:
-        """End an episode, in `final_state` if that is known."""
-
-
-class Observer(Protocol):
-    """Who counts what a writer records: called in the writer's thread, after the memory has it."""
-
-    def on_entries(self, count: int) -> None:
-        """`count` entries were added."""
-
-    def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
-        """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""
 
 
 class Writer:
@@ -135,9 +77,9 @@ class Writer:
 
     # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
     __slots__ = (
-        "__weakref__", "_began", "_check", "_clock", "_closed", "_columns", "_extras", "_inside", "_last", "_lead",
-        "_longest", "_memory", "_nested", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
-        "_root", "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
+        "__weakref__", "_began", "_check", "_clock", "_closed", "_extras", "_given", "_inside", "_last",
+        "_longest", "_memory", "_observer", "_opened", "_owned", "_pending", "_refused", "_returns", "_room",
+        "_schema", "_single", "_starts", "_usual", "autoreset", "lanes", "num_envs",
     )  # fmt: skip
 
     def __init__(
@@ -158,16 +100,13 @@ class Writer:
         self.lanes = np.arange(first_lane, first_lane + count, dtype=np.int64)
         self._memory, self._observer, self._check = memory, observer, check
         self._schema = schema = memory.schema
-        self._root, self._extras = _roots(schema)
-        self._nested = tuple(root for root in schema.roots if schema.leaves(root) != (root,))
-        self._lead = () if self._single else (count,)
-        self._columns = [(name, schema[name], self._lead + schema[name].shape) for name in schema.entry_names]
-        reward_shape = schema[schema.reward].shape if schema.reward is not None else ()
+        self._given = StepValues(schema, None if self._single else count)
+        self._extras = self._given.extras  # here, since each step looks at it
         # Lengths are differences of a clock, so that a step costs the same for any number of environments.
         self._clock = 0  # steps recorded
         self._began = np.zeros(count, np.int64)  # clock at the start of each environment's episode
         self._opened = np.zeros(count, np.int64)  # and of the memory's: later where the part before was cut off
-        self._returns = np.zeros((count, *reward_shape))
+        self._returns = np.zeros((count, *schema.reward_shape))
         self._pending: NDArray[np.bool_] | None = None  # whose next step is their reset (next_step)
         self._last: Any = None  # the observation that the next step should start from, as it was given
         self._owned = False  # whether that is an array of its own, which a reset does not write over
@@ -229,7 +168,7 @@ class Writer:
             if self._closed:
                 raise Closed(self._closed)
             if extras.keys() != self._extras:
-                _explain_extras(self._schema, self._extras, extras)
+                self._given.check_extras(extras)
             if bootstrap_value is not None and self._schema.value is None:
                 raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
             if self._usual is not None and self._room > 0 and self._pending is None and bootstrap_value is None:
@@ -245,7 +184,7 @@ class Writer:
             try:
                 self._record(given, obs, next_obs, info, bootstrap_value, init_w, model_version)
             except EntryError as error:
-                if advice := self._advice(obs, reward, terminated, truncated, next_obs):
+                if advice := self._given.advice(obs, reward, terminated, truncated, next_obs):
                     raise EntryError(error.column, error.expected, error.received, advice) from None
                 raise
         except Exception as error:
@@ -331,9 +270,9 @@ class Writer:
     def _usual_steps(self) -> _core.UsualSteps | None:
         """What takes the usual step in one call; None where there is none: other memories, nested or ragged columns."""
         memory, schema = self._memory, self._schema
-        if self._nested or schema.ragged or not isinstance(memory, _core.EntryStore):
+        if self._given.nested or schema.ragged or not isinstance(memory, _core.EntryStore):
             return None
-        arguments = {self._root: "obs", schema.reward: "reward"}
+        arguments = {self._given.root: "obs", schema.reward: "reward"}
         sources = tuple([arguments.get(name, name) for name in schema.entry_names])
         return _core.UsualSteps(memory, self.lanes, self._returns, sources, self._single, self._check)
 
@@ -349,9 +288,9 @@ class Writer:
     ) -> None:
         """A step of any kind: find out what ends, convert, store, and close the episodes that ended."""
         reward, terminated, truncated = given["reward"], given["terminated"], given["truncated"]
-        given[self._root] = obs
-        values = self._values(given, reward)
-        rewards = self._rewards(reward)
+        given[self._given.root] = obs
+        values = self._given.values(given, reward)
+        rewards = self._given.rewards(reward, self._returns.shape)
         self._check_order(obs, next_obs)
         ends = self._ends(terminated, truncated, next_obs, info, bootstrap_value)
         begins = self._begins(obs, ends)
@@ -365,7 +304,8 @@ class Writer:
                 raise
             self._cut(given, 1)  # values of ragged columns leave with what is closed
             added = self._add(values, rewards, init_w, model_version)
-        self._owned = self._last is not None and not _core.same_place(self._first(self._last), self._first(next_obs))
+        first = self._given.first
+        self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
         self._last = next_obs
         if begins:
             self._begin(begins)
@@ -373,32 +313,6 @@ class Writer:
             self._observer.on_entries(added)
         if ends:
             self._finish(ends)
-
-    def _values(self, given: dict[str, Any], reward: Any) -> list[Any]:
-        """A value for each column; of a vector environment in the column's dtype and shape, [N, *F]."""
-        if self._schema.reward is not None:
-            given[self._schema.reward] = reward
-        for root in self._nested:
-            given.update(zip(self._schema.leaves(root), self._flat(root, given[root]), strict=True))
-        if self._single:  # the memory converts what it has to
-            return [given[name] for name, _, _ in self._columns]
-        return [
-            value
-            if type(value := given[name]) is np.ndarray and value.dtype == column.dtype and value.shape == shape
-            else _convert(name, column, value, shape, self._lead)
-            for name, column, shape in self._columns
-        ]
-
-    def _rewards(self, reward: Any) -> Any:
-        """What is added to the returns: float64 [N, *R], not rounded to the column's float32."""
-        if type(reward) is float and self._returns.shape == (1,):
-            return reward
-        try:
-            return np.asarray(reward, np.float64).reshape(self._returns.shape)
-        except (TypeError, ValueError) as error:
-            name = self._schema.reward
-            column = "a number" if name is None else str(self._schema[name])
-            raise EntryError(name or "reward", column + _each(self._lead), form(reward)) from error
 
     def _add(self, values: list[Any], rewards: Any, init_w: Any, model_version: int) -> int:
         """Add an entry for each environment that made a step, and say how many did. Others were being reset."""
@@ -426,12 +340,14 @@ class Writer:
     def _add_one(self, values: list[Any], init_w: Any, model_version: int) -> None:
         try:
             self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
-        except EntryError:  # such as a reward [1] for a scalar column
-            exact_values = [
-                _convert(name, column, value, shape, ())
-                for value, (name, column, shape) in zip(values, self._columns, strict=True)
-            ]
-            self._memory.add(int(self.lanes[0]), tuple(exact_values), init_w, model_version)
+        except EntryError:
+            self._memory.add(int(self.lanes[0]), self._given.exact_entry(values), init_w, model_version)
+
+    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> State:
+        """The state in which an environment's episode ended."""
+        if self.autoreset != "same_step":
+            return self._given.member_state(next_obs, environment)
+        return self._given.state(*final_observation(info, environment, self._single))
 
     def _ends(
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
@@ -439,13 +355,13 @@ class Writer:
         """What ended with this step, found out before anything is stored."""
         if self._single and terminated is False and truncated is False:
             return []
-        terminal, stopped = self._flags("terminated", terminated), self._flags("truncated", truncated)
+        terminal, stopped = self._given.flags("terminated", terminated), self._given.flags("truncated", truncated)
         if not np.count_nonzero(terminal) and not np.count_nonzero(stopped):
             return []
         done = terminal | stopped
         if self._pending is not None:
             done &= ~self._pending
-        bootstrap = self._bootstrap(bootstrap_value)
+        bootstrap = self._given.bootstrap(bootstrap_value)
         return [
             _End(i, bool(terminal[i]), self._final(i, next_obs, info), None if terminal[i] else bootstrap[i])
             for i in np.flatnonzero(done).tolist()
@@ -457,7 +373,7 @@ class Writer:
         if starts is None or not (starts.awaited or self._clock == 0):
             return {}
         beginning = starts.awaited if self._clock else range(self.num_envs)
-        begins = {i: _digest(self._state(obs, None if self._single else i)) for i in beginning}
+        begins = {i: digest(self._given.member_state(obs, i)) for i in beginning}
         over = {end.environment for end in ends}
         for i, first in begins.items():
             if starts.is_forgotten(i, first, i in over):
@@ -478,55 +394,6 @@ class Writer:
                     i,
                 )
 
-    def _flags(self, name: str, value: Any) -> NDArray[np.bool_]:
-        try:
-            given = np.asarray(value)
-        except (TypeError, ValueError):
-            given = np.empty(0)
-        flags = given.astype(np.bool_)
-        if flags.size != self.num_envs or given.dtype.kind not in "biuf" or (flags != given).any():
-            raise EntryError(name, f"True or False{_each(self._lead)}", form(value), ORDER)
-        return flags.reshape(self.num_envs)
-
-    def _bootstrap(self, value: Any) -> Any:
-        """[N, *R], or N times None."""
-        name = self._schema.value
-        if value is None or name is None:
-            return [None] * self.num_envs
-        column = self._schema[name]
-        values = _convert("bootstrap_value", column, value, self._lead + column.shape, self._lead)
-        return values.reshape(self.num_envs, *column.shape)
-
-    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> _State:
-        """The state in which an environment's episode ended."""
-        if self.autoreset != "same_step":
-            return self._state(next_obs, None if self._single else environment)
-        # Gymnasium 1: an array of objects, one observation each, None where there is none, and a mask. Others give
-        # one batched observation, and Gymnasium 0 had the longer name.
-        name = "final_obs" if info is None or "final_obs" in info else "final_observation"
-        final = None if info is None else info.get(name)
-        if final is not None and not self._single:
-            mask = info.get("_" + name) if info is not None else None
-            if mask is not None and not mask[environment]:
-                raise FinalObservationMissing(environment)
-            if isinstance(final, np.ndarray) and final.dtype == object:
-                final = final[environment]
-            else:
-                return self._state(final, environment)
-        if final is None:
-            raise FinalObservationMissing(environment)
-        return self._state(final, None)
-
-    def _state(self, obs: Any, environment: int | None) -> _State:
-        """The state columns of one observation, in the schema's order; `environment` picks it out of a batch."""
-        leaves = zip(self._schema.leaves(self._root), self._flat(self._root, obs), strict=True)
-        picked = ((name, leaf if environment is None else leaf[environment]) for name, leaf in leaves)
-        return tuple(
-            finite(name, column, _convert(name, column, value, column.shape, ()))
-            for name, value in picked
-            if (column := self._schema[name]).role == "state"
-        )
-
     def _finish(self, ends: list[_End]) -> None:
         """Close the episodes that a step ended, and open the next ones."""
         if self.autoreset == "next_step":
@@ -540,7 +407,7 @@ class Writer:
             self._began[i] = self._opened[i] = self._clock
             self._returns[i] = 0.0
             if self._starts is not None:
-                self._starts.ended(i, _digest(final), length)
+                self._starts.ended(i, digest(final), length)
                 self._room = 0  # the step that begins the next episode is looked at closely
             if self._observer is not None:
                 self._observer.on_episode(lane, length, return_)
@@ -551,9 +418,9 @@ class Writer:
         """
         for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
             value = given[self._schema.value] if self._schema.value is not None else None
-            final = self._state(given[self._root], None if self._single else i)
+            final = self._given.member_state(given[self._given.root], i)
             self._memory.close(
-                int(self.lanes[i]), final_state=final, terminated=False, bootstrap_value=self._bootstrap(value)[i]
+                int(self.lanes[i]), final_state=final, terminated=False, bootstrap_value=self._given.bootstrap(value)[i]
             )
             self._memory.open(int(self.lanes[i]))
             self._opened[i] = self._clock
@@ -561,7 +428,7 @@ class Writer:
 
     def _abandon(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> None:
         """Close the open episodes under `mask` where the last step left them."""
-        bootstrap = self._bootstrap(bootstrap_value)
+        bootstrap = self._given.bootstrap(bootstrap_value)
         for i in np.flatnonzero(mask & (self._opened < self._clock)).tolist():
             lane = int(self.lanes[i])
             if (final := self._left_in(i)) is not None:
@@ -578,185 +445,33 @@ class Writer:
                 if mask[i]:
                     self._starts.reset(i)
 
-    def _left_in(self, environment: int) -> _State | None:
+    def _left_in(self, environment: int) -> State | None:
         """Where the last step left an environment; None where that was written over, or is not finite."""
         if not self._owned:
             return None
         try:
-            return self._state(self._last, None if self._single else environment)
+            return self._given.member_state(self._last, environment)
         except NotFinite:
             return None
 
-    def _flat(self, root: str, value: Any) -> list[Any]:
-        try:
-            return self._schema.flatten(root, value)
-        except SchemaError as error:
-            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{form(value)}: {error}") from error
-
-    def _first(self, obs: Any) -> Any:
-        return self._flat(self._root, obs)[0] if self._root in self._nested else obs
-
     def _check_order(self, obs: Any, next_obs: Any) -> None:
         """Refuse an observation that was overwritten, or that is not where its episode was left."""
-        after = self._first(next_obs)
-        if _core.same_place(self._first(obs), after):
+        after = self._given.first(next_obs)
+        if _core.same_place(self._given.first(obs), after):
             raise ObservationReused(self._schema.states[0])
         last = self._last
         if not self._check or last is None or obs is last:
             return
-        if _core.same_place(self._first(last), after):
+        if _core.same_place(self._given.first(last), after):
             return  # this very step has written over what the last one returned: nothing to compare with
         going = self._began < self._clock
         if self._pending is not None:
             going |= self._pending
-        torn = going & self._differ(obs, last) if going.any() else going
+        torn = going & self._given.differ(obs, last) if going.any() else going
         if torn.any():
             environment = int(torn.argmax())
             refused = self._refused[1] if self._refused[0] == self._clock else ""
             raise EpisodeTorn(environment, self._clock - int(self._began[environment]), refused)
-
-    def _advice(self, obs: Any, reward: Any, terminated: Any, truncated: Any, next_obs: Any) -> str:
-        """What somebody probably mistook whose step was refused; "" where nobody can tell."""
-        try:
-            shape, after = _shape(self._first(obs)), _shape(self._first(next_obs))
-        except EntryError:
-            return ""
-        column = self._schema[self._schema.leaves(self._root)[0]]
-        whole = self._lead + column.shape
-        if whole != self._lead and whole in map(_shape, (reward, terminated, truncated)) and after != whole:
-            return f"It looks like an observation at another argument's place. {ORDER}"
-        if column.is_ragged or shape is None or shape == whole:
-            return ""
-        if self._single and shape[1:] == column.shape and len(shape) == len(whole) + 1:
-            return (
-                f"This writer records one environment, and obs is of {shape[0]}: make it with writer(envs), or with "
-                f"num_envs={shape[0]} and autoreset=."
-            )
-        if not self._single and shape == column.shape:
-            return (
-                f"This writer records {self.num_envs} environments, and obs is of one: give all of them at once, or "
-                f"make a writer without num_envs."
-            )
-        return ""
-
-    def _differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
-        """[N] whether two observations differ in what would be stored of them."""
-        found = np.zeros(self.num_envs, np.bool_)
-        leaves = self._schema.leaves(self._root)
-        for name, one, two in zip(leaves, self._flat(self._root, obs), self._flat(self._root, other), strict=True):
-            column = self._schema[name]
-            shape = self._lead + column.shape
-            a, b = (_convert(name, column, value, shape, self._lead) for value in (one, two))
-            if column.is_ragged:
-                pairs = zip(a, b, strict=True) if self._lead else ((a, b),)
-                found |= [not np.array_equal(*pair, equal_nan=column.dtype.kind == "f") for pair in pairs]
-                continue
-            unequal = (a != b) & ((a == a) | (b == b))  # two NaN are no difference
-            found |= unequal.reshape(self.num_envs, -1).any(axis=1)
-        return found
-
-
-class Writers:
-    """The writers of one memory: each has lanes that no other living one has, and together they leave it room.
-
-    Thread-safe.
-    """
-
-    def __init__(self, memory: EpisodeStore) -> None:
-        self.memory = memory
-        """Whose they are."""
-        self._lock = Lock()  # of the three below, except that a dying writer appends to `_free` at any moment
-        self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of writers that are gone
-        self._lanes = 0  # lanes ever given to a writer
-        self._sharing: weakref.WeakSet[Writer] = weakref.WeakSet()  # writers whose `longest` is chosen here
-        self._living: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-    @checked_names(called="writer()")
-    def make(
-        self,
-        num_envs: int | None,
-        autoreset: Any,
-        observer: Observer | None,
-        *,
-        longest: int | None = None,
-        check: bool = True,
-    ) -> Writer:
-        """A writer with lanes of its own; see `Writer`.
-
-        Args:
-            longest: None leaves half of the capacity to the open episodes of all writers.
-
-        Raises:
-            ParameterError: there is no room for so many environments.
-        """
-        lanes = num_envs or 1
-        with self._lock:
-            first = self._lane_for(lanes)
-        self._store_left(first, lanes)
-        with self._lock:
-            share = max(1, self.memory.capacity // (2 * self._lanes))
-            most = share if longest is None else longest
-            writer = Writer(self.memory, num_envs, autoreset, observer, first_lane=first, longest=most, check=check)
-            weakref.finalize(writer, self._free.append, (first, lanes))
-            self._living.add(writer)
-            for other in self._sharing:
-                other.longest = share
-            if longest is None:
-                self._sharing.add(writer)
-            return writer
-
-    def end(self, closed: str, deadline: float) -> list[str]:
-        """Store what is open in every writer, as `Writer.close` does. From now on steps raise that `closed` is closed.
-
-        Args:
-            deadline: Until then threads that are inside of a writer may leave it, as time.monotonic() counts.
-
-        Returns:
-            What could not be stored, and why: a sentence each.
-        """
-        with self._lock:
-            living, free = list(self._living), list(self._free)
-        problems = []
-        for writer in living:
-            try:
-                if entries := writer.end(closed, max(0.0, deadline - monotonic())):
-                    problems.append(f"{entries} entries: a thread is still inside of their writer")
-            except MemoireError as error:
-                problems.append(f"an open episode: {error}")
-        for first, lanes in free:
-            try:
-                self._store_left(first, lanes)
-            except MemoireError as error:
-                problems.append(f"an open episode: {error}")
-        return problems
-
-    def _store_left(self, first: int, lanes: int) -> None:
-        """Close the open episodes of a writer that is gone: nobody knows in which states they ended."""
-        for lane in range(first, first + lanes):
-            with suppress(EpisodeError):  # none is open, or without entries
-                self.memory.close(lane)
-
-    def _lane_for(self, lanes: int) -> int:
-        """The first of so many consecutive lanes that no living writer has."""
-        for free in tuple(self._free):
-            if free[1] == lanes:
-                self._free.remove(free)
-                return free[0]
-        most = self.memory.capacity // 2
-        if self._lanes + lanes > most:
-            expected = f"at most {most} with those of other writers: two entries of room for each"
-            raise ParameterError("num_envs", lanes, expected)
-        self._lanes += lanes
-        return self._lanes - lanes
-
-
-_State = tuple[NDArray[Any], ...]
-"""A state: the state columns of one entry, in the schema's order, in their own dtypes and shapes."""
-
-
-def _digest(state: _State) -> int:
-    """Sixty-four bits that differ if states differ, within this process."""
-    return hash(tuple(array.tobytes() for array in state))
 
 
 class _End(NamedTuple):
@@ -764,95 +479,8 @@ class _End(NamedTuple):
 
     environment: int
     is_terminal: bool
-    final: _State
+    final: State
     bootstrap: Any
-
-
-def autoreset_mode(mode: Any) -> str:
-    """One of `AUTORESET`, for its name in any spelling or for a member of gymnasium.vector.AutoresetMode."""
-    text = str(getattr(mode, "value", mode))
-    found = {name.replace("_", ""): name for name in AUTORESET}.get(text.lower().replace("_", "").replace("-", ""))
-    if found is None:
-        raise ParameterError("autoreset", mode, one_of(mode, AUTORESET))
-    return found
-
-
-def layout(envs: Any = None, num_envs: int | None = None, autoreset: Any = None) -> tuple[int | None, str]:
-    """(num_envs, autoreset) for `Writer`, read from an environment as far as they are not given.
-
-    Args:
-        envs: A Gymnasium environment or vector environment, or None; nothing is called on it.
-        num_envs: Members of a vector environment; None without `envs` is a single environment.
-        autoreset: A mode; None reads `envs.metadata["autoreset_mode"]`. A single environment without it is "disabled".
-
-    Raises:
-        ParameterError: a vector environment that does not say its mode, or not what was given.
-    """
-    found = getattr(envs, "num_envs", None)
-    if num_envs is None:
-        num_envs = found
-    elif envs is not None and found is not None and found != num_envs:
-        raise ParameterError("num_envs", num_envs, f"{found}, as the environment says")
-    said = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
-    if autoreset is None:
-        autoreset = said
-    elif said is not None and autoreset_mode(autoreset) != autoreset_mode(said):
-        raise ParameterError("autoreset", autoreset, f"{autoreset_mode(said)!r}, as the environment says")
-    if autoreset is None and num_envs is not None:
-        raise ParameterError("autoreset", None, f"given for vector environments: one of {', '.join(AUTORESET)}")
-    return num_envs, autoreset_mode("disabled" if autoreset is None else autoreset)
-
-
-def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
-    """The state's root, and the roots that `step` takes as extras."""
-    states = dict.fromkeys(name.partition(".")[0] for name in schema.states)
-    if len(states) > 1:
-        raise SchemaError(
-            f"a writer stores one observation, but the schema has the states {', '.join(states)}. Nest them: one "
-            f"column that is a dict of these."
-        )
-    (state,) = states
-    given = {state, schema.reward, schema.qvest, "action", "terminated", "truncated"}
-    extras = frozenset(root for root in schema.roots if root not in given)
-    if taken := sorted(extras & _NOT_EXTRA):
-        raise SchemaError(f"column {taken[0]!r}: Writer.step has a parameter of this name. Choose another.")
-    return state, extras
-
-
-def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[str, Any]) -> NoReturn:
-    for name in sorted(expected - extras.keys()):
-        columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
-        guess = [each for each in meant(name, extras) if each not in expected]
-        wrong = f", and {guess[0]!r} is no column" if guess else ""
-        raise EntryError(name, columns, f"nothing{wrong}", f"Give it to step() as {name}=...")
-    name = min(extras.keys() - expected)
-    columns = f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}"
-    raise EntryError(name, columns, f"{name}=...", f"Leave it out, or declare it: Schema({{..., {name!r}: dtype}}).")
-
-
-def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:
-    """`value` as an exact array of `shape` = lead + column.shape, which it may have up to axes of length 1; several
-    values of a ragged column become `Ragged`.
-
-    Shapes that differ in more than that, and values that do not fit, are refused by `exact`.
-    """
-    found = getattr(value, "shape", shape)
-    if found != shape and [axis for axis in found if axis != 1] == [axis for axis in shape if axis != 1]:
-        value = np.asarray(value).reshape(shape)
-    return exact(name, column, value, lead)
-
-
-def _each(lead: tuple[int, ...]) -> str:
-    return f" for each of {prod(lead)} environments" if lead else ""
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    """The shape of a value; None of what is no array."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        return None
-    return array.shape if array.dtype != object else None
 
 
 def _at_least_one(name: str, value: Any) -> int:

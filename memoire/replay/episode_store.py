@@ -1,0 +1,53 @@
+"""What a writer needs of others: a memory that takes episodes, and an observer that counts them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schema import Schema
+
+
+class EpisodeStore(Protocol):
+    """What a writer needs of a memory; `memory.Memory` is one."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns."""
+
+    @property
+    def capacity(self) -> int:
+        """Entries it has room for."""
+
+    def open(self, lane: int = 0) -> None:
+        """Begin an episode, discarding one that was not closed."""
+
+    def add(self, lane: int, values: tuple[Any, ...], init_w: float = 1.0, model_version: int = 0) -> Any:
+        """Add one entry."""
+
+    def add_many(
+        self, lanes: NDArray[np.int64], values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0
+    ) -> Any:
+        """Add one entry to each of several lanes."""
+
+    def close(
+        self,
+        lane: int = 0,
+        *,
+        final_state: tuple[Any, ...] | None = None,
+        terminated: bool | None = None,
+        bootstrap_value: Any = None,
+    ) -> Any:
+        """End an episode, in `final_state` if that is known."""
+
+
+class Observer(Protocol):
+    """Who counts what a writer records: called in the writer's thread, after the memory has it."""
+
+    def on_entries(self, count: int) -> None:
+        """`count` entries were added."""
+
+    def on_episode(self, lane: int, length: int, return_: NDArray[np.float64]) -> None:
+        """An episode ended after `length` entries; its undiscounted return, in the shape of one reward."""
