@@ -21,8 +21,10 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container
-from memoire.wire.container import Kind, Part
+from memoire.wire import _bytes, compression, pack, unpack
+from memoire.wire.compression import _COMPRESS, codecs
+from memoire.wire.layout import Layout, layout_of, usual_bytes
+from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, Kind, Part
 
 SCHEMA = Schema(
     {

@@ -13,9 +13,10 @@ from memoire.pool.episode_inspection import copied, distribution_of
 from memoire.pool.episode_memory import ENTRY_OVERHEAD, MOST_UNASKED, EpisodeMemory, NamedMemory, Room
 from memoire.pool.readers import MOST_DRAWN
 from memoire.replay import dataset
+from memoire.replay.columns import Column
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind

@@ -27,7 +27,11 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container, messages
+from memoire.wire import _bytes, messages, pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.pack import pack_episode
+from memoire.wire.parts import Kind, Part
+from memoire.wire.rows import CLIENT_COUNTS
 from netkit import in_thread, until
 
 SCHEMA = Schema(

@@ -16,7 +16,7 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.nodes.tables_file import parameters_from, read_tables
-from memoire.pool.caches import MOST_READERS
+from memoire.pool.readers import MOST_READERS
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.storage import records, snapshot

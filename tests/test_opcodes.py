@@ -12,7 +12,8 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
 from netkit import until
 from opcodes import Opcodes
 

@@ -17,8 +17,10 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container
-from memoire.wire.container import Kind, Part
+from memoire.wire import _bytes, pack, unpack
+from memoire.wire.compression import _COMPRESS
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import Kind, Part
 from netkit import Cluster, until
 
 SCHEMA = Schema(

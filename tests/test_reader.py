@@ -22,7 +22,7 @@ from memoire.reader.reader import Reader
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import messages
+from memoire.wire.refusals import CODES
 from netkit import DEADLINE, QUICK, SCHEMA, Cluster, entry, in_thread, record, until
 
 NAMES = [f"server-{number}" for number in range(3)]

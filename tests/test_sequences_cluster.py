@@ -15,8 +15,9 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
-from memoire.wire.container import Kind, Part
+from memoire.wire import pack, unpack
+from memoire.wire.layout import layout_of
+from memoire.wire.parts import ZERO_FRAME, Kind, Part
 from netkit import Cluster, until
 from test_sequences import SCHEMA, record
 

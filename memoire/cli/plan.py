@@ -18,8 +18,8 @@ from memoire.limits import GiB, Limits, MiB
 from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.wire import container
-from memoire.wire.container import EPISODE_FACTS, Extent, Kind, Part
+from memoire.wire.layout import Layout, layout_of
+from memoire.wire.parts import EPISODE_FACTS, Extent, Kind, Part
 
 ENTRY_MEMORY = 112
 """Bytes that a memory needs for an entry beside its columns: weights, trees, where its episode lies."""

@@ -22,7 +22,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 from memoire.replay.values import exact, finite
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.parts import Payload
 
 
 class Shipment(NamedTuple):

@@ -15,7 +15,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.writer import Writer
 from memoire.replay.writers import Writers
-from memoire.wire import container
+from memoire.wire.parts import EPISODE_FACTS, Payload
 
 from .episodes import OpenEpisodes, Shipment
 from .reports import Sums

@@ -13,7 +13,8 @@ from memoire.limits import Limits
 from memoire.replay import dataset
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import reward_size
-from memoire.replay.schema import Schema, is_finite
+from memoire.replay.schema import Schema
+from memoire.replay.values import is_finite
 from memoire.wire import messages, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind

@@ -34,8 +34,8 @@ from memoire.replay.memory import MOST_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
-from memoire.replay.values import is_finite
-from memoire.wire import _bytes, container, messages
+from memoire.wire import messages
+from memoire.wire.parts import Payload
 
 from . import episode_inspection
 from .draw import MOST_BATCH, Pooled

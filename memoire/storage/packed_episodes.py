@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from memoire.errors import ProtocolError
 from memoire.replay import dataset
+from memoire.replay.columns import Column
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.ragged import Ragged
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 
 from .snapshot_file import Episode, Record
 

@@ -14,25 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from memoire.accounting.merge import Rows
-from memoire.arguments import whole
 from memoire.errors import (
     DataError,
-    EntryError,
-    EpisodeTooLong,
     ParameterError,
-    ProtocolError,
     SchemaError,
-    SnapshotMismatch,
 )
-from memoire.limits import Limits
-from memoire.pool.caches import KeptCache, KeptClient
-from memoire.replay import dataset
-from memoire.replay.columns import Column
+from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.parameters import Parameters
-from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
-from memoire.wire import _bytes, container, messages
 
 from . import snapshot_file
 from .packed_episodes import pack

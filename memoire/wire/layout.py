@@ -11,8 +11,9 @@ from numpy.typing import DTypeLike, NDArray
 from memoire import _core
 from memoire.errors import ParameterError
 from memoire.replay.batch import ID, Gathered, sequence_mask
+from memoire.replay.columns import Column
 from memoire.replay.parameters import Parameters
-from memoire.replay.schema import Column, Schema
+from memoire.replay.schema import Schema
 
 from . import _container
 from .parts import (

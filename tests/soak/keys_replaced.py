@@ -20,7 +20,7 @@ from memoire.limits import Limits
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.security import keyfolder
+from memoire.security import key_writer, keypairs, permissions
 from memoire.security.keyfolder import Keys
 from memoire.server.server import Server
 
