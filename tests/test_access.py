@@ -88,7 +88,7 @@ def test_behind_a_proxy_everybody_is_who_he_is(server, keys, context, storage, t
     ):
         push(actor)
         until(lambda: server.total_caches == 1 and server.total_episodes == 1)
-        account = server._desk.ledger.find(actor.client_id)
+        account = server._dispatcher.ledger.find(actor.client_id)
         assert account.owner == "actor/actors"
         if storage == "tcp":
             with Reader([proxy.endpoint], keys=keys, context=context, limits=QUICK) as learner:
@@ -349,7 +349,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
                 key_writer.revoke(folder, former.fingerprint)
             push(actor)
         actor.update(100.0)
-        assert server.total_episodes == 5 and server._desk.ledger.find(actor.client_id).owner == "actor/actors"
+        assert server.total_episodes == 5 and server._dispatcher.ledger.find(actor.client_id).owner == "actor/actors"
         push(actor)  # by which the home learns what was on the way when connections ended
         until(lambda: server.total_caches + server.totals().lost_caches == 6)
         assert server.stats().faults == proxy.stats().faults == 0
@@ -404,8 +404,8 @@ class Sender:
 
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
-        facts = {"run": self.server._desk.run, "home": self.server._desk.home}
-        sent = encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
+        facts = {"run": self.server._dispatcher.run, "home": self.server._dispatcher.home}
+        sent = messages.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
         made = self.open(zmq.DEALER, self.server.endpoint)
         made.send_multipart([*extra, b"", *sent])
         frames = made.recv_multipart()
@@ -537,7 +537,7 @@ def test_plain_proxies_hand_on_who_somebody_is(keys, context, tmp_path):
         with Client(fronts[0], push=fronts[1], subscribe="", keys=keys, context=context, limits=QUICK) as actor:
             push(actor)
             until(lambda: server.total_caches == 1)
-            assert server._desk.ledger.find(actor.client_id).owner == "actor/actors"
+            assert server._dispatcher.ledger.find(actor.client_id).owner == "actor/actors"
         with pytest.raises(Refused, match="was used by a reader"):
             Reader([fronts[0]], keys=keys / "actor", context=context, timeout=100.0)
 

@@ -33,13 +33,13 @@ class Gate:
     def __init__(self, server):
         self.open = threading.Event()
         self.open.set()
-        self.server, arrived = server, server._desk.arrived
+        self.server, arrived = server, server._dispatcher.arrived
 
         def gated(header, body, payload):
             self.open.wait(DEADLINE)
             return arrived(header, body, payload)
 
-        server._desk.arrived = gated
+        server._dispatcher.arrived = gated
 
 
 class Books:

@@ -123,13 +123,13 @@ def test_whatever_actors_call_themselves_stays_text(browser):
     """Hosts, software and scalars come from actors, and so may say anything."""
     with memoire.Server("tcp://127.0.0.1:0", SMALL, name="home", run="r-1") as server:
         names = {"host": HOSTILE, "software": HOSTILE, "scalar": "<img src=x onerror=alert(3)>"}
-        client, run = bytes(range(16)), server._desk.run
+        client, run = bytes(range(16)), server._dispatcher.run
         bodies = [
             messages.Hello(label=7, host=names["host"], software=names["software"]),
             messages.Update(steps=5, scalars={names["scalar"]: 0.5}),
         ]
         for number, body in enumerate(bodies, 1):
-            server._desk.answer(parse(encode(body, client=client, sequence=number, run=run)))
+            server._dispatcher.answer(messages.parse(messages.encode(body, client=client, sequence=number, run=run)))
         with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
             with window(browser, board.url) as page:

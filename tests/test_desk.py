@@ -12,11 +12,8 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.server.dispatch import FEEDBACK_SAMPLES, Desk
-from memoire.wire import messages, pack, unpack
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import name_hash
-from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
+from memoire.server.dispatch import FEEDBACK_SAMPLES, Dispatcher
+from memoire.wire import container, messages
 from netkit import SCHEMA
 
 ME, YOU = b"m" * 16, b"y" * 16
@@ -44,7 +41,7 @@ def desk(told):
     parameters = Parameters(cache_size=64)
     settings = {"default": Table(SCHEMA, parameters=parameters)}
     tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Desk(
+    return Dispatcher(
         tables=tables,
         run="run",
         name="home",
@@ -75,7 +72,7 @@ def made(parameters=None, epoch=1):
     """A desk without a state folder."""
     settings = {"default": Table(SCHEMA, parameters=parameters or Parameters(cache_size=64))}
     tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=epoch)
+    return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=epoch)
 
 
 def test_a_server_without_a_folder_that_begins_before_its_former_life_takes_none_of_its_caches():

@@ -308,7 +308,7 @@ def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, dur
 
 def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     server = durable.start(run="a")
-    desk = server._desk
+    desk = server._dispatcher
     me = b"m" * 16
 
     def ask(body, number, run):
@@ -324,7 +324,7 @@ def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     assert ask(messages.Update(episodes=5), 4, "never heard of").code == "run"
     server.close()
     server = durable.start(run="a")
-    desk = server._desk
+    desk = server._dispatcher
     assert ask(messages.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
     assert server.run == "b"
 
@@ -358,12 +358,12 @@ def test_models_that_wait_for_the_disk_are_bounded(durable):
     server = durable.start()
     durable.disk.may_save.clear()
     server.publish("small", b"first")
-    until(lambda: not server._desk._unsaved)  # it is being saved
+    until(lambda: not server._dispatcher._unsaved)  # it is being saved
     for _ in range(20):
         server.publish("policy", bytes(1 << 20))
-    assert sum(model.size for model in server._desk._unsaved) <= 4 << 20
+    assert sum(model.size for model in server._dispatcher._unsaved) <= 4 << 20
     server.publish("policy", bytes(9 << 20))
-    assert len(server._desk._unsaved) == 1
+    assert len(server._dispatcher._unsaved) == 1
     durable.disk.may_save.set()
     until(lambda: (newest := server.model("policy")) is not None and newest.version == 21)
 

@@ -136,7 +136,7 @@ def test_a_writer_ships_every_episode_and_keeps_none(cluster):
     assert client.memory.num_entries == 0
     totals = server.totals()
     assert (totals.accepted_samples, totals.accepted_bytes) == (240, stats.pushed_bytes)
-    account = next(iter(server._desk.ledger))
+    account = next(iter(server._dispatcher.ledger))
     assert account.report.caches == account.accepted_caches == 12
     batch = server.get_batch(64)
     assert batch.left_out == 0.0
@@ -309,7 +309,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
     until(lambda: settled(client))
     ids = server.get_batch(4).ids
     again = cluster.restart(server, storage="episodes", limits=QUICK)
-    until(lambda: client.stats().updates and client._session.told.epoch == again._desk.epoch)
+    until(lambda: client.stats().updates and client._session.told.epoch == again._dispatcher.epoch)
     record(client, episodes=3)
     until(lambda: settled(client))
     assert again.stats().tables["default"].held_caches >= 1
@@ -347,7 +347,7 @@ def test_a_client_whose_home_is_drained_ships_to_another_one_and_what_is_stored_
     until(lambda: settled(client))
     former = next(server for server in servers if server.name == client.home)
     other = next(server for server in servers if server is not former)
-    former._desk.drain()
+    former._dispatcher.drain()
     until(lambda: client.home == other.name)
     record(client, episodes=3)
     until(lambda: settled(client))

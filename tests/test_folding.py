@@ -17,7 +17,7 @@ from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
-from memoire.server.dispatch import Desk
+from memoire.server.dispatch import Dispatcher
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
@@ -38,7 +38,7 @@ class Home:
         tables = {"default": Table(SCHEMA, parameters=Parameters())}
         self.lines = []
         self.store = None if disk is None else MemoryStore(disk, name)
-        self.desk = Desk(
+        self.desk = Dispatcher(
             tables=Tables(tables, lambda name, table: Pool(table.schema, table.parameters, seed=0)),
             run=run,
             name=name,

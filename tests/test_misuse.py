@@ -144,8 +144,8 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     client = cluster.client(server)
     reader = cluster.reader([server])
     locks = [
-        client._waiting.changed, client._io.topics.received.changed, client._local.lock, client._close_lock, server._desk.lock, server._tables.first.pool._lock,
-        server._close_lock, reader._monitor.changed, net_context._context_lock,
+        client._waiting.changed, client._io.topics._changed, client._local.lock, client._close_lock, server._dispatcher.lock, server._tables.first.pool._lock,
+        server._close_lock, reader._monitor.changed, sockets._context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
 

@@ -128,7 +128,7 @@ def test_a_client_that_comes_back_to_its_former_home_goes_on_there(cluster):
     stats = client.stats()
     assert (stats.pushed_caches, stats.accepted_caches, stats.lost_caches) == (4, 4, 0)
     assert [server.total_caches for server in (first, second)] == [2, 2]
-    assert [account.report.caches for server in (first, second) for account in server._desk.ledger] == [2, 2]
+    assert [account.report.caches for server in (first, second) for account in server._dispatcher.ledger] == [2, 2]
     assert merge.totals_of(rows_of(first, second)).accepted_caches == 4
 
 
@@ -182,7 +182,7 @@ def test_totals_of_more_clients_than_fit_a_message_are_whole(cluster):
     server = cluster.server(name="one")
     for number in range(2500):
         client = number.to_bytes(16, "little")
-        server._desk.ledger.report(client, 1, messages.Update(episodes=1, steps=number), now=1.0)
+        server._dispatcher.ledger.report(client, 1, messages.Update(episodes=1, steps=number), now=1.0)
     reader = cluster.reader([server])
     totals = reader.totals().totals
     assert (totals.clients, totals.episodes, totals.steps) == (2500, 2500, 2500 * 2499 // 2)
@@ -315,7 +315,7 @@ def test_a_drain_needs_one_server_and_another(cluster):
         drained(proxy, servers, cluster.context)
     with pytest.raises(ParameterError, match="another server's address"):
         drained(servers[0], servers[:1], cluster.context)
-    assert not any(server._desk.leaving for server in servers)
+    assert not any(server._dispatcher.leaving for server in servers)
 
 
 def test_a_client_that_is_silent_or_elsewhere_no_longer_holds_a_drain_up():
@@ -360,7 +360,7 @@ def test_a_run_that_begins_under_load_leaves_nothing_of_the_former_one_uncounted
         for entry in server.lines(most=100_000, run=run)
     ]
     assert len(lines) == len(set(lines))
-    books = [server._desk.runs.named(run).logbook for server in servers for run in ("one", "two", "three")]
+    books = [server._dispatcher.runs.named(run).logbook for server in servers for run in ("one", "two", "three")]
     assert sum(book.count for book in books) == sum(logged)
 
 
@@ -402,7 +402,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
     numbers = [[entry.line.number for entry in server.lines(most=100_000, run=run)] for run in ("old", "new")]
     assert max(numbers[0]) < min(numbers[1])  # the line was drawn once, for counts and log lines
     # Only the newest lines are kept in memory; the number of all of them is.
-    assert sum(server._desk.runs.named(run).logbook.count for run in ("old", "new")) == 5000 + before
+    assert sum(server._dispatcher.runs.named(run).logbook.count for run in ("old", "new")) == 5000 + before
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
@@ -521,7 +521,7 @@ def test_a_window_goes_on_at_a_server_that_comes_back_with_its_state(cluster, tm
     until(lambda: client.push_cache(1.0))
     client.update(100.0)
     until(lambda: client.stats().in_flight_caches == 0)
-    account = next(iter(again._desk.ledger))
+    account = next(iter(again._dispatcher.ledger))
     told = (account.report.caches, account.accepted_caches, account.lost_caches)
     assert told == ((1, 1, 0) if forgets else (4, 4, 0))
     assert (client.stats().pushed_caches, client.stats().accepted_caches, client.stats().lost_caches) == (4, 4, 0)
@@ -551,7 +551,7 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
 def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monkeypatch):
     server = cluster.server(name="one")
     client = cluster.client(server, limits=QUICK)
-    answer, refused = server._desk._hello, []
+    answer, refused = server._dispatcher._hello, []
 
     def hello(header, body, payload):
         if header.client == client.client_id and len(refused) < 3:
@@ -559,7 +559,7 @@ def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monk
             raise ProtocolError("busy", "not now")
         return answer(header, body, payload)
 
-    monkeypatch.setitem(server._desk._answers, messages.Hello, hello)
+    monkeypatch.setitem(server._dispatcher._answers, messages.Hello, hello)
     client.sync(timeout=100.0)
     record(client)
     client.update(100.0)

@@ -168,7 +168,7 @@ def test_taking_caches_in(memory: Memory) -> None:
     """What the server's own thread does with a cache that came, counted there."""
     counts = {}
     for size in (FEW, MANY):
-        with Opcodes(only="Desk.arrived") as opcodes:
+        with Opcodes(only="Dispatcher.arrived") as opcodes:
             parameters = memory.parameters.replace(cache_size=size)
             with memoire.Server("tcp://127.0.0.1:0", SCHEMA, parameters=parameters, seed=0) as server:
                 with memoire.connect(server.endpoint, seed=0, capacity=3200, timeout=100) as client:

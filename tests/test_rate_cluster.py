@@ -122,7 +122,7 @@ def test_a_reader_forgets_its_balance_with_the_run_and_the_band_that_it_is_of(cl
     begun = limiter.stats()
     assert begun.surplus == 0.0
     if change == "run":
-        until(lambda: client.run == "next" and reader._directory.run == server._desk.run)
+        until(lambda: client.run == "next" and reader._directory.run == server._dispatcher.run)
     else:
         until(lambda: client.parameters == reader.parameters == server.parameters)
     after = go_on(10)
@@ -178,7 +178,7 @@ def test_samples_that_are_lost_do_not_stop_a_cluster(cluster):
     thread = acting(client, stop, done)
     try:
         until(lambda: client.stats().held_back)
-        server._desk.tables.first.pool.clear()  # as if its caches had been lost
+        server._dispatcher.tables.first.pool.clear()  # as if its caches had been lost
         for _ in range(6):
             server.get_batch(32, timeout=100.0)
     finally:

@@ -89,10 +89,10 @@ class Talker:
 
 def check_identity(server: memoire.Server) -> None:
     """Whatever was pushed was accepted, rejected, lost, or is on its way."""
-    account = next(iter(server._desk.ledger), None)
+    account = next(iter(server._dispatcher.ledger), None)
     if account is None:  # the client has not spoken to this life of the server: its account is on disk
         (row,) = server.accounts().rows
-        assert server._desk.ledger.find(row["client"].tobytes()) is not None
+        assert server._dispatcher.ledger.find(row["client"].tobytes()) is not None
     (client,) = server.clients()
     caches = client.accepted_caches + sum(client.rejected.values()) + client.lost_caches + client.in_flight_caches
     assert client.pushed_caches == caches

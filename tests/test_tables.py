@@ -17,11 +17,9 @@ from memoire.replay.memory import Memory
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized, Uniform
-from memoire.replay.schema import Schema
-from memoire.server.dispatch import Desk
-from memoire.wire import messages, pack
-from memoire.wire.frames import encode, parse
-from memoire.wire.identity import table_number
+from memoire.replay.schema import Column, Schema
+from memoire.server.dispatch import Dispatcher
+from memoire.wire import container, messages
 from netkit import QUICK, SCHEMA, Cluster, entry, record, until
 from test_desk import Asker
 
@@ -315,7 +313,7 @@ def test_who_named_no_table_keeps_the_one_that_it_was_given_first(cluster):
     until(lambda: len(proxy.servers) == 2)
     client = cluster.client(proxy, limits=QUICK)
     first, left = client.table, {server.name: server for server in servers}[client.home]
-    left._desk.drain()
+    left._dispatcher.drain()
     until(lambda: (client.update(100.0), client.home != left.name)[1])
     assert client.table == first
 
@@ -442,7 +440,7 @@ def test_what_each_table_holds_lives_on_under_its_name(cluster, tmp_path):
 def desk():
     settings = {"online": Table(SCHEMA), "demo": Table(OTHER)}
     tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Desk(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=1)
+    return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=1)
 
 
 def built(schema):

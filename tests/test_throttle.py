@@ -126,7 +126,7 @@ def test_steps_of_a_newcomer_that_has_to_wait_are_kept(cluster):
     with pytest.raises(MemoireTimeout):
         second.update(0.3)
     assert server.total_steps == 5 and second.stats().steps == 7
-    server._desk.newcomers.burst = 10
-    server._desk.newcomers._buckets.clear()
+    server._dispatcher.newcomers.burst = 10
+    server._dispatcher.newcomers._buckets.clear()
     second.update(100.0)
     assert server.total_steps == 12

@@ -1,10 +1,10 @@
 """What a server has to save: everything that changed since the last group was taken, and the replies that wait for it.
 
-Pure: no file, no thread. The desk marks what changes, a writer takes it all as one `Group`, saves it in one transaction
-and says so; then the replies of the group may go. While one group is being saved the next one gathers, so that three
-hundred clients cost one sync of the disk and not three hundred.
+Pure: no file, no thread. The server marks what changes, a writer takes it all as one `Group`, saves it in one
+transaction and says so; then the replies of the group may go. While one group is being saved the next one gathers, so
+that three hundred clients cost one sync of the disk and not three hundred.
 
-    desk      touch(account) lines(...) wait(reply)  touch(account) wait(reply)
+    server    touch(account) lines(...) wait(reply)  touch(account) wait(reply)
     writer    take() ────── saves ───────▶ done: replies leave  take() ────── saves ──────▶ done
 """
 

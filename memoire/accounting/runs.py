@@ -110,7 +110,7 @@ class Keeper(Past, Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """One run as it is counted here; the desk's lock guards it."""
+    """One run as it is counted here; the dispatcher's lock guards it."""
 
     name: str
     began: float

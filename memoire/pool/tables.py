@@ -97,7 +97,7 @@ class Table:
 
 
 class OpenTable:
-    """A table that a server keeps. What changes belongs to the lock of the server's desk.
+    """A table that a server keeps. What changes belongs to the lock of the server's dispatcher.
 
     Args:
         name: 1 to 256 printable characters.

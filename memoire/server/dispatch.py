@@ -95,7 +95,7 @@ class _Chosen(msgspec.Struct, frozen=True):
     version: int
 
 
-class Desk:
+class Dispatcher:
     """The state of one server, and the answers that follow from it.
 
     Args:

@@ -21,13 +21,8 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
-from memoire.server.dispatch import Desk
-from memoire.wire import messages, pack
-from memoire.wire.frames import encode, parse
-from memoire.wire.frames import reply as encode_reply
-from memoire.wire.identity import NO_CLIENT, name_hash, table_number
-from memoire.wire.refusals import CODES
-from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
+from memoire.server.dispatch import Dispatcher
+from memoire.wire import container, messages
 
 REACHED = {"both"}
 LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
@@ -138,7 +133,7 @@ def _setting(choices: Choices) -> object:
     return choices.pick((choices.real(), integer, bool(choices.below(2)), choices.text(), None, [0.5], ["obs"], []))
 
 
-def _desk(parameters: Parameters) -> Desk:
+def _desk(parameters: Parameters) -> Dispatcher:
     settings = {
         "default": Table(SCHEMA, parameters=parameters),
         "whole": Table(SCHEMA, storage="episodes", capacity=64, byte_limit=1 << 16),
@@ -149,10 +144,10 @@ def _desk(parameters: Parameters) -> Desk:
             return EpisodePool(SCHEMA, table.parameters, capacity=64, byte_limit=1 << 16, seed=0)
         return Pool(SCHEMA, table.parameters, seed=0, byte_limit=1 << 20)
 
-    return Desk(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
+    return Dispatcher(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
 
 
-def _tell(desk: Desk, choices: Choices) -> str:
+def _tell(desk: Dispatcher, choices: Choices) -> str:
     """One message, through the wire's own frames; whether it was refused."""
     kind = choices.pick(REQUESTS)
     table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
@@ -182,7 +177,7 @@ def _tell(desk: Desk, choices: Choices) -> str:
     return "refused" if isinstance(reply.body, messages.Refused) else "answered"
 
 
-def _check(desk: Desk) -> None:
+def _check(desk: Dispatcher) -> None:
     """What anybody may ask of a server at any time."""
     for facts in desk.runs.facts():
         run = desk.runs.named(facts.name)

@@ -169,10 +169,10 @@ KILLED = {"kills": 5, "stops": 0, "seconds": 6.0, "spared": ("proxy",), "pace": 
 
 def _slow_disk(before: float, after: float) -> None:
     """Saving takes as much longer, before anything is on disk and after it."""
-    from memoire.server.dispatch import Desk
-    from memoire.server.io_saving import Saving
+    from memoire.server.dispatch import Dispatcher
+    from memoire.server.server import Server
 
-    collect, saved = Desk.collect, Saving._saved
+    collect, saved = Dispatcher.collect, Server._saved
 
     def slowly(self: Any) -> Any:
         time.sleep(before)
@@ -182,7 +182,7 @@ def _slow_disk(before: float, after: float) -> None:
         time.sleep(after)
         saved(self, group)
 
-    Desk.collect, Saving._saved = slowly, slow_to_say  # type: ignore[method-assign]
+    Dispatcher.collect, Server._saved = slowly, slow_to_say  # type: ignore[method-assign]
 
 
 @planted("", **KILLED)

@@ -55,7 +55,7 @@ class Actors:
     """What 3000 actors say to a server, in the frames of the real protocol."""
 
     def __init__(self, server: memoire.Server) -> None:
-        self.desk = server._desk
+        self.desk = server._dispatcher
         self.ids = [secrets.token_bytes(16) for _ in range(ACTORS)]
         self.number = 0
         self.steps = [0] * ACTORS

@@ -21,7 +21,7 @@ from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.server.dispatch import Desk
+from memoire.server.dispatch import Dispatcher
 from memoire.storage.state_folder import Store
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
@@ -39,7 +39,7 @@ class Server:
     def __init__(self, path, name, clock):
         self.clock, self.store = clock, Store(path, name, limits=LIMITS)
         tables = {"default": Table(SCHEMA, parameters=Parameters())}
-        self.desk = Desk(
+        self.desk = Dispatcher(
             tables=Tables(
                 tables, lambda name, settings: Pool(settings.schema, settings.parameters, clock=lambda: clock[0])
             ),
