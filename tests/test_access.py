@@ -405,7 +405,7 @@ class Sender:
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
         facts = {"run": self.server._dispatcher.run, "home": self.server._dispatcher.home}
-        sent = messages.encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
+        sent = encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
         made = self.open(zmq.DEALER, self.server.endpoint)
         made.send_multipart([*extra, b"", *sent])
         frames = made.recv_multipart()

@@ -14,8 +14,8 @@ from memoire.net import descriptors, sockets
 from memoire.net.lanes import Lane
 from memoire.pool.caches import Pool
 from memoire.replay.batch import ID, td_errors_for
-from memoire.server.dispatch import MOST_UPLOADS
-from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
+from memoire.storage import disk_errors, packed_episodes, snapshot_file
+from memoire.storage.snapshot import records
 from memoire.wire import messages
 from poolkit import PLAIN, SCHEMA, Clock, name
 from test_desk import Asker, arrive, cache_of, desk, told  # noqa: F401  fixtures
@@ -44,29 +44,6 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
         at_once.append(len(node.asked))
     node.answer_all()
     assert at_once == [2, 3, 4, 4, 4, 4, 3, 2, 1, 1, 2] and node.newest.body == body
-
-
-@pytest.mark.usefixtures("told")
-def test_uploads_are_bounded_in_number_and_the_oldest_gives_way(desk):  # noqa: F811
-    for number in range(MOST_UPLOADS + 1):
-        publish = messages.Publish(topic=f"t{number}", size=500, sha256=bytes(32))
-        assert Asker(desk, bytes([number + 1]) * 16).ask(publish, payload=b"x").body.received == 1
-        assert len(desk._uploads) == min(number + 1, MOST_UPLOADS)
-    assert [topic for _, topic in desk._uploads] == [f"t{number}" for number in range(1, MOST_UPLOADS + 1)]
-
-
-@pytest.mark.usefixtures("told")
-def test_an_upload_that_goes_on_is_not_the_oldest_and_few_bytes_drop_nothing(desk):  # noqa: F811
-    askers = [Asker(desk, bytes([number + 1]) * 16) for number in range(3)]
-    for number, asker in enumerate(askers):
-        asker.ask(messages.Publish(topic=f"t{number}", size=990, sha256=bytes(32)), payload=bytes(10))
-    first = messages.Publish(topic="t0", size=990, sha256=bytes(32), offset=10)
-    assert askers[0].ask(first, payload=bytes(500)).body.received == 510
-    assert len(desk._uploads) == 3
-    assert askers[1].ask(changed(first, topic="t1"), payload=bytes(475)).body.received == 485
-    assert [topic for _, topic in desk._uploads] == ["t2", "t0", "t1"]
-    assert askers[0].ask(changed(first, offset=510), payload=b"x").body.received == 511
-    assert [topic for _, topic in desk._uploads] == ["t1", "t0"]  # more than a model's bytes lay there
 
 
 def changed(body, **changes):

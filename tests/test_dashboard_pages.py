@@ -129,7 +129,7 @@ def test_whatever_actors_call_themselves_stays_text(browser):
             messages.Update(steps=5, scalars={names["scalar"]: 0.5}),
         ]
         for number, body in enumerate(bodies, 1):
-            server._dispatcher.answer(messages.parse(messages.encode(body, client=client, sequence=number, run=run)))
+            server._dispatcher.answer(parse(encode(body, client=client, sequence=number, run=run)))
         with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
             until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
             with window(browser, board.url) as page:

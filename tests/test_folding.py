@@ -38,12 +38,12 @@ class Home:
         tables = {"default": Table(SCHEMA, parameters=Parameters())}
         self.lines = []
         self.store = None if disk is None else MemoryStore(disk, name)
-        self.desk = Dispatcher(
+        self.dispatcher = Dispatcher(
             tables=Tables(tables, lambda name, table: Pool(table.schema, table.parameters, seed=0)),
             run=run,
             name=name,
             limits=limits,
-            past=self.store,
+            store=self.store,
             on_lines=self.lines.extend,
             clock=lambda: clock[0],
             epoch=time.time_ns(),
@@ -51,22 +51,22 @@ class Home:
 
     def ask(self, client, body, number, run=RUN):
         frames = encode(body, client=client, sequence=number, run=name_hash(run) if run else 0)
-        return self.desk.answer(parse(frames)).body
+        return self.dispatcher.answer(parse(frames)).body
 
     def save(self):
         """Have all that waits on disk, as a store's thread does."""
-        while self.store is not None and (group := self.desk.collect()) is not None:
+        while self.store is not None and (group := self.dispatcher.collect()) is not None:
             self.disk.save(group)
-            self.desk.saved()
+            self.dispatcher.saved()
             for ticket in group.tickets:
                 ticket()
 
     @property
     def ledger(self):
-        return self.desk.ledger
+        return self.dispatcher.ledger
 
     def rows(self):
-        return np.concatenate([merge(), *self.desk.pages(self.desk.runs.current)])
+        return np.concatenate([merge(), *self.dispatcher.pages(self.dispatcher.runs.current)])
 
 
 class Actor:
@@ -129,15 +129,15 @@ class FoldingMachine(RuleBasedStateMachine):
         home = self.homes[self.place[CLIENTS[who]]]
         header = parse(encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
         with pytest.raises(ProtocolError):
-            home.desk.arrived(header, messages.Cache(), b"x")
+            home.dispatcher.arrived(header, messages.Cache(), b"x")
         home.save()
 
     @rule(which=st.integers(0, 1), seconds=st.sampled_from([1.0, 61.0, 700.0, 2.6e6]))
     def fold(self, which, seconds):
         self.clock[0] += seconds
-        self.homes[which].desk.fold()
+        self.homes[which].dispatcher.fold()
         self.homes[which].save()
-        self.homes[which].desk.fold()
+        self.homes[which].dispatcher.fold()
 
     @rule(which=st.integers(0, 1))
     def restart(self, which):
@@ -158,7 +158,7 @@ class FoldingMachine(RuleBasedStateMachine):
         self._lines(self.homes[which])
         heir = self.homes[1 - which]
         rows = self.homes[which].rows()
-        heir.desk.inherit(RUN, False, merge(rows))
+        heir.dispatcher.inherit(RUN, False, merge(rows))
         if packed:
             heir.save()
         for client, place in self.place.items():
@@ -173,7 +173,7 @@ class FoldingMachine(RuleBasedStateMachine):
         if disk is not None:
             disk.epoch = self.homes[which].disk.epoch
         self.homes[which] = Home(self.homes[which].name, self.clock, disk)
-        self.homes[which].desk.inherit(RUN, False, merge(rows))
+        self.homes[which].dispatcher.inherit(RUN, False, merge(rows))
         self.homes[which].save()
 
     @invariant()
@@ -202,9 +202,9 @@ def home(request, clock):
 
 
 def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, clock):
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     since = me.ask(messages.Hello(label=7)).body.since
-    assert since == home.desk.epoch
+    assert since == home.dispatcher.epoch
     me.ask(messages.Update(scalars={"x": 1.0}))  # a sign of life
     home.save()
     assert (len(home.ledger), len(home.ledger.guests), home.ledger.totals().clients) == (0, 1, 0)
@@ -217,14 +217,14 @@ def test_a_hello_makes_no_account_and_the_first_report_that_counts_does(home, cl
 
 def test_guests_are_forgotten_when_they_are_silent_or_too_many(home, clock, monkeypatch):
     monkeypatch.setattr("memoire.accounting.ledger.MAX_GUESTS", 3)
-    askers = [Asker(home.desk, bytes([number]) * 16) for number in range(1, 6)]
+    askers = [Asker(home.dispatcher, bytes([number]) * 16) for number in range(1, 6)]
     for asker in askers:
         asker.ask(messages.Hello())
     assert [guest.client[0] for guest in home.ledger.guests] == [3, 4, 5]
     clock[0] += 50.0
     askers[3].ask(messages.Update())
     clock[0] += 20.0
-    home.desk.fold()
+    home.dispatcher.fold()
     assert [guest.client[0] for guest in home.ledger.guests] == [4] and home.ledger.present[0] == 1
     askers[3].ask(messages.Update(leaving=True))
     assert not home.ledger.guests and not +home.ledger.present
@@ -232,15 +232,15 @@ def test_guests_are_forgotten_when_they_are_silent_or_too_many(home, clock, monk
 
 @pytest.mark.parametrize(("leaving", "after"), [(True, 60.0), (False, 600.0)])
 def test_an_account_leaves_memory_when_its_client_is_gone_or_long_silent(home, clock, leaving, after):
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     me.ask(messages.Update(steps=5, episodes=2, leaving=leaving))
     home.save()
     clock[0] += after - 1.0
-    home.desk.fold()
+    home.dispatcher.fold()
     assert (len(home.ledger), home.ledger.folded) == (1, 0)
     before = home.ledger.totals()
     clock[0] += 2.0
-    home.desk.fold()
+    home.dispatcher.fold()
     assert (len(home.ledger), home.ledger.folded) == (0, 1)
     assert home.ledger.totals() == before and totals_of(home.rows()) == before
     home.ledger.check_invariants()
@@ -248,40 +248,40 @@ def test_an_account_leaves_memory_when_its_client_is_gone_or_long_silent(home, c
 
 def test_an_account_stays_in_memory_until_it_is_on_disk(clock):
     home = Home("home", clock, Disk())
-    Asker(home.desk).ask(messages.Update(steps=5))
+    Asker(home.dispatcher).ask(messages.Update(steps=5))
     clock[0] += 1e6
-    home.desk.fold()
+    home.dispatcher.fold()
     assert home.ledger.folded == 0
     home.save()
-    home.desk.fold()
+    home.dispatcher.fold()
     assert home.ledger.folded == 1
 
 
 def test_feedback_that_waits_for_a_client_that_is_folded_is_lost_and_counted(home, clock):
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     me.ask(messages.Update(steps=5))
     ids = np.zeros(3, [("client", "<u8", (2,)), ("number", "<i8")])
     ids["client"] = np.frombuffer(me.client, "<u8")
-    assert home.desk.hand_on(ids, np.ones(3)) == 0
+    assert home.dispatcher.hand_on(ids, np.ones(3)) == 0
     home.save()
     clock[0] += 1e6
-    home.desk.fold()
+    home.dispatcher.fold()
     home.save()
-    home.desk.fold()
-    assert home.ledger.folded == 1 and home.desk.feedback_lost == 3
+    home.dispatcher.fold()
+    assert home.ledger.folded == 1 and home.dispatcher.feedback_lost == 3
     assert totals_of(home.rows()).lost_feedback == home.ledger.totals().lost_feedback == 3
 
 
 def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     line = messages.Line(1, 0.0, 7, "once")
     ended = messages.Ended(1, 0.0, 5, 2.0)
     first = me.ask(messages.Update(steps=5, episodes=1, lines=[line], ended=[ended])).body
     home.save()
     clock[0] += 2.6e6  # a month
-    home.desk.fold()
+    home.dispatcher.fold()
     assert home.ledger.folded == 1
-    assert me.ask(messages.Hello()).body.since == home.desk.epoch
+    assert me.ask(messages.Hello()).body.since == home.dispatcher.epoch
     again = me.ask(messages.Update(epoch=first.epoch, steps=6, episodes=1, lines=[line], ended=[ended])).body
     assert (again.steps, again.lines_through, again.ended_through) == (6, 1, 1)
     home.save()
@@ -290,48 +290,48 @@ def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
 
 def test_in_a_crowd_silent_clients_leave_memory_sooner(home, clock, monkeypatch):
     for number in range(1, 4):
-        Asker(home.desk, bytes([number]) * 16).ask(messages.Update(steps=number))
+        Asker(home.dispatcher, bytes([number]) * 16).ask(messages.Update(steps=number))
     home.save()
     clock[0] += 100.0
-    home.desk.fold()
+    home.dispatcher.fold()
     assert home.ledger.folded == 0
-    monkeypatch.setattr("memoire.server.dispatch.CROWD", 2)
-    home.desk.fold()
+    monkeypatch.setattr("memoire.server.handlers.folding.CROWD", 2)
+    home.dispatcher.fold()
     assert home.ledger.folded >= 1 and home.ledger.steps == 6
 
 
 def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole(clock):
     home = Home("home", clock, Disk())
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     me.ask(messages.Update(steps=5, lines=[messages.Line(1, 0.0, 7, "x")]))
-    home.desk.begin_run("next")
+    home.dispatcher.begin_run("next")
     clock[0] += 1e6
     for _ in range(3):
-        home.desk.fold()
-    assert [run.name for run in home.desk.runs] == [RUN, "next"], "it is not on disk yet"
+        home.dispatcher.fold()
+    assert [run.name for run in home.dispatcher.runs] == [RUN, "next"], "it is not on disk yet"
     home.save()
     for _ in range(3):
-        home.desk.fold()
-    assert [run.name for run in home.desk.runs] == ["next"]
-    found = home.desk.runs.named(RUN)
+        home.dispatcher.fold()
+    assert [run.name for run in home.dispatcher.runs] == ["next"]
+    found = home.dispatcher.runs.named(RUN)
     assert found.ledger.totals().steps == 5 and found.logbook.count == 1
     late = home.ask(
         me.client, messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")]), 9
     )  # it had not heard of it
     assert (late.steps, late.lines_through, late.run_name) == (7, 1, "next")
     home.save()
-    assert found.logbook.count == 1 and Home("home", clock, home.disk).desk.runs.named(RUN).ledger.steps == 7
+    assert found.logbook.count == 1 and Home("home", clock, home.disk).dispatcher.runs.named(RUN).ledger.steps == 7
 
 
 def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, caplog):
     home = Home("home", clock, limits=Limits(new_clients=8, new_clients_rate=1.0))
     for number in range(1, 7):
         assert home.ask(bytes([number]) * 16, messages.Update(steps=1), 1).steps == 1
-        home.desk.fold()
-        assert bool(home.desk.trouble()) == (number == 6)
-    assert "2 new ones of 8 may still come at once" in home.desk.trouble()
+        home.dispatcher.fold()
+        assert bool(home.dispatcher.trouble()) == (number == 6)
+    assert "2 new ones of 8 may still come at once" in home.dispatcher.trouble()
     assert [record.message for record in caplog.records if "new ones" in record.message] == [
-        f"server home: {home.desk.trouble()}"
+        f"server home: {home.dispatcher.trouble()}"
     ]
     replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]
     assert [getattr(reply, "code", "taken") for reply in replies] == ["taken", "taken", "busy"]
@@ -339,15 +339,15 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
     clock[0] += 1.0
     assert home.ask(bytes([9]) * 16, messages.Update(steps=1), 3).steps == 1
     clock[0] += 100.0
-    assert home.desk.trouble() == ""
+    assert home.dispatcher.trouble() == ""
 
 
 def test_what_other_servers_counted_is_not_taken_once_more(home):
     rows = np.zeros(1, ACCOUNT)
-    me = Asker(home.desk)
+    me = Asker(home.dispatcher)
     rows["client"], rows["home"], rows["since"] = np.frombuffer(me.client, "<u8"), 7, 3
     rows["steps"], rows["lines_through"], rows["ended_through"], rows["returns_count"] = 50, 2, 1, 1
-    home.desk.inherit(RUN, False, merge(rows))
+    home.dispatcher.inherit(RUN, False, merge(rows))
     lines = [messages.Line(number, 0.0, 7, str(number)) for number in (2, 3)]
     ended = [messages.Ended(number, 0.0, 1, 1.0) for number in (1, 2)]
     reply = me.ask(messages.Update(steps=60, episodes=2, lines=lines, ended=ended)).body

@@ -93,7 +93,7 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
 
 
 def test_readers_that_make_their_names_up_are_bounded():
-    desk = engine.load("desk")._desk(Parameters())
+    desk = engine.load("desk")._dispatcher(Parameters())
     pool = desk.tables.first.pool
     for number in range(MOST_READERS):
         pool.reserve(number.to_bytes(16, "big"), 5)
@@ -105,8 +105,8 @@ def test_readers_that_make_their_names_up_are_bounded():
 
 
 def test_runs_of_other_servers_are_bounded(monkeypatch):
-    desk = engine.load("desk")._desk(Parameters())
-    monkeypatch.setattr("memoire.server.dispatch.MOST_FORMER", 3)
+    desk = engine.load("desk")._dispatcher(Parameters())
+    monkeypatch.setattr("memoire.server.handlers.accounts.MOST_FORMER", 3)
     nothing = unpack_accounts(b"")
     for number in range(2):
         desk.inherit(f"run {number}", False, nothing)

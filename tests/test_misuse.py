@@ -23,7 +23,7 @@ from memoire.client.counts import MAX_ENDED
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
-from memoire.net import context as net_context
+from memoire.net import sockets
 from memoire.replay.buffer import Buffer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters

@@ -47,15 +47,15 @@ def number_of(body):
 
 def count_fetches(server):
     """Bytes of bodies that a server hands out from now on, by version."""
-    desk, served = server._dispatcher, Counter()
-    answer = desk._answers[messages.Fetch]
+    handlers, served = server._dispatcher._handlers, Counter()
+    answer = handlers[messages.Fetch]
 
-    def counted(header, asked, payload):
-        reply = answer(header, asked, payload)
+    def counted(now, header, asked, payload):
+        reply = answer(now, header, asked, payload)
         served[reply.body.version] += 0 if reply.payload is None else len(reply.payload)
         return reply
 
-    desk._answers[messages.Fetch] = counted
+    handlers[messages.Fetch] = counted
     return served
 
 
@@ -114,14 +114,14 @@ def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(clu
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
-    answer = server._dispatcher._answers[messages.Fetch]
+    answer = server._dispatcher._handlers[messages.Fetch]
 
-    def to_the_client_alone(header, asked, payload):
+    def to_the_client_alone(now, header, asked, payload):
         if header.client != client.client_id:
             raise ProtocolError("busy", "not now")
-        return answer(header, asked, payload)
+        return answer(now, header, asked, payload)
 
-    monkeypatch.setitem(server._dispatcher._answers, messages.Fetch, to_the_client_alone)
+    monkeypatch.setitem(server._dispatcher._handlers, messages.Fetch, to_the_client_alone)
     model, body = client.model("policy"), body_of(1)
     server.publish("policy", body)
     assert model.wait(100.0).body == body
@@ -204,11 +204,11 @@ def test_a_learner_that_ends_in_the_middle_of_a_transfer_spoils_nothing(cluster)
     for number in range(1, 6):
         learner = cluster.reader([server], limits=limits)
         thread, box = in_thread(learner.publish, "policy", body_of(number, 8 * MiB), 20.0)
-        until(lambda: server._dispatcher._uploads)
+        until(lambda: server._dispatcher._models._uploads)
         learner.close(0.1)
         thread.join(100.0)
         assert isinstance(box.get("error"), Closed), box
-        server._dispatcher._uploads.clear()
+        server._dispatcher._models._uploads.clear()
     learner = cluster.reader([server])
     version = learner.publish("policy", body_of(9), 20.0)
     assert number_of(model.wait(100.0, after=version - 1).body) == 9

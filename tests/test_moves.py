@@ -551,15 +551,15 @@ def test_a_run_that_began_while_a_client_was_cut_off_gets_only_what_came_after_i
 def test_a_client_asks_a_home_again_that_had_no_time_for_its_hello(cluster, monkeypatch):
     server = cluster.server(name="one")
     client = cluster.client(server, limits=QUICK)
-    answer, refused = server._dispatcher._hello, []
+    answer, refused = server._dispatcher._handlers[messages.Hello], []
 
-    def hello(header, body, payload):
+    def hello(now, header, body, payload):
         if header.client == client.client_id and len(refused) < 3:
             refused.append(header.sequence)
             raise ProtocolError("busy", "not now")
-        return answer(header, body, payload)
+        return answer(now, header, body, payload)
 
-    monkeypatch.setitem(server._dispatcher._answers, messages.Hello, hello)
+    monkeypatch.setitem(server._dispatcher._handlers, messages.Hello, hello)
     client.sync(timeout=100.0)
     record(client)
     client.update(100.0)

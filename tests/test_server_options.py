@@ -148,7 +148,9 @@ def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
 def desk_of(store=None, **changes):
     made = options(**changes)
     announcements, facts = Announcements(), {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
-    desk = build.make_desk(made, build.make_tables(made), store, announcements, on_lines=lambda lines: None, **facts)
+    desk = build.make_dispatcher(
+        made, build.make_tables(made), store, announcements, on_lines=lambda lines: None, **facts
+    )
     return desk, announcements
 
 

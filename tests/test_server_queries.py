@@ -8,7 +8,7 @@ from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
-from memoire.server.dispatch import Desk
+from memoire.server.dispatch import Dispatcher
 from memoire.server.queries import KNOWN_RUNS, Queries
 from memoire.server.stats import figures_of, table_stats
 from memoire.wire import messages
@@ -24,14 +24,16 @@ class Served:
     def __init__(self):
         self.now = 1000.0
         tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-        self.desk = Desk(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: self.now, epoch=7)
-        self.queries = Queries(self.desk, None)
+        self.dispatcher = Dispatcher(
+            tables=tables, run="one", name="home", limits=Limits(), clock=lambda: self.now, epoch=7
+        )
+        self.queries = Queries(self.dispatcher, None)
         self.number = 0
 
     def ask(self, client, body):
         self.number += 1
         frames = encode(body, client=client, sequence=self.number)
-        return self.desk.answer(parse(frames)).body
+        return self.dispatcher.answer(parse(frames)).body
 
     def report(self, client, **facts):
         return self.ask(client, messages.Update(**facts))
@@ -59,7 +61,7 @@ class Folder:
 
 def test_totals_are_of_the_run_that_is_asked_for(served):
     served.report(ACTORS[0], episodes=1, steps=10)
-    served.desk.begin_run("two")
+    served.dispatcher.begin_run("two")
     served.report(ACTORS[1], episodes=2, steps=5)
     assert (served.queries.totals(None).steps, served.queries.totals("one").steps) == (5, 10)
     assert [facts.name for facts in served.queries.runs()] == ["one", "two"]
@@ -68,9 +70,9 @@ def test_totals_are_of_the_run_that_is_asked_for(served):
 def test_totals_add_what_drained_servers_have_brought(served):
     served.report(ACTORS[0], episodes=1, steps=10)
     other = Served()
-    other.desk.name, other.desk.home = "other", 99
+    other.dispatcher.name, other.dispatcher.home = "other", 99
     other.report(ACTORS[1], episodes=1, steps=4)
-    served.desk.inherit("one", False, merge(*other.desk.pages(other.desk.runs.current)))
+    served.dispatcher.inherit("one", False, merge(*other.dispatcher.pages(other.dispatcher.runs.current)))
     assert served.queries.totals(None).steps == 14
     assert len(served.queries.accounts(None).rows) == 2
 
@@ -86,14 +88,14 @@ def test_totals_add_what_drained_servers_have_brought(served):
     ],
 )
 def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(served, ask):
-    served.desk.begin_run("two")
+    served.dispatcher.begin_run("two")
     with pytest.raises(ParameterError, match="one of 'one', 'two'"):
         ask(served.queries)
 
 
 def test_an_error_names_the_newest_runs_alone(served):
     for number in range(KNOWN_RUNS + 5):
-        served.desk.begin_run(f"r{number}")
+        served.dispatcher.begin_run(f"r{number}")
     with pytest.raises(ParameterError) as refused:
         served.queries.totals("none")
     named = refused.value.expected.split(", ")
@@ -102,7 +104,7 @@ def test_an_error_names_the_newest_runs_alone(served):
 
 def test_accounts_say_whose_they_are_and_when(served):
     served.report(ACTORS[0], steps=10, episodes=1)
-    served.desk.finish()
+    served.dispatcher.finish()
     told = served.queries.accounts(None)
     assert (told.run, told.runs, told.finished, told.durable) == ("one", ("one",), True, False)
     assert (told.epoch, told.time, told.rows["steps"].tolist()) == (7, 1000.0, [10])
@@ -163,7 +165,7 @@ def test_lines_in_memory_are_searched_from_either_end(served):
 
 def test_a_state_folder_searches_all_of_its_lines(served):
     folder = Folder()
-    queries, wanted = Queries(served.desk, folder), Wanted(text="up")
+    queries, wanted = Queries(served.dispatcher, folder), Wanted(text="up")
     assert queries.search(wanted, None, most=3, newest_first=True) == ["a line"]
     assert folder.asked == [("one", wanted, 3, True)]
 
@@ -175,14 +177,14 @@ def test_a_page_of_lines_has_bounds(served, most):
 
 
 def figures(served):
-    table = table_stats(served.desk, served.desk.tables.first, batches=3, waited=0.5, freshness=None)
-    return figures_of(served.desk, {"default": table, "twin": table}, {"loss": 2.0})
+    table = table_stats(served.dispatcher, served.dispatcher.tables.first, batches=3, waited=0.5, freshness=None)
+    return figures_of(served.dispatcher, {"default": table, "twin": table}, {"loss": 2.0})
 
 
 def test_figures_of_a_server_are_sums_over_its_tables(served):
     found = figures(served)
     assert (found["batches"], found["waited"]) == (6, 1.0)
-    assert found["byte_limit"] == 2 * served.desk.tables.first.pool.byte_limit
+    assert found["byte_limit"] == 2 * served.dispatcher.tables.first.pool.byte_limit
     assert found["learner_scalars"] == {"loss": 2.0} and found["run"] == "one" and not found["durable"]
 
 

@@ -9,8 +9,9 @@ from memoire.accounting.journal import Group
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
-from memoire.server.dispatch import Desk, Reply
-from memoire.server.io_saving import MAX_TEXT, Saving
+from memoire.server.dispatch import Dispatcher
+from memoire.server.io_saving import Saving
+from memoire.server.reply import Reply
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
 from netkit import SCHEMA
@@ -67,35 +68,36 @@ class Thread:
 def disk():
     """Saving with a folder that waits for the test, and what was sent."""
     folder, thread, sent = Folder(), Thread(), []
-    desk = desk_of(folder)
-    saving = Saving(desk, folder, thread)
+    dispatcher = dispatcher_of(folder)
+    saving = Saving(dispatcher, folder, thread)
     saving.start()
     folder.save()  # what a server has to save when it begins
-    return SimpleNamespace(folder=folder, thread=thread, sent=sent, desk=desk, saving=saving)
+    return SimpleNamespace(folder=folder, thread=thread, sent=sent, dispatcher=dispatcher, saving=saving)
 
 
-def desk_of(folder=None):
+def dispatcher_of(folder=None):
     tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
-    return Desk(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: 1.0, epoch=1, past=folder)
+    return Dispatcher(tables=tables, run="one", name="home", limits=Limits(), clock=lambda: 1.0, epoch=1, store=folder)
 
 
 def test_without_a_folder_every_reply_leaves_at_once():
     sent = []
-    saving = Saving(desk_of(), None, Thread())
+    dispatcher = dispatcher_of()
+    saving = Saving(dispatcher, None, Thread())
     saving.start()
-    saving.release(HEADER, WAITING, sent.append)
+    dispatcher.send(HEADER, WAITING, sent.append)
     saving.close(1.0)
     assert sent == [WAITING] and saving.lost is None
 
 
 def test_a_reply_that_promises_nothing_leaves_at_once(disk):
     reply = Reply(messages.Taken())
-    disk.saving.release(HEADER, reply, disk.sent.append)
+    disk.dispatcher.send(HEADER, reply, disk.sent.append)
     assert disk.sent == [reply]
 
 
 def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requests_thread(disk):
-    disk.saving.release(HEADER, WAITING, disk.sent.append)
+    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
     assert disk.folder.woken and disk.sent == []
     disk.folder.save()
     assert disk.sent == []
@@ -109,20 +111,20 @@ def test_a_group_that_nobody_waits_for_bothers_no_thread(disk):
 
 
 def test_a_client_hears_at_once_why_its_counts_are_not_acknowledged(disk):
-    disk.folder.is_healthy, disk.folder.trouble = False, "x" * 2 * MAX_TEXT
-    disk.saving.release(HEADER, UPDATED, disk.sent.append)
-    disk.saving.release(HEADER, WAITING, disk.sent.append)  # whoever asked for anything else waits
-    assert disk.sent == [Reply(messages.Refused(code="disk", text="x" * MAX_TEXT))]
+    disk.folder.is_healthy, disk.folder.trouble = False, "x" * 2000
+    disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
+    disk.dispatcher.send(HEADER, WAITING, disk.sent.append)  # whoever asked for anything else waits
+    assert disk.sent == [Reply(messages.Refused(code="disk", text="x" * 1000))]
 
 
 def test_counts_wait_for_a_disk_that_is_well(disk):
-    disk.saving.release(HEADER, UPDATED, disk.sent.append)
+    disk.dispatcher.send(HEADER, UPDATED, disk.sent.append)
     assert disk.sent == []
 
 
 def test_a_reply_that_cannot_be_sent_keeps_no_other_from_leaving(disk):
-    disk.saving.release(HEADER, WAITING, lambda reply: 1 / 0)
-    disk.saving.release(header(2), WAITING, disk.sent.append)
+    disk.dispatcher.send(HEADER, WAITING, lambda reply: 1 / 0)
+    disk.dispatcher.send(header(2), WAITING, disk.sent.append)
     disk.folder.save()
     disk.thread.turn()
     assert disk.sent == [WAITING] and disk.thread.errors == 1
@@ -133,7 +135,7 @@ def test_a_lost_disk_is_remembered_and_ends_all_draws(disk):
     disk.folder.failed(error)
     assert disk.saving.lost is error
     with pytest.raises(Exception, match="closed"):
-        disk.desk.tables.first.pool.get(1, timeout=0.0)
+        disk.dispatcher.tables.first.pool.get(1, timeout=0.0)
 
 
 @pytest.mark.parametrize("is_saved", [True, False])

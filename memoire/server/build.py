@@ -1,4 +1,4 @@
-"""From options to what decides: tables with their pools, the state folder, the desk."""
+"""From options to what decides: tables with their pools, the state folder, the dispatcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memoire.wire import messages
 from memoire.wire.identity import table_number
 
 from .announcements import Announcements
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .options import ServerOptions
 
 
@@ -67,7 +67,7 @@ def open_store(
     return Store(folder, name, default_name=default_name, limits=limits, clock=clock)
 
 
-def make_desk(
+def make_dispatcher(
     options: ServerOptions,
     tables: Tables,
     store: Keeper | None,
@@ -77,7 +77,7 @@ def make_desk(
     epoch: int,
     endpoints: Callable[[], messages.Endpoints],
     on_lines: Callable[[list[Entry]], None],
-) -> Desk:
+) -> Dispatcher:
     """What answers requests. If it cannot be made, the state folder is closed again.
 
     Args:
@@ -87,7 +87,7 @@ def make_desk(
         on_lines: Called with log lines that are new, in order.
     """
     try:
-        return Desk(
+        return Dispatcher(
             tables=tables,
             run=options.run,
             name=name,
@@ -96,8 +96,7 @@ def make_desk(
             on_lines=on_lines,
             on_model=announcements.add_model,
             on_news=announcements.add_news,
-            past=store,
-            on_change=(lambda: None) if store is None else store.wake,
+            store=store,
             clock=options.clock,
             epoch=epoch,
         )

@@ -29,7 +29,7 @@ from memoire.wire import messages
 
 from . import build
 from .announcements import Announcements
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .io_addresses import Addresses
 from .io_intake import Intake
 from .io_lines import LineFile
@@ -68,7 +68,7 @@ class ServerThreads:
     def __init__(
         self,
         options: ServerOptions,
-        desk: Desk,
+        dispatcher: Dispatcher,
         store: Keeper | None,
         *,
         gate: Gate,
@@ -78,29 +78,29 @@ class ServerThreads:
         is_closing: threading.Event,
         owner: object,
     ) -> None:
-        self.name, self.desk, self.store, self.gate = desk.name, desk, store, gate
+        self.name, self.dispatcher, self.store, self.gate = dispatcher.name, dispatcher, store, gate
         self.addresses, self.lines = addresses, lines
         self._options, self._limits, self._is_closing = options, options.limits, is_closing
         self._context: Context = options.context
         self._saves_memory = options.saves_memory
-        admission = Admission(gate, options.limits, count=desk.refuse, own=desk.own)
-        self._announcer = Announcer(desk, announcements, options.limits, gate.admits)
-        self.requests = Requests(desk, admission, store, self._announcer, lines, owner)
+        admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
+        self._announcer = Announcer(dispatcher, announcements, options.limits, gate.admits)
+        self.requests = Requests(dispatcher, admission, store, self._announcer, lines, owner)
         announcements.wake = self.requests.worker.wake
         facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
-        self.intake = Intake(desk, admission, addresses, keys=gate.keys, **facts)
+        self.intake = Intake(dispatcher, admission, addresses, keys=gate.keys, **facts)
         self.proxies = PlainProxies(gate, admission, addresses, **facts)
         self.archive = Archive(
-            desk,
+            dispatcher,
             store=store,
             every=options.snapshot_every,
             is_closing=is_closing,
             clock=options.clock,
         )
         self.restorer = Restorer(
-            desk, store, limits=options.limits, stays=options.snapshot_every is not None, clock=options.clock
+            dispatcher, store, limits=options.limits, stays=options.snapshot_every is not None, clock=options.clock
         )
-        desk.answer_with(messages.TakeSnapshot, self.archive.order)
+        dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
 
     # Its begin
 
@@ -171,9 +171,9 @@ class ServerThreads:
             return ["closing: this server is about to end"]
         if self.store is not None and not self.store.is_healthy:
             return [f"state: {self.store.trouble}"]
-        if self.desk.leaving:
+        if self.dispatcher.leaving:
             return ["leaving: this server is being drained; others count its clients from now on"]
-        trouble = [descriptors.shared_guard().trouble(), self.desk.trouble()]
+        trouble = [descriptors.shared_guard().trouble(), self.dispatcher.trouble()]
         return [*self.gate.trouble(), *filter(None, trouble)]
 
     def figures(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class ServerThreads:
             self.requests.drain(deadline)
             self._save_memory(deadline)
             self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
-        if self.store is not None or self.desk.finished:
+        if self.store is not None or self.dispatcher.finished:
             time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
         self._stop([self.requests.worker], deadline)
         self.proxies.wait_ended(deadline)
@@ -223,7 +223,7 @@ class ServerThreads:
             self._saves_memory = False  # closed again, it would write over what a later life has saved
 
     def _close_pools(self) -> None:
-        for table in self.desk.tables:
+        for table in self.dispatcher.tables:
             table.pool.close()
 
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
@@ -246,7 +246,7 @@ def make_threads(options: ServerOptions, is_closing: threading.Event, owner: obj
     store = build.make_store(options, name)
     name = name if store is None else store.name
     addresses, announcements, lines = Addresses(name, gate), Announcements(), LineFile()
-    desk = build.make_desk(
+    dispatcher = build.make_dispatcher(
         options,
         tables,
         store,
@@ -258,7 +258,7 @@ def make_threads(options: ServerOptions, is_closing: threading.Event, owner: obj
     )
     return ServerThreads(
         options,
-        desk,
+        dispatcher,
         store,
         gate=gate,
         addresses=addresses,

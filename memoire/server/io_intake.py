@@ -15,7 +15,7 @@ from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 from memoire.wire.frames import Message
 
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .io_addresses import Addresses
 
 CACHES_PER_TURN = 100
@@ -32,7 +32,7 @@ class Intake:
 
     def __init__(
         self,
-        desk: Desk,
+        dispatcher: Dispatcher,
         admission: Admission,
         addresses: Addresses,
         *,
@@ -41,7 +41,7 @@ class Intake:
         keys: Keys | None,
         is_closing: threading.Event,
     ) -> None:
-        self._desk, self._admission, self._addresses = desk, admission, addresses
+        self._dispatcher, self._admission, self._addresses = dispatcher, admission, addresses
         self._context, self._limits, self._keys, self._is_closing = context, limits, keys, is_closing
         self.workers: list[Worker] = []
 
@@ -52,7 +52,7 @@ class Intake:
             bind: False connects to a plain proxy's back instead.
         """
         most = self._limits.message_bytes + HEADER_BYTES
-        made = sockets.data_receiver(self._context, most, self._desk.tables.usual_bytes())
+        made = sockets.data_receiver(self._context, most, self._dispatcher.tables.usual_bytes())
         bound, way = self._addresses.bind(made, endpoint) if bind else (endpoint, None)
         worker = Worker(f"memoire-pull-{len(self.workers)}", functools.partial(self._pull, made))
         worker.doors.add(made, way=way)
@@ -80,6 +80,6 @@ class Intake:
     def _take(self, message: Message) -> None:
         assert isinstance(message.body, messages.Cache | messages.Episode)
         try:
-            self._desk.arrived(message.header, message.body, message.payload)
+            self._dispatcher.arrived(message.header, message.body, message.payload)
         except ProtocolError:
             pass  # counted where it was found

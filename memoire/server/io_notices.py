@@ -22,7 +22,7 @@ from memoire.wire.frames import encode
 from memoire.wire.identity import NEWS_FRAME
 
 from .announcements import Announcements
-from .dispatch import Desk
+from .dispatch import Dispatcher
 
 
 class Announcer:
@@ -34,12 +34,12 @@ class Announcer:
 
     def __init__(
         self,
-        desk: Desk,
+        dispatcher: Dispatcher,
         announcements: Announcements,
         limits: Limits,
         admits: Callable[[Socket, zmq.Frame], bool],
     ) -> None:
-        self._desk, self._announcements, self._limits, self._admits = desk, announcements, limits, admits
+        self._dispatcher, self._announcements, self._limits, self._admits = dispatcher, announcements, limits, admits
         self._schedule = Notices(time.monotonic())
         self._pub: Socket | None = None
 
@@ -58,22 +58,24 @@ class Announcer:
         while (model := self._announcements.next_model()) is not None:
             self._send(self._notice(model))
         if self._announcements.take_news():
-            self._send([NEWS_FRAME, *encode(messages.News(epoch=self._desk.epoch))])
+            self._send([NEWS_FRAME, *encode(messages.News(epoch=self._dispatcher.epoch))])
 
     def _repeat(self, pub: Socket, is_asked: bool) -> None:
         """Tell those who have just subscribed what is newest: they miss nothing that was published while they were
         connecting. Every few seconds tell everybody.
         """
-        desk, now = self._desk, time.monotonic()
-        with desk.lock:
+        dispatcher, now = self._dispatcher, time.monotonic()
+        with dispatcher.lock:
             if is_asked:
-                self._schedule.subscribed(sockets.subscribed(pub, self._admits), desk.models, now)
-            for model in self._schedule.due(desk.models, now):
+                self._schedule.subscribed(sockets.subscribed(pub, self._admits), dispatcher.models, now)
+            for model in self._schedule.due(dispatcher.models, now):
                 self._send(self._notice(model, again=True))
 
     def _notice(self, model: Model, *, again: bool = False) -> list[Any]:
-        desk = self._desk
-        return notice_of(model, self._limits, home=desk.home, epoch=desk.epoch, run=desk.run, again=again)
+        dispatcher = self._dispatcher
+        return notice_of(
+            model, self._limits, home=dispatcher.home, epoch=dispatcher.epoch, run=dispatcher.run, again=again
+        )
 
     def _send(self, frames: list[Any]) -> None:
         if self._pub is not None:

@@ -1,6 +1,6 @@
 """The thread that answers requests, at one address or several.
 
-    ROUTER ──▶ Admission ──▶ desk ──▶ Saving: on disk? ──▶ Lanes: room? ──▶ ROUTER
+    ROUTER ──▶ Admission ──▶ Dispatcher ──▶ Committer: on disk? ──▶ Lanes: room? ──▶ ROUTER
 
 Its turn also tells subscribers, flushes the log file and lets silent accounts leave memory.
 """
@@ -26,10 +26,11 @@ from memoire.wire import messages
 from memoire.wire.frames import Header, Message
 from memoire.wire.frames import reply as encode_reply
 
-from .dispatch import Desk, Reply
+from .dispatch import Dispatcher
 from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_saving import Saving
+from .reply import Reply
 from .timings import Timings
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Requests:
 
     def __init__(
         self,
-        desk: Desk,
+        dispatcher: Dispatcher,
         admission: Admission,
         store: Keeper | None,
         announcer: Announcer,
@@ -62,9 +63,9 @@ class Requests:
         owner: object,
     ) -> None:
         self._owner = owner
-        self._desk, self._admission, self._announcer, self._lines = desk, admission, announcer, lines
+        self._dispatcher, self._admission, self._announcer, self._lines = dispatcher, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
-        self.saving = Saving(desk, store, self.worker)
+        self.saving = Saving(dispatcher, store, self.worker)
         self.lanes = Lanes()
         """Replies that wait for room."""
         self.timings = Timings(kind.name for kind in messages.Type)
@@ -89,7 +90,7 @@ class Requests:
 
     def tell_finished(self, deadline: float) -> None:
         """Go on answering until the clients know that the run is over: each asks every `update_every` seconds."""
-        while self._answers_others and time.monotonic() < deadline and self._desk.untold(UNTOLD):
+        while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNTOLD):
             time.sleep(TOLD_INTERVAL)
 
     @property
@@ -109,7 +110,7 @@ class Requests:
         self.lanes.turn(time.monotonic())
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
-            self._desk.fold()
+            self._dispatcher.fold()
         self._lines.turn(time.monotonic())
 
     def _last_turn(self) -> None:
@@ -139,17 +140,17 @@ class Requests:
         reply = self._answer(message)
         self.timings.saw(message.type.name, time.perf_counter() - began)
         send = functools.partial(self._send, made, request.envelope, message.header)
-        self.saving.release(message.header, reply, send)
+        self._dispatcher.send(message.header, reply, send)
 
     def _answer(self, message: Message) -> Reply:
         try:
-            return self._desk.answer(message)
+            return self._dispatcher.answer(message)
         except Closed:
-            return self._desk.refuse(ProtocolError("busy", "the server is closing"))
+            return self._dispatcher.refuse(ProtocolError("busy", "the server is closing"))
         except Exception:
             self.worker.errors += 1
-            _log.exception("%s: a %s could not be answered", self._desk.name, message.type.name)
-            return self._desk.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
+            _log.exception("%s: a %s could not be answered", self._dispatcher.name, message.type.name)
+            return self._dispatcher.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
     def _send(self, made: Socket, envelope: list[zmq.Frame], header: Header, reply: Reply) -> None:
         sent = [*envelope, *encode_reply(header, reply.body, payload=reply.payload, **reply.changed)]

@@ -15,7 +15,7 @@ from memoire.replay.parameters import Parameters
 from memoire.storage import snapshot, snapshot_file
 from memoire.storage.restore import Restored, restore
 
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .io_snapshots import MEMORY, ORDERED
 
 _log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class Restorer:
     """
 
     def __init__(
-        self, desk: Desk, store: Keeper | None, *, limits: Limits, stays: bool, clock: Callable[[], float]
+        self, dispatcher: Dispatcher, store: Keeper | None, *, limits: Limits, stays: bool, clock: Callable[[], float]
     ) -> None:
-        self._desk, self._store, self._limits, self._stays, self._clock = desk, store, limits, stays, clock
+        self._dispatcher, self._store, self._limits, self._stays, self._clock = dispatcher, store, limits, stays, clock
 
     def restore(
         self,
@@ -57,7 +57,7 @@ class Restorer:
         if wanted:
             done = restore(
                 wanted,
-                self._desk.tables,
+                self._dispatcher.tables,
                 part=part,
                 skip_damaged=skip_damaged,
                 stays=stays,
@@ -70,12 +70,12 @@ class Restorer:
 
     def _remember(self, heads: Sequence[snapshot.SavedHead], once: bool) -> None:
         """Go on from the versions of the files' models; of files that are restored once, note that they were."""
-        with self._desk.lock:
+        with self._dispatcher.lock:
             for head in heads:
-                self._desk.models.go_on_from(head.about.models)
-            if self._desk.journal is not None and once:
+                self._dispatcher.models.go_on_from(head.about.models)
+            if once:
                 known = self._restored() | {head.id for head in heads}
-                self._desk.journal.setting(_RESTORED, " ".join(sorted(each.hex() for each in known)))
+                self._dispatcher.committer.add_setting(_RESTORED, " ".join(sorted(each.hex() for each in known)))
 
     def _restored(self) -> set[bytes]:
         """Snapshots that were restored into this folder once."""
@@ -88,34 +88,34 @@ class Restorer:
         for told in (table for about in files for table in about.tables):
             if told.name not in newest or told.parameters_version > newest[told.name].parameters_version:
                 newest[told.name] = told
-        for table in self._desk.tables:
+        for table in self._dispatcher.tables:
             if table.name in newest:
                 fields = Parameters.from_wire(newest[table.name].parameters).to_wire()
-                self._desk.configure(table, fields)
+                self._dispatcher.configure(table, fields)
 
     def _inherit(self, run: str, finished: bool, rows: Rows) -> None:
         try:
-            self._desk.inherit(run, finished, rows)
+            self._dispatcher.inherit(run, finished, rows)
         except ProtocolError as error:
             raise ParameterError("paths", run, f"of a run that fits in here: {error.detail}") from error
 
     def load(self) -> None:
         """At the server's begin: hold again what its former life held at its end, if it counted the same run."""
         assert self._store is not None
-        folder, desk = self._store.folder, self._desk
+        folder, dispatcher = self._store.folder, self._dispatcher
         for half in [*folder.glob("*.snapshot.new"), *(folder / ORDERED).glob("*.snapshot.new")]:
             half.unlink(missing_ok=True)  # of a life that was killed while it wrote
         path = folder / MEMORY
         if not path.exists():
             return
         former = next((facts.name for facts in self._store.runs() if not facts.ended), None)
-        if former == desk.run_name:
+        if former == dispatcher.run_name:
             self._load(path)
         if not self._stays:
             path.unlink(missing_ok=True)
 
     def _load(self, path: Path) -> None:
-        name = self._desk.name
+        name = self._dispatcher.name
         try:
             done = self.restore([path], skip_damaged=True, stays=False)
         except MemoireError as error:

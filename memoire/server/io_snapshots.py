@@ -22,8 +22,9 @@ from memoire.storage import private_files, snapshot, snapshot_file
 from memoire.wire import messages
 from memoire.wire.frames import Header
 
-from .dispatch import Desk, Reply
+from .dispatch import Dispatcher
 from .orders import SnapshotOrders, failed
+from .reply import Reply
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Archive:
 
     def __init__(
         self,
-        desk: Desk,
+        dispatcher: Dispatcher,
         *,
         store: Keeper | None,
         every: float | None,
@@ -70,7 +71,7 @@ class Archive:
         clock: Callable[[], float],
         at: Callable[[str], None] = lambda point: None,
     ) -> None:
-        self._desk, self._every = desk, every
+        self._dispatcher, self._every = dispatcher, every
         self._folder = None if store is None else store.folder
         self._is_closing, self._clock, self._at = is_closing, clock, at
         self._taking = threading.Lock()
@@ -96,14 +97,14 @@ class Archive:
 
     def _take(self, path: Path, deadline: float | None = None) -> Snapshot:
         """All that is held, or nothing; with a deadline as much as there is time for, also where the server ends."""
-        desk, began = self._desk, time.monotonic()
+        dispatcher, began = self._dispatcher, time.monotonic()
         with self._taking:
-            with desk.lock:
-                run, finished, models = desk.run_name, desk.finished, desk.models.versions()
-                accounts = desk.pages(desk.runs.current)
-            tables = tuple(desk.tables)
+            with dispatcher.lock:
+                run, finished, models = dispatcher.run_name, dispatcher.finished, dispatcher.models.versions()
+                accounts = dispatcher.pages(dispatcher.runs.current)
+            tables = tuple(dispatcher.tables)
             about = snapshot.about(
-                tables, server=desk.name, run=run, finished=finished, taken=self._clock(), models=models
+                tables, server=dispatcher.name, run=run, finished=finished, taken=self._clock(), models=models
             )
             is_late = False
 
@@ -111,8 +112,8 @@ class Archive:
                 nonlocal is_late
                 if deadline is None and self._is_closing.is_set():
                     raise Closed("this server")
-                if desk.run_name != run:
-                    raise Refused(desk.name, "run", f"another run than {run!r} began meanwhile; take it again")
+                if dispatcher.run_name != run:
+                    raise Refused(dispatcher.name, "run", f"another run than {run!r} began meanwhile; take it again")
                 is_late = is_late or (deadline is not None and time.monotonic() > deadline)
                 return not is_late
 
@@ -128,7 +129,7 @@ class Archive:
     def save(self, deadline: float) -> None:
         """At the server's end: save what is held, as much of it as there is time for; nothing where nothing is held."""
         assert self._folder is not None
-        if not any(table.pool.stats().bytes for table in self._desk.tables):
+        if not any(table.pool.stats().bytes for table in self._dispatcher.tables):
             return
         path = self._folder / MEMORY
         try:
@@ -138,7 +139,7 @@ class Archive:
             return
         if not made.complete:
             saved = f"{made.caches} caches and {made.episodes} episodes"
-            _log.warning("%s: only %s of those held were saved in time", self._desk.name, saved)
+            _log.warning("%s: only %s of those held were saved in time", self._dispatcher.name, saved)
 
     def start(self) -> None:
         """Have the timer take one every so often, if it was asked for."""
@@ -157,10 +158,10 @@ class Archive:
                 return
             except (OSError, Refused) as error:
                 self.trouble = f"no snapshot could be written: {error}"
-                _log.warning("%s: %s; the former one stays", self._desk.name, self.trouble)
+                _log.warning("%s: %s; the former one stays", self._dispatcher.name, self.trouble)
             except Exception:
                 self.trouble = "no snapshot could be taken; the log says why"
-                _log.exception("%s: no snapshot could be taken; the former one stays", self._desk.name)
+                _log.exception("%s: no snapshot could be taken; the former one stays", self._dispatcher.name)
 
     # ----------------------------------------------------------------------------------------- orders from far away
 
@@ -187,7 +188,7 @@ class Archive:
         except (OSError, MemoireError) as error:
             told = failed(body, str(error))
         except Exception as error:
-            _log.exception("%s: snapshot %r could not be taken", self._desk.name, body.name)
+            _log.exception("%s: snapshot %r could not be taken", self._dispatcher.name, body.name)
             told = failed(body, f"{error!r}; the server's log says more")
         with self._lock:
             self._orders.finish(body, told)

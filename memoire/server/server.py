@@ -1,6 +1,6 @@
 """The server: takes caches and requests on its own threads, hands out batches, publishes models.
 
-    actors ──requests──▶ one thread: Desk        ──▶ replies, notices
+    actors ──requests──▶ one thread: Dispatcher        ──▶ replies, notices
            ──caches────▶ one thread per address  ──▶ Pool ◀── get_batch, in the learner's own thread
              episodes                                EpisodePool
 
@@ -148,8 +148,12 @@ class Server(Node):
         self._closing, self._close_lock = threading.Event(), threading.Lock()
         self._scalars: dict[str, float] = {}
         self._io = made = make_threads(options, self._closing, owner=self)
-        self.name, self._gate, self._store, self._desk = made.name, made.gate, made.store, made.desk
-        self._tables, self._archive, self._queries = made.desk.tables, made.archive, Queries(made.desk, made.store)
+        self.name, self._gate, self._store, self._dispatcher = made.name, made.gate, made.store, made.dispatcher
+        self._tables, self._archive, self._queries = (
+            made.dispatcher.tables,
+            made.archive,
+            Queries(made.dispatcher, made.store),
+        )
         self._handles = {table.name: self._make_handle(table) for table in self._tables}
         self._first = self._handles[self._tables.first.name]
         try:
@@ -161,7 +165,7 @@ class Server(Node):
         close_at_exit(self)
 
     def _make_handle(self, table: OpenTable) -> TableHandle:
-        return TableHandle(self._desk, table, self._check_open, self._is_over, lambda: self.endpoint or self.name)
+        return TableHandle(self._dispatcher, table, self._check_open, self._is_over, lambda: self.endpoint or self.name)
 
     # ---------------------------------------------------------------------------------------------- addresses
 
@@ -281,7 +285,7 @@ class Server(Node):
         have no owner here. The owners apply them with their next message and report applied and stale: see `stats`.
         """
         self._check_open()
-        return self._desk.hand_on(ids, td_errors)
+        return self._dispatcher.hand_on(ids, td_errors)
 
     # ------------------------------------------------------------------------------------------- what it tells
 
@@ -291,11 +295,11 @@ class Server(Node):
         Clients get the content in the type in which it was published; those that come later get the newest.
         """
         self._check_open()
-        return self._desk.publish(topic, content).version
+        return self._dispatcher.publish(topic, content).version
 
     def model(self, topic: str) -> Model | None:
         """The newest model of a topic, from whomever it came; with a state folder, the newest that is saved."""
-        return self._desk.models.newest(topic)
+        return self._dispatcher.models.newest(topic)
 
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set figures of this learner to be shown, by name, such as its loss: finite numbers, at most 64 names."""
@@ -325,11 +329,11 @@ class Server(Node):
         check_bytes("held_bytes", held_bytes)
         if held_bytes is not None:
             self._tables.share_out(held_bytes)
-        self._desk.grant(credit)
+        self._dispatcher.grant(credit)
 
     def finish(self) -> None:
         """The run is over: `client.finished` becomes true everywhere, and `batches` ends."""
-        self._desk.finish()
+        self._dispatcher.finish()
 
     def begin_run(self, name: str) -> None:
         """Count this run from now on: from zero, or where it ended. The former one stays readable.
@@ -339,14 +343,14 @@ class Server(Node):
         text of 1 to 256 characters, or ParameterError is raised.
         """
         self._check_open()
-        self._desk.begin_run(name)
-        if self._desk.finished:
+        self._dispatcher.begin_run(name)
+        if self._dispatcher.finished:
             _log.warning("%s: run %r is finished; resume() makes it go on", self.name, name)
 
     def resume(self) -> None:
         """Let a run go on that was declared over."""
         self._check_open()
-        self._desk.resume()
+        self._dispatcher.resume()
 
     # ---------------------------------------------------- what was counted; ParameterError: there is no such run
 
@@ -363,33 +367,33 @@ class Server(Node):
     @property
     def epoch(self) -> int:
         """Greater at each start of this server."""
-        return self._desk.epoch
+        return self._dispatcher.epoch
 
     @property
     def run(self) -> str:
         """Name of the experiment."""
-        return self._desk.run_name
+        return self._dispatcher.run_name
 
     @property
     def finished(self) -> bool:
         """Whether the run was declared over, here or by a learner far away."""
-        return self._desk.finished
+        return self._dispatcher.finished
 
     @property
     def total_episodes(self) -> int:
         """Episodes that all clients of this run closed."""
-        return self._desk.ledger.episodes
+        return self._dispatcher.ledger.episodes
 
     @property
     def total_steps(self) -> int:
         """Entries that all clients of this run recorded."""
-        return self._desk.ledger.steps
+        return self._dispatcher.ledger.steps
 
     @property
     def total_caches(self) -> int:
         """Caches that were accepted here; whoever has a batch finds its caches counted."""
-        with self._desk.lock:
-            return self._desk.ledger.accepted_caches
+        with self._dispatcher.lock:
+            return self._dispatcher.ledger.accepted_caches
 
     def runs(self) -> list[RunFacts]:
         """All runs that this server knows, the one that is counted last."""
@@ -533,7 +537,7 @@ class Server(Node):
     def stats(self) -> ServerStats:
         """All figures at this moment."""
         tables = {name: handle.stats() for name, handle in self._handles.items()}
-        counted, uptime = figures_of(self._desk, tables, self._scalars), time.monotonic() - self._started
+        counted, uptime = figures_of(self._dispatcher, tables, self._scalars), time.monotonic() - self._started
         return ServerStats(name=self.name, uptime=uptime, **counted, **self._io.figures())
 
     def liveness(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a server, its tables and its clients have done, at one moment. Pure: no socket, no clock but the desk's."""
+"""What a server, its tables and its clients have done, at one moment. Pure: no socket, and the dispatcher's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memoire.pool.tables import OpenTable, Storage
 from memoire.replay.limiter import RateStats
 from memoire.security.exposure import Security
 
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .learners import LearnerStats, merged
 from .reported import NEWEST, Recent, Spread, recent, spread
 from .timings import Timing
@@ -179,12 +179,12 @@ class ServerStats:
     """Turns of its threads that failed: faults of ours."""
 
 
-def client_stats(desk: Desk, account: Account) -> ClientStats:
-    """One client, by its account. Under the desk's lock."""
+def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
+    """One client, by its account. Under the dispatcher's lock."""
     report = account.report
     return ClientStats(
         client=account.client.hex(),
-        table=desk.tables.name_of(account.table),
+        table=dispatcher.tables.name_of(account.table),
         label=account.label,
         host=account.host,
         episodes=report.episodes,
@@ -211,12 +211,12 @@ def client_stats(desk: Desk, account: Account) -> ClientStats:
 
 
 def table_stats(
-    desk: Desk, table: OpenTable, *, batches: int, waited: float, freshness: Freshness | None
+    dispatcher: Dispatcher, table: OpenTable, *, batches: int, waited: float, freshness: Freshness | None
 ) -> TableStats:
     """One table, with what was handed out of it in this process."""
     pool = table.pool.stats()
-    with desk.lock:
-        ledger, version = desk.ledger, table.parameters_version
+    with dispatcher.lock:
+        ledger, version = dispatcher.ledger, table.parameters_version
         clients = ledger.present[table.number]
         sums = {name: of_tables[table.number] for name, of_tables in ledger.tables.items()}
     return TableStats(
@@ -259,7 +259,9 @@ SUMMED = (
 """Figures of a server that are sums over its tables."""
 
 
-def figures_of(desk: Desk, tables: Mapping[str, TableStats], scalars: Mapping[str, float]) -> dict[str, Any]:
+def figures_of(
+    dispatcher: Dispatcher, tables: Mapping[str, TableStats], scalars: Mapping[str, float]
+) -> dict[str, Any]:
     """The figures of a server that follow from what was counted.
 
     Args:
@@ -267,39 +269,39 @@ def figures_of(desk: Desk, tables: Mapping[str, TableStats], scalars: Mapping[st
     """
     sums = {name: sum(getattr(table, name) for table in tables.values()) for name in SUMMED}
     return {
-        "run": desk.run_name,
-        "epoch": desk.epoch,
-        "finished": desk.finished,
-        "durable": desk.is_durable,
+        "run": dispatcher.run_name,
+        "epoch": dispatcher.epoch,
+        "finished": dispatcher.finished,
+        "durable": dispatcher.is_durable,
         "tables": dict(tables),
-        "model_bytes": desk.models.bytes,
-        "log_lines": desk.logbook.count,
-        "feedback_given": desk.feedback_given,
-        "feedback_lost": desk.feedback_lost,
-        "parameters_version": desk.tables.first.parameters_version,
+        "model_bytes": dispatcher.models.bytes,
+        "log_lines": dispatcher.logbook.count,
+        "feedback_given": dispatcher.feedback_given,
+        "feedback_lost": dispatcher.feedback_lost,
+        "parameters_version": dispatcher.tables.first.parameters_version,
         **sums,
-        **_counted(desk, scalars),
+        **_counted(dispatcher, scalars),
     }
 
 
-def _counted(desk: Desk, scalars: Mapping[str, float]) -> dict[str, Any]:
+def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, Any]:
     """What has to be read at one moment."""
-    now = desk.now
-    with desk.lock:
-        ledger, totals = desk.ledger, desk.ledger.totals()
-        active = ledger.active(now - desk.limits.client_timeout)
-        guests, learners = len(ledger.guests), desk.learners.now(now)
+    now = dispatcher.now
+    with dispatcher.lock:
+        ledger, totals = dispatcher.ledger, dispatcher.ledger.totals()
+        active = ledger.active(now - dispatcher.limits.client_timeout)
+        guests, learners = len(ledger.guests), dispatcher.learners.now(now)
         ended = [ended for _, ended in itertools.islice(reversed(ledger.ended), NEWEST)]
         counted = {
             "totals": totals,
-            "refused": dict(desk.refused),
+            "refused": dict(dispatcher.refused),
             "guests": guests,
             "accounts_in_memory": len(ledger),
             "accounts_folded": ledger.folded,
-            "newcomers_left": int(desk.newcomers.least(now)),
+            "newcomers_left": int(dispatcher.newcomers.least(now)),
             "learners": learners,
-            "credit": desk.credit(desk.tables.first),
-            "models": desk.models.versions(),
+            "credit": dispatcher.credit(dispatcher.tables.first),
+            "models": dispatcher.models.versions(),
         }
     silent = max(0, totals.clients + guests - totals.gone - len(active))
     return counted | {

@@ -24,7 +24,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.prefetch import batches_until_over, drawn_ahead
 from memoire.replay.schema import Schema
 
-from .dispatch import Desk
+from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
 
 STRETCH = 0.1
@@ -44,13 +44,13 @@ class TableHandle(Guarded):
 
     def __init__(
         self,
-        desk: Desk,
+        dispatcher: Dispatcher,
         table: OpenTable,
         check_open: Callable[[], None],
         is_over: Callable[[], bool],
         where: Callable[[], str],
     ) -> None:
-        self._desk, self._table = desk, table
+        self._dispatcher, self._table = dispatcher, table
         self._check_open, self._is_over, self._where = check_open, is_over, where
         self._counting = threading.Lock()  # guards the two below
         self._batches = 0
@@ -202,7 +202,7 @@ class TableHandle(Guarded):
             td_errors: Finite, [B].
         """
         self._check_open()
-        return self._desk.hand_on(ids, td_errors)
+        return self._dispatcher.hand_on(ids, td_errors)
 
     def configure(self, **changes: Any) -> Parameters:
         """Change this table's parameters here and, with their next message, at its clients; their data stays.
@@ -211,7 +211,7 @@ class TableHandle(Guarded):
             ParameterError: a value is out of its range; nothing was changed.
         """
         self._check_open()
-        return self._desk.configure(self._table, changes)
+        return self._dispatcher.configure(self._table, changes)
 
     def limit(self, byte_limit: int) -> int:
         """Hold at most so many bytes in this table from now on, whatever the others hold; returns how many caches had
@@ -220,7 +220,7 @@ class TableHandle(Guarded):
         self._check_open()
         self._table.own_limit = whole("byte_limit", byte_limit, 1)
         gone = self._table.pool.limit(self._table.own_limit)
-        self._desk.grant(None)  # its clients' shares are others now
+        self._dispatcher.grant(None)  # its clients' shares are others now
         return gone
 
     def distribution(self) -> Distribution:
@@ -239,13 +239,13 @@ class TableHandle(Guarded):
 
     def _newest_model(self) -> int:
         """Version of the newest model of any topic; 0: there is none."""
-        return max(self._desk.models.versions().values(), default=0)
+        return max(self._dispatcher.models.versions().values(), default=0)
 
     def stats(self) -> TableStats:
         """All figures at this moment."""
         with self._counting:
             batches, waited = self._batches, self._waited
-        return table_stats(self._desk, self._table, batches=batches, waited=waited, freshness=self._looks.newest)
+        return table_stats(self._dispatcher, self._table, batches=batches, waited=waited, freshness=self._looks.newest)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r} of {self._where()}>"

@@ -22,7 +22,12 @@ from memoire.replay.batch import ID
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.wire import container, messages
+from memoire.wire import messages, pack
+from memoire.wire.frames import encode, parse
+from memoire.wire.frames import reply as encode_reply
+from memoire.wire.identity import NO_CLIENT, name_hash, table_number
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts
 
 REACHED = {"both"}
 LIMITS = Limits(model_chunk=50, model_bytes=10_000, message_bytes=1 << 20)
@@ -133,7 +138,7 @@ def _setting(choices: Choices) -> object:
     return choices.pick((choices.real(), integer, bool(choices.below(2)), choices.text(), None, [0.5], ["obs"], []))
 
 
-def _desk(parameters: Parameters) -> Dispatcher:
+def _dispatcher(parameters: Parameters) -> Dispatcher:
     settings = {
         "default": Table(SCHEMA, parameters=parameters),
         "whole": Table(SCHEMA, storage="episodes", capacity=64, byte_limit=1 << 16),
@@ -207,7 +212,7 @@ def _check(desk: Dispatcher) -> None:
 def one(data: bytes) -> str:
     """Up to twelve messages, and the books after them."""
     choices = Choices(data)
-    desk = _desk(choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3))))
+    desk = _dispatcher(choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3))))
     told = set()
     for _ in range(12):
         if choices:

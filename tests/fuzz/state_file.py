@@ -16,6 +16,8 @@ from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
 from memoire.storage import database
+from memoire.storage.seal import SUMS, Seal
+from memoire.storage.snapshot import records
 from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA
@@ -99,7 +101,9 @@ def one(data: bytes) -> str:
 
 def _go_on(store: Store) -> None:
     tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(SCHEMA, Parameters(), seed=0))
-    desk = Dispatcher(tables=tables, run=None, name=store.name, limits=Limits(), past=store, clock=lambda: 1e9, epoch=0)
+    desk = Dispatcher(
+        tables=tables, run=None, name=store.name, limits=Limits(), store=store, clock=lambda: 1e9, epoch=0
+    )
     for facts in desk.runs.facts():
         run = desk.runs.named(facts.name)
         assert run is not None

@@ -170,19 +170,18 @@ KILLED = {"kills": 5, "stops": 0, "seconds": 6.0, "spared": ("proxy",), "pace": 
 def _slow_disk(before: float, after: float) -> None:
     """Saving takes as much longer, before anything is on disk and after it."""
     from memoire.server.dispatch import Dispatcher
-    from memoire.server.server import Server
 
-    collect, saved = Dispatcher.collect, Server._saved
+    collect, saved = Dispatcher.collect, Dispatcher.saved
 
     def slowly(self: Any) -> Any:
         time.sleep(before)
         return collect(self)
 
-    def slow_to_say(self: Any, group: Any) -> None:
+    def slow_to_say(self: Any) -> None:
         time.sleep(after)
-        saved(self, group)
+        saved(self)
 
-    Dispatcher.collect, Server._saved = slowly, slow_to_say  # type: ignore[method-assign]
+    Dispatcher.collect, Dispatcher.saved = slowly, slow_to_say  # type: ignore[method-assign]
 
 
 @planted("", **KILLED)

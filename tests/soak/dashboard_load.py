@@ -55,14 +55,16 @@ class Actors:
     """What 3000 actors say to a server, in the frames of the real protocol."""
 
     def __init__(self, server: memoire.Server) -> None:
-        self.desk = server._dispatcher
+        self.dispatcher = server._dispatcher
         self.ids = [secrets.token_bytes(16) for _ in range(ACTORS)]
         self.number = 0
         self.steps = [0] * ACTORS
 
     def say(self, place: int, body: messages.Body) -> None:
         self.number += 1
-        self.desk.answer(parse(encode(body, client=self.ids[place], sequence=self.number, run=self.desk.run)))
+        self.dispatcher.answer(
+            parse(encode(body, client=self.ids[place], sequence=self.number, run=self.dispatcher.run))
+        )
 
     def begin(self) -> None:
         for place in range(ACTORS):

@@ -39,29 +39,29 @@ class Server:
     def __init__(self, path, name, clock):
         self.clock, self.store = clock, Store(path, name, limits=LIMITS)
         tables = {"default": Table(SCHEMA, parameters=Parameters())}
-        self.desk = Dispatcher(
+        self.dispatcher = Dispatcher(
             tables=Tables(
                 tables, lambda name, settings: Pool(settings.schema, settings.parameters, clock=lambda: clock[0])
             ),
             run="run",
             name=name,
             limits=LIMITS,
-            past=self.store,
+            store=self.store,
             clock=lambda: clock[0],
             epoch=0,
         )
 
     def tell(self, client, number, body):
         frames = encode(body, client=client, sequence=number, run=name_hash("run"))
-        return self.desk.answer(parse(frames)).body
+        return self.dispatcher.answer(parse(frames)).body
 
     def save(self):
-        while (group := self.desk.collect()) is not None:
+        while (group := self.dispatcher.collect()) is not None:
             self.store.save(group)
-            self.desk.saved()
+            self.dispatcher.saved()
 
     def pages(self):
-        return self.desk.pages(self.desk.runs.current)
+        return self.dispatcher.pages(self.dispatcher.runs.current)
 
 
 def lives(count, seed):
@@ -112,10 +112,10 @@ def fill(server, everybody):
         server.tell(client, 1, update)
         if number % 200 == 199:
             server.save()
-            server.desk.fold()
+            server.dispatcher.fold()
     server.save()
     server.clock[0] += MONTH
-    server.desk.fold()
+    server.dispatcher.fold()
 
 
 def main() -> int:
@@ -135,7 +135,7 @@ def main() -> int:
         server = Server(place / "a", "a", [1.79e9])
         before = memory()
         seconds, _ = timed(lambda: fill(server, everybody))
-        ledger = server.desk.ledger
+        ledger = server.dispatcher.ledger
         check("accounts folded", (len(ledger), ledger.folded), (0, count))
         check("steps", ledger.steps, steps)
         rows.append((f"{count:,} clients come and go", f"{1e6 * seconds / count:.0f} us each"))
@@ -149,11 +149,11 @@ def main() -> int:
         if taken > MOST_BYTES * count:
             violations.append(f"{taken / count:.1f} bytes of disk for each client")
         seconds, server = timed(lambda: Server(place / "a", "a", server.clock))
-        check("steps after a restart", server.desk.ledger.steps, steps)
+        check("steps after a restart", server.dispatcher.ledger.steps, steps)
         rows.append(("start, all of them added up", f"{seconds:.2f} s"))
         back = random.Random(2).sample(everybody, 1000)
         seconds, _ = timed(lambda: [server.tell(client, 2, update) for client, update in back])
-        check("steps after a thousand said it again", server.desk.ledger.steps, steps)
+        check("steps after a thousand said it again", server.dispatcher.ledger.steps, steps)
         rows.append(("one speaks again after a month", f"{1e3 * seconds:.0f} us each"))
         strangers = [random.Random(3).randbytes(16) for _ in range(1000)]
         seconds, _ = timed(lambda: [server.tell(client, 1, messages.Hello()) for client in strangers])
@@ -172,7 +172,7 @@ def main() -> int:
 def bring(server, heir):
     """As `memoire drain` does."""
     for rows in server.pages():
-        heir.desk.inherit("run", False, rows)
+        heir.dispatcher.inherit("run", False, rows)
         heir.save()
 
 

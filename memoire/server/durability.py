@@ -1,0 +1,122 @@
+"""What a server has to save, and what waits until it is on disk.
+
+    handlers     touch(account)  add_lines(...)           what has changed
+                 after(ticket)   hold(reply)              what waits for it
+    the store    collect() ─────▶ one group, saved in one transaction ─────▶ saved(), and the group's tickets may go
+
+Without a state folder nothing is kept and nothing waits. Pure: the store's thread is elsewhere, and the dispatcher's
+lock is held.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from memoire.accounting.account import Account
+from memoire.accounting.journal import Group, Journal, RunFacts, Ticket
+from memoire.accounting.logbook import Entry
+from memoire.accounting.merge import Rows
+from memoire.accounting.runs import Keeper, Runs
+from memoire.models.model import Model
+from memoire.wire import messages
+from memoire.wire.frames import Header
+
+from .reply import Reply
+
+
+class Committer:
+    """What is to be saved by a server's store, and the replies that wait for it. Runs go by their names.
+
+    Args:
+        store: The state folder; None saves nothing, and every reply goes at once.
+    """
+
+    def __init__(self, store: Keeper | None) -> None:
+        self._store = store
+        self._journal = None if store is None else Journal()
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what is acknowledged is on disk."""
+        return self._journal is not None
+
+    # What has changed
+
+    def touch(self, run: str, account: Account) -> None:
+        """The account is to be saved."""
+        if self._journal is not None:
+            self._journal.touch(run, account)
+
+    def add_lines(self, run: str, entries: Sequence[Entry]) -> None:
+        """These log lines are to be saved."""
+        if self._journal is not None:
+            self._journal.lines(run, entries)
+
+    def add_run(self, facts: RunFacts) -> None:
+        """A run that began, or changed, is to be saved."""
+        if self._journal is not None:
+            self._journal.run(facts)
+
+    def add_model(self, run: str, model: Model) -> None:
+        """The model is to be saved."""
+        if self._journal is not None:
+            self._journal.model(run, model)
+
+    def add_inherited(self, run: str, rows: Rows) -> None:
+        """Accounts of other servers are to be saved: [C] rows of `messages.ACCOUNT`."""
+        if self._journal is not None:
+            self._journal.inherit(run, rows.tobytes())
+
+    def add_setting(self, name: str, text: str) -> None:
+        """A text that the server wants to find again is to be saved."""
+        if self._journal is not None:
+            self._journal.setting(name, text)
+
+    # What waits for it
+
+    def is_saved(self, run: str, client: bytes) -> bool:
+        """Whether nothing of this client's account has to be saved."""
+        return self._journal is None or self._journal.is_saved(run, client)
+
+    def is_run_saved(self, run: str) -> bool:
+        """Whether nothing of this run has to be saved."""
+        return self._journal is None or not self._journal.has(run)
+
+    def after(self, ticket: Ticket) -> None:
+        """Call this when everything up to now is saved: at once if nothing is ever saved."""
+        if self._journal is None or self._store is None:
+            ticket()
+        else:
+            self._journal.after(ticket)
+            self._store.wake()
+
+    def hold(self, header: Header, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
+        """What to send now in answer to a request: None if the reply has to wait. Then `send` is called later.
+
+        While the disk fails, a client hears why nothing is acknowledged. It reports everything again, so that its
+        reply need not wait.
+        """
+        if self._journal is None or self._store is None or not reply.until_saved:
+            return reply
+        if isinstance(reply.body, messages.Updated) and not self._store.is_healthy:
+            return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
+        self._journal.wait((header.client, header.sequence), functools.partial(send, reply))
+        self._store.wake()
+        return None
+
+    # What the store asks
+
+    def collect(self, runs: Runs) -> Group | None:
+        """What is to be saved next; `saved` is called when it is."""
+        assert self._journal is not None
+        for run in runs:
+            run.kept.taken()
+        return self._journal.take()
+
+    def saved(self, runs: Runs) -> None:
+        """The group that was collected last is on disk."""
+        assert self._journal is not None
+        self._journal.saved()
+        for run in runs:
+            run.kept.saved()

@@ -1,0 +1,218 @@
+"""What clients say of themselves, by HELLO and UPDATE, and what they are told. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from memoire.accounting.account import Account, sums_of
+from memoire.accounting.logbook import Entry
+from memoire.accounting.runs import Run
+from memoire.pool.tables import OpenTable
+from memoire.replay.limiter import NO_LIMIT
+from memoire.server.credit import Credits
+from memoire.server.owners import ClientOwners
+from memoire.server.reply import Reply
+from memoire.server.state import ServerState
+from memoire.version import SOFTWARE
+from memoire.wire import compression, messages
+from memoire.wire.frames import Header
+
+from .feedback import FeedbackHandler
+
+LIMITS_OF_CLIENTS = ("message_bytes", "request_bytes", "tail_bytes", "model_bytes", "model_chunk")
+"""Fields of `Limits` that a client has to keep to, too."""
+
+
+class ClientsHandler:
+    """Registers clients and counts what they report.
+
+    Args:
+        endpoints: Where clients connect to; read at each HELLO, since workers may be added.
+        on_lines: Called with log lines that are new, in order, when they are saved.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        credits: Credits,
+        owners: ClientOwners,
+        feedback: FeedbackHandler,
+        *,
+        endpoints: Callable[[], messages.Endpoints],
+        on_lines: Callable[[list[Entry]], None],
+    ) -> None:
+        self._state, self._credits, self._owners, self._feedback = state, credits, owners, feedback
+        self._endpoints, self._on_lines = endpoints, on_lines
+
+    # HELLO
+
+    def hello(self, now: float, header: Header, body: messages.Hello, _: Any) -> Reply:
+        """Register a client, a reader or another peer, and tell it all that it needs to begin."""
+        state = self._state
+        table = state.tables.named(body.table)
+        since, granted, is_saved = 0, NO_LIMIT, True
+        if body.role == "actor":
+            since = self._register(header.client, body, table, now)
+            table.limiter.met(header.client, body.inserted, header.sequence)
+            granted, _ = self._credits.grant(table, header.client, now)
+            is_saved = state.committer.is_saved(state.run.name, header.client)
+        elif body.role == "reader":
+            state.learners.met(header.client, body, now, table.name)
+        welcome = self._welcome(table, body, now, since, granted)
+        return Reply(welcome, None, self._names(table), until_saved=not is_saved)
+
+    def _register(self, client: bytes, body: messages.Hello, table: OpenTable, now: float) -> int:
+        """Keep what a client says of itself; returns since when its account is open, or would be."""
+        ledger = self._state.ledger
+        account = ledger.greet(client, now, table.number)
+        self._owners.move_to(account)
+        account.host = body.host
+        if (account.label, account.table) != (body.label, table.number):
+            account.label = body.label
+            ledger.move(account, table.number)
+            if ledger.is_counted(account):
+                self._state.committer.touch(self._state.run.name, account)
+        return account.since
+
+    def _welcome(
+        self, table: OpenTable, body: messages.Hello, now: float, since: int, granted_steps: int
+    ) -> messages.Welcome:
+        state = self._state
+        return messages.Welcome(
+            schema=table.schema.to_json(),
+            parameters=table.parameters.to_wire(),
+            parameters_version=table.parameters_version,
+            max_step=table.max_step,
+            storage=table.storage,
+            table=table.number,
+            table_name=table.name,
+            run_name=state.run.name,
+            home_name=state.name,
+            epoch=state.epoch,
+            servers=[state.name],
+            endpoints=self._endpoints(),
+            credit=self._credits.of(table, now),
+            models=state.models.versions(),
+            codecs=[codec for codec in body.codecs if codec in compression.codecs()],
+            limits=self._stated_limits(table),
+            finished=state.run.finished,
+            software=SOFTWARE,
+            since=since,
+            durable=state.committer.is_durable,
+            leaving=[state.name] if state.leaving else [],
+            granted_steps=granted_steps,
+        )
+
+    def _names(self, table: OpenTable) -> dict[str, int]:
+        """Fields of the header that tell who answers, and for what."""
+        state = self._state
+        return {
+            "run": state.run.number,
+            "home": state.home,
+            "fingerprint": table.fingerprint,
+            "table": table.number,
+        }
+
+    def _stated_limits(self, table: OpenTable) -> dict[str, int]:
+        entries = {"episode_entries": table.pool.capacity} if table.storage == "episodes" else {}
+        return {name: getattr(self._state.limits, name) for name in LIMITS_OF_CLIENTS} | entries
+
+    # UPDATE
+
+    def update(self, now: float, header: Header, body: messages.Update, _: Any) -> Reply:
+        """Count what a client reports, for the run that it speaks of, and tell it what has been counted."""
+        state = self._state
+        table, run = state.tables.numbered(header.table), state.runs.find(header.run)
+        if run is None:
+            raise state.wrong_run()
+        account = self._count(run, header, body, table, now)
+        changed: dict[str, Any] = {}
+        payload: Any = None
+        if run is state.run:
+            payload, changed = self._fetch_feedback(table, account, body, now)
+            if state.run.finished and (body.finished or body.leaving):
+                state.informed.add(account.client)
+            self._report(table, header, body, account)
+            if table.limiter.is_active and not account.report.leaving:
+                changed["granted_steps"], changed["wait"] = self._credits.grant(table, header.client, now)
+        is_saved = state.committer.is_saved(run.name, header.client)
+        return Reply(self._updated(table, account, body, now, changed), payload, until_saved=not is_saved)
+
+    def _count(self, run: Run, header: Header, body: messages.Update, table: OpenTable, now: float) -> Account:
+        """The client's account with all that it reports; what has changed is to be saved."""
+        committer, ledger = self._state.committer, run.ledger
+        before = sums_of(ledger.find(header.client))
+        account = ledger.report(header.client, header.sequence, body, now, table.number)
+        taken = run.logbook.take(header.client, body.lines, account.lines_through, now)
+        if taken:
+            account.lines_through = taken[-1].line.number
+            committer.add_lines(run.name, taken)
+            committer.after(functools.partial(self._on_lines, taken))
+        if ledger.is_counted(account) and before != sums_of(account):
+            committer.touch(run.name, account)
+        return account
+
+    def _fetch_feedback(
+        self, table: OpenTable, account: Account, body: messages.Update, now: float
+    ) -> tuple[Any, dict[str, Any]]:
+        """Priorities that wait for a client: their container, and the reply's field that numbers them."""
+        # Pieces are numbered from 1 at each start.
+        through = body.feedback_through if body.epoch == self._state.epoch else 0
+        found = self._feedback.fetch(table, account, through, now)
+        if account.report.leaving:
+            self._feedback.give_up(self._state.run, account.client)
+        return (None, {}) if found is None else (found[1], {"feedback_through": found[0]})
+
+    def _report(self, table: OpenTable, header: Header, body: messages.Update, account: Account) -> None:
+        """Tell pool and limiter what a client of the present run has reported."""
+        if not self._state.ledger.is_counted(account):
+            return
+        client, number = header.client, header.sequence
+        table.pool.sums(client, number, body.total_weight, body.positives, body.minimum)
+        table.limiter.reported(client, body.steps - body.passed_steps, number)
+        if account.report.leaving:
+            table.pool.goodbye(client)
+            table.limiter.left(client)
+
+    def _updated(
+        self, table: OpenTable, account: Account, body: messages.Update, now: float, changed: dict[str, Any]
+    ) -> messages.Updated:
+        state = self._state
+        is_older = body.parameters_version != table.parameters_version
+        return messages.Updated(
+            epoch=state.epoch,
+            durable=state.committer.is_durable,
+            episodes=account.report.episodes,
+            steps=account.report.steps,
+            lines_through=account.lines_through,
+            ended_through=account.ended_through,
+            caches=account.accepted_caches,
+            received_bytes=account.received_bytes,
+            rejected=dict(account.rejected),
+            lost=account.lost_caches,
+            lost_bytes=account.lost_bytes,
+            credit=self._credits.of(table, now),
+            parameters_version=table.parameters_version,
+            parameters=table.parameters.to_wire() if is_older else None,
+            models=state.models.versions(),
+            run_name=state.run.name,
+            finished=state.run.finished,
+            time=max(0.0, now),
+            leaving=state.leaving,
+            **changed,
+        )
+
+    # The end of a run
+
+    def untold(self, within: float, now: float) -> int:
+        """Clients heard from in the last `within` seconds that have not said that they know that the run is over."""
+        state = self._state
+        if not state.run.finished:
+            return 0
+        since = now - within
+        return sum(
+            account.last_seen >= since and not account.report.leaving and account.client not in state.informed
+            for account in (*state.ledger, *state.ledger.guests)
+        )

@@ -1,0 +1,82 @@
+"""What readers draw: sums of clients' weights, and samples by these. Pure.
+
+Nothing here changes what the dispatcher's lock guards: pools and limiters, which do the work, have locks of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from memoire.pool.tables import OpenTable
+from memoire.replay.limiter import ClusterSurplus
+from memoire.server.reply import Reply
+from memoire.server.state import ServerState
+from memoire.wire import compression, messages, pack
+from memoire.wire.frames import Header
+from memoire.wire.rows import unpack_counts
+
+
+class DrawsHandler:
+    """Answers readers.
+
+    Args:
+        can_undo: Whether a reader (its id) said that it can undo a compression. It holds the lock by itself.
+    """
+
+    def __init__(self, state: ServerState, can_undo: Callable[[bytes, str], bool]) -> None:
+        self._state, self._can_undo = state, can_undo
+
+    def sums(self, _: float, header: Header, body: messages.Sums, payload: Any) -> Reply:
+        """Reserve samples for a reader, and tell it what there is of each client."""
+        table = self._table_of(header)
+        rows = table.pool.reserve(header.client, body.reserve, body.elsewhere, (body.part, body.of))
+        return Reply(
+            messages.Summed(
+                epoch=self._state.epoch,
+                clients=rows.tobytes(),
+                finished=self._state.run.finished,
+                standing=_standing(table, header.client, body),
+            )
+        )
+
+    def draw(self, now: float, header: Header, body: messages.Draw, _: Any) -> Reply:
+        """Draw as many samples of each client as a reader asks for, and tell it what there is now."""
+        table, reader = self._table_of(header), header.client
+        counts = unpack_counts(body.counts)
+        payload = table.pool.draw_counts(reader, counts, now=now, compression=self._compression(table, reader))
+        rows = table.pool.reserve(reader, body.reserve, body.elsewhere, (body.part, body.of))
+        if payload is not None:
+            table.limiter.drew(pack.samples_of(payload), has_band=body.band is not None)
+        drawn = messages.Drawn(
+            epoch=self._state.epoch,
+            clients=rows.tobytes(),
+            finished=self._state.run.finished,
+            standing=_standing(table, reader, body),
+        )
+        return Reply(drawn, payload)
+
+    def _compression(self, table: OpenTable, reader: bytes) -> str:
+        """How frames travel to a reader: by lz4 if the parameters say so and both have it. zlib is for actors:
+        a server that packed every batch by it would do little else.
+        """
+        if table.parameters.compression != "lz4" or "lz4" not in compression.codecs():
+            return "none"
+        return "lz4" if self._can_undo(reader, "lz4") else "none"
+
+    def _table_of(self, header: Header) -> OpenTable:
+        table = self._state.tables.numbered(header.table)
+        if header.fingerprint:
+            table.check_fingerprint(header.fingerprint)
+        return table
+
+
+def _standing(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.Standing | None:
+    """Tell a table's limiter what a reader says of all servers, and the reader what the limiter says of this one."""
+    table.limiter.wants(reader, body.wanted)
+    if body.band is not None:
+        table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
+    standing = table.limiter.standing()
+    return None if standing is None else messages.Standing(*standing)

@@ -1,0 +1,79 @@
+"""Caches and episodes that clients push: checked, held, and counted whether they are taken or not. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memoire.accounting.account import Account
+from memoire.accounting.runs import Run
+from memoire.errors import ProtocolError
+from memoire.pool.tables import OpenTable
+from memoire.server.state import ServerState
+from memoire.wire import messages
+from memoire.wire.frames import Header
+from memoire.wire.identity import NO_CLIENT
+
+Pushed = messages.Cache | messages.Episode
+
+
+class IntakeHandler:
+    """Takes what arrives in three steps, of which the first, which takes longest, needs no lock.
+
+    check ──▶ accept            ProtocolError from either of them ──▶ reject
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def check(self, header: Header, body: Pushed, payload: Any) -> tuple[OpenTable, Any]:
+        """The table that something is for, and what the table's pool can hold of it. Needs no lock.
+
+        Raises:
+            ProtocolError: it cannot be taken, and why.
+        """
+        if header.client == NO_CLIENT:
+            raise ProtocolError("client", "a cache needs a client id")
+        self._check_run(header)
+        table = self._state.tables.numbered(header.table)
+        table.check_fingerprint(header.fingerprint)
+        return table, table.pool.check(body, payload, limits=self._state.limits, checksum=header.payload_checksum)
+
+    def accept(self, now: float, header: Header, body: Pushed, table: OpenTable, held: Any) -> None:
+        """Hold what was checked, and count it for its client.
+
+        Raises:
+            ProtocolError: another run has begun since it was checked, the pool is closed to it, or too many accounts
+                are opened at once.
+        """
+        self._check_run(header)
+        table.pool.add(header.client, header.sequence, held)
+        run = self._state.run
+        account = self._count(run, now, header, body, table.number)
+        if account is not None:
+            run.ledger.accepted(account, header.payload_bytes, held.samples)
+
+    def reject(self, now: float, header: Header, body: Pushed, code: str) -> None:
+        """Count for its client what was not taken, in the run that it was for, if that is known here.
+
+        Raises:
+            ProtocolError: (code "busy") too many accounts are opened at once.
+        """
+        run = self._state.runs.find(header.run)
+        if header.client == NO_CLIENT or run is None:
+            return
+        account = self._count(run, now, header, body)
+        if account is not None:
+            run.ledger.rejected(account, code)
+
+    def _check_run(self, header: Header) -> None:
+        run = self._state.run
+        if header.run and header.run != run.number:
+            raise ProtocolError("run", f"a cache of another run; this server counts {run.name!r}")
+
+    def _count(self, run: Run, now: float, header: Header, body: Pushed, table: int = 0) -> Account | None:
+        account = run.ledger.arrived(
+            header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table
+        )
+        if account is not None:
+            self._state.committer.touch(run.name, account)
+        return account

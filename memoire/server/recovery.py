@@ -1,0 +1,80 @@
+"""What a server finds again of its former life: the run, models, and parameters unless others are given now. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memoire.accounting.runs import Past
+from memoire.errors import ParameterError
+from memoire.pool.tables import OpenTable
+from memoire.replay.parameters import Parameters
+
+from .durability import Committer
+from .state import ServerState
+
+DEFAULT_RUN = "default"
+"""Name of the run of a server that was never given one."""
+
+
+class _Chosen(msgspec.Struct, frozen=True):
+    """What a former life was given, and with what it ended."""
+
+    given: dict[str, Any]
+    now: dict[str, Any]
+    version: int
+
+
+def run_to_count(past: Past | None, given: str | None, committer: Committer) -> str:
+    """The run that was counted last, unless another one is given now than was given then."""
+    if past is None:
+        return DEFAULT_RUN if given is None else given
+    counted = next((facts.name for facts in past.runs() if not facts.ended), None)
+    if given is None:
+        return counted or DEFAULT_RUN
+    if counted is not None and past.settings().get("run") == given:
+        return counted
+    committer.add_setting("run", given)
+    return given
+
+
+def recover(state: ServerState, past: Past) -> None:
+    """Take over models and parameters of the former life; what is new in this one is to be saved.
+
+    Raises:
+        ParameterError: what was saved for a table are no parameters, or none that fit it.
+    """
+    for model in past.models(state.run.name):
+        state.models.put(model)
+    settings = past.settings()
+    for table in state.tables:
+        _recover_parameters(table, settings.get(table.key))
+        save_parameters(table, state.committer)
+    state.report_models()
+    for facts in state.runs.facts():
+        state.committer.add_run(facts)
+
+
+def _recover_parameters(table: OpenTable, saved: str | None) -> None:
+    given = table.settings.parameters.to_wire()
+    chosen = _Chosen(given, given, 1) if saved is None else _chosen(table.key, saved)
+    if chosen.given == given:
+        table.take_parameters(Parameters.from_wire(chosen.now), chosen.version)
+    else:
+        table.take_parameters(table.parameters, chosen.version + 1)
+
+
+def save_parameters(table: OpenTable, committer: Committer) -> None:
+    """Have a table's parameters saved as they are now, beside those that it was given."""
+    if committer.is_durable:
+        given = table.settings.parameters.to_wire()
+        chosen = _Chosen(given, table.parameters.to_wire(), table.parameters_version)
+        committer.add_setting(table.key, msgspec.json.encode(chosen).decode())
+
+
+def _chosen(key: str, saved: str) -> _Chosen:
+    try:
+        return msgspec.json.decode(saved, type=_Chosen)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ParameterError(key, saved[:80], f"what a server saves of a table: {error}") from error

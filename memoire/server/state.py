@@ -1,0 +1,80 @@
+"""What the handlers of one server share: what it is called, keeps and counts. Pure."""
+
+from __future__ import annotations
+
+from memoire.accounting.ledger import Ledger
+from memoire.accounting.runs import Past, Run, Runs
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.models.model import ModelStore
+from memoire.pool.tables import Tables
+from memoire.security.throttle import TokenBuckets
+from memoire.wire.identity import name_hash
+
+from .durability import Committer
+from .learners import Learners
+
+
+class ServerState:
+    """One server, as its handlers know it. The dispatcher's lock guards everything but pools and limiters, which have
+    locks of their own.
+
+    Args:
+        tables: What it keeps; each with schema, parameters and pool of its own.
+        run: Name of the run that is counted.
+        committer: Told of everything that has to be saved.
+        past: What was saved in former lives.
+        now: Seconds since 1970.
+        epoch: Number of this life, above those of all former ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        tables: Tables,
+        limits: Limits,
+        run: str,
+        committer: Committer,
+        past: Past | None = None,
+        now: float,
+        epoch: int,
+    ) -> None:
+        self.name, self.home, self.epoch = name, name_hash(name), epoch
+        self.tables, self.limits, self.committer = tables, limits, committer
+        self.models = ModelStore(limits.model_bytes)
+        self.learners = Learners()
+        self.informed: set[bytes] = set()
+        """Clients that have said that they know that the run is over."""
+        self.leaving = False
+        """Whether clients are sent elsewhere: this server is being drained."""
+        self.newcomers = TokenBuckets(limits.new_clients, limits.new_clients_rate)
+        """Accounts that may be opened now, by the owner of their key."""
+        self.runs = Runs(run, now, past, epoch=epoch, home=self.home, may_open=self.newcomers.take, forget=self._forget)
+
+    @property
+    def run(self) -> Run:
+        """The run that is counted now."""
+        return self.runs.current
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its accounts."""
+        return self.runs.current.ledger
+
+    def wrong_run(self) -> ProtocolError:
+        """What whoever speaks of another run is answered."""
+        return ProtocolError("run", f"this server counts run {self.run.name!r}; say HELLO again")
+
+    def report_models(self) -> None:
+        """Have the tables know how old their entries' models are."""
+        versions = self.models.versions()
+        for table in self.tables:
+            table.pool.saw_model(table.parameters.newest_model(versions))
+
+    def _forget(self, client: bytes) -> None:
+        """Drop what is in memory of a client that left the ledger of a run."""
+        if client not in self.ledger:
+            self.informed.discard(client)
+            for table in self.tables:
+                table.limiter.left(client)

@@ -1,0 +1,121 @@
+"""What the tests of a server's handlers share: its state without a dispatcher, and messages through the wire's frames."""
+
+from fake_store import Disk, MemoryStore
+from memoire.limits import Limits
+from memoire.pool.caches import Pool
+from memoire.pool.episodes import EpisodePool
+from memoire.pool.tables import Table, Tables
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.server.credit import Credits
+from memoire.server.durability import Committer
+from memoire.server.handlers.clients import ClientsHandler
+from memoire.server.handlers.control import ControlHandler
+from memoire.server.handlers.feedback import FeedbackHandler
+from memoire.server.handlers.models import ModelsHandler
+from memoire.server.owners import ClientOwners
+from memoire.server.state import ServerState
+from memoire.wire import messages, pack
+from memoire.wire.frames import encode, parse
+from memoire.wire.identity import name_hash
+from netkit import SCHEMA, entry
+
+NOW = 1000.0
+ME, YOU, READER = b"m" * 16, b"y" * 16, b"r" * 16
+PARAMETERS = Parameters(cache_size=8)
+RUN = name_hash("run")
+NEXT = name_hash("next")
+
+
+def tables_of(**settings):
+    """Tables with pools of their own; without settings one of caches and one of episodes, "whole"."""
+    whole = Table(SCHEMA, parameters=PARAMETERS, storage="episodes", capacity=64)
+    settings = settings or {"default": Table(SCHEMA, parameters=PARAMETERS), "whole": whole}
+
+    def pool(name, table):
+        if table.storage == "episodes":
+            return EpisodePool(table.schema, table.parameters, capacity=table.capacity, byte_limit=1 << 20, seed=0)
+        return Pool(table.schema, table.parameters, byte_limit=1 << 20, seed=0)
+
+    return Tables(settings, pool)
+
+
+def state_of(tables=None, *, store=None, limits=None, run="run", epoch=7):
+    """The state of a server called "home", which counts `run`."""
+    return ServerState(
+        name="home",
+        tables=tables or tables_of(),
+        limits=limits or Limits(model_chunk=10, model_bytes=1000),
+        run=run,
+        committer=Committer(store),
+        past=store,
+        now=NOW,
+        epoch=epoch if store is None else store.epoch,
+    )
+
+
+def store_of(disk=None, name="home"):
+    """A state folder in memory, which saves when `save` has it save."""
+    return MemoryStore(disk or Disk(), name)
+
+
+def save(state, disk):
+    """Have everything that changed on disk, and call what waited for it; returns how many groups there were."""
+    count = 0
+    while (group := state.committer.collect(state.runs)) is not None:
+        disk.save(group)
+        state.committer.saved(state.runs)
+        for ticket in group.tickets:
+            ticket()
+        count += 1
+    return count
+
+
+class Ends:
+    """All handlers of one server's state that clients meet, and what they called."""
+
+    def __init__(self, state):
+        self.state, self.lines, self.shown, self.news = state, [], [], []
+        self.credits, self.owners, self.feedback = Credits(state), ClientOwners(state), FeedbackHandler(state)
+        self.models = ModelsHandler(state, on_model=self.shown.append, after=state.committer.after)
+        self.control = ControlHandler(state, self.models, self.feedback, lambda: self.news.append(1))
+        self.clients = ClientsHandler(
+            state,
+            self.credits,
+            self.owners,
+            self.feedback,
+            endpoints=lambda: messages.Endpoints(request="tcp://home"),
+            on_lines=self.lines.append,
+        )
+        self._number = 0
+
+    def hello(self, client=ME, now=NOW, **facts):
+        return self._ask(self.clients.hello, messages.Hello(**facts), client, now)
+
+    def update(self, client=ME, now=NOW, run=0, table=0, **facts):
+        return self._ask(self.clients.update, messages.Update(**facts), client, now, run=run, table=table)
+
+    def _ask(self, handler, body, client, now, **header):
+        self._number += 1
+        return ask(handler, body, client, now=now, number=self._number, **header)
+
+
+def message(body, client=ME, *, number=1, payload=None, **header):
+    """A message as it is parsed."""
+    return parse(encode(body, client=client, sequence=number, payload=payload, **header))
+
+
+def ask(handler, body, client=ME, *, now=NOW, number=1, payload=None, **header):
+    """What a handler replies."""
+    made = message(body, client, number=number, payload=payload, **header)
+    return handler(now, made.header, made.body, made.payload)
+
+
+def cache_of(entries=20, parameters=PARAMETERS):
+    """The payload of a cache."""
+    memory = Memory(SCHEMA, 100, parameters, seed=0)
+    memory.open()
+    for step in range(entries):
+        memory.add(0, entry(SCHEMA, step))
+    memory.close(terminated=True)
+    return pack.build(memory, now=0.0)

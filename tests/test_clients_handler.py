@@ -1,0 +1,260 @@
+"""What clients report and are told, message by message."""
+
+import numpy as np
+import pytest
+
+from fake_store import Disk
+from memoire.errors import ProtocolError
+from memoire.pool.tables import Table
+from memoire.replay.limiter import NO_LIMIT
+from memoire.replay.parameters import Parameters
+from memoire.wire import messages, unpack
+from memoire.wire.identity import table_number
+from netkit import SCHEMA
+from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, save, state_of, store_of, tables_of
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
+WHOLE = table_number("whole")
+LINE = messages.Line(number=1, time=0.0, label=7, text="x")
+
+
+@pytest.fixture
+def ends():
+    return Ends(state_of())
+
+
+@pytest.fixture
+def disk():
+    return Disk()
+
+
+@pytest.fixture
+def durable(disk):
+    return Ends(state_of(store=store_of(disk)))
+
+
+def banded(**facts):
+    return Ends(state_of(tables_of(default=Table(SCHEMA, parameters=BAND)), **facts))
+
+
+def feed(ends, client=ME, samples=3):
+    """Have priorities wait for a client."""
+    numbers = np.arange(samples, dtype=np.int64)
+    return ends.feedback.apply([(client, numbers, np.ones(samples, np.float32))])[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ HELLO
+
+
+def test_hello_says_all_that_a_client_needs(ends):
+    reply = ends.hello(label=7, host="gpu-1", codecs=["zlib", "unheard of"])
+    told = reply.body
+    assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
+    assert (told.table, told.table_name, told.storage, told.epoch, told.since) == (0, "default", "caches", 7, 7)
+    assert told.endpoints.request == "tcp://home" and told.limits["model_bytes"] == 1000
+    assert "episode_entries" not in told.limits and (told.durable, told.finished, told.leaving) == (False, False, [])
+    assert told.granted_steps == NO_LIMIT and told.credit == 1 << 20 and not reply.until_saved
+    assert reply.changed == {"run": RUN, "home": ends.state.home, "fingerprint": SCHEMA.fingerprint, "table": 0}
+    account = ends.state.ledger.find(ME)
+    assert (account.label, account.host) == (7, "gpu-1") and not ends.state.ledger.is_counted(account)
+
+
+def test_a_table_of_episodes_says_how_many_entries_one_may_have(ends):
+    reply = ends.hello(table="whole")
+    assert (reply.body.storage, reply.body.limits["episode_entries"]) == ("episodes", 64)
+    assert reply.changed["table"] == WHOLE
+    with pytest.raises(ProtocolError, match="no table 'none'"):
+        ends.hello(table="none")
+
+
+def test_a_reader_has_no_account_and_is_granted_everything():
+    ends = banded()
+    told = ends.hello(READER, role="reader", codecs=["lz4"]).body
+    assert (told.since, told.granted_steps) == (0, NO_LIMIT) and READER not in ends.state.ledger
+    assert ends.state.learners.has(READER, "lz4") and ends.state.learners.now(NOW)[0].table == "default"
+    assert ends.hello(YOU, role="publisher").body.since == 0
+    assert YOU not in ends.state.ledger and len(ends.state.learners.now(NOW)) == 1
+
+
+def test_an_actor_is_granted_its_part_of_what_may_be_recorded():
+    ends = banded()
+    assert ends.hello(inserted=100).body.granted_steps == 130, "what it had recorded before is none of this band's"
+    assert ends.update(steps=100).body.granted_steps == 130
+
+
+def test_a_server_that_is_drained_or_over_says_so(ends):
+    ends.control.drain()
+    ends.control.finish()
+    told = ends.hello().body
+    assert (told.leaving, told.finished) == (["home"], True)
+    told = ends.update(steps=1).body
+    assert told.leaving and told.finished
+
+
+def test_a_welcome_waits_while_the_clients_account_is_unsaved(durable, disk):
+    assert not durable.hello().until_saved, "a guest has nothing that could be lost"
+    durable.update(steps=1)
+    assert durable.hello().until_saved and durable.hello().body.durable
+    save(durable.state, disk)
+    assert not durable.hello().until_saved
+    assert durable.hello(label=9).until_saved, "another label is saved, too"
+
+
+def test_a_client_that_moves_to_another_table_takes_its_counts_along(durable, disk):
+    durable.hello(YOU)
+    durable.hello(YOU, table="whole")
+    durable.update(steps=5)
+    save(durable.state, disk)
+    assert durable.hello(table="whole").until_saved
+    ledger = durable.state.ledger
+    assert (ledger.find(ME).table, ledger.tables["steps"][WHOLE], ledger.present[WHOLE]) == (WHOLE, 5, 2)
+    ledger.check_invariants()
+
+
+def test_a_client_keeps_the_owner_that_it_had_before_its_account(ends):
+    ends.owners.check(ME, "actor/a")
+    ends.hello()
+    assert ends.state.ledger.find(ME).owner == "actor/a"
+
+
+# ----------------------------------------------------------------------------------------------------------- UPDATE
+
+
+def test_an_update_that_comes_again_changes_nothing(ends):
+    first = ends.update(episodes=3, steps=30, lines=[LINE])
+    again = ends.update(episodes=3, steps=30, lines=[LINE])
+    assert first == again and (first.body.episodes, first.body.steps, first.body.lines_through) == (3, 30, 1)
+    assert [[entry.line.text for entry in lines] for lines in ends.lines] == [["x"]]
+    ends.state.ledger.check_invariants()
+
+
+def test_updated_says_what_has_been_counted(ends):
+    ended = messages.Ended(number=1, time=0.0, length=30, returned=1.5)
+    told = ends.update(epoch=7, episodes=1, steps=30, caches=2, cache_bytes=200, ended=[ended], now=NOW + 5).body
+    assert (told.epoch, told.ended_through, told.caches, told.received_bytes) == (7, 1, 0, 0)
+    assert (told.run_name, told.time, told.durable, told.wait) == ("run", NOW + 5, False, "")
+    assert ends.state.ledger.find(ME).pushed_caches == 2
+    assert ends.update(now=-5.0).body.time == 0.0, "a clock that says less has no message for it"
+
+
+def test_lines_are_written_when_they_are_on_disk(durable, disk):
+    reply = durable.update(lines=[LINE])
+    assert durable.lines == [] and reply.until_saved and reply.body.lines_through == 1
+    save(durable.state, disk)
+    assert len(durable.lines) == 1 and [entry.line.text for entry in disk.lines["run"]] == ["x"]
+    assert not durable.update(lines=[LINE]).until_saved, "nothing is new"
+
+
+def test_a_sign_of_life_is_not_saved_and_a_count_is(durable, disk):
+    durable.update(steps=1)
+    save(durable.state, disk)
+    assert not durable.update(steps=1).until_saved
+    assert durable.update(steps=2).until_saved
+    assert not durable.update(YOU).until_saved
+
+
+def test_parameters_are_sent_to_those_that_have_others(ends):
+    assert ends.update(parameters_version=1).body.parameters is None
+    ends.control.configure(ends.state.tables.first, {"cache_size": 4})
+    told = ends.update(parameters_version=1).body
+    assert (told.parameters_version, told.parameters["cache_size"]) == (2, 4)
+    assert ends.update(parameters_version=2).body.parameters is None
+
+
+def test_sums_and_inserts_are_told_to_pool_and_limiter():
+    ends = banded()
+    ends.hello()
+    told = ends.update(steps=25, passed_steps=5, total_weight=2.0, positives=2, minimum=1.0).body
+    limiter = ends.state.tables.first.limiter
+    assert (limiter.stats().inserted, limiter.stats().surplus) == (20, 20.0)
+    assert (told.granted_steps, told.wait) == (30, "")
+    rows = ends.state.tables.first.pool.reserve(READER, 10)
+    assert [row["client"].tobytes() for row in rows] == [ME]
+    full = ends.update(steps=35, passed_steps=5).body
+    assert full.granted_steps == 30 and full.wait.startswith("waits until 1 more samples are drawn")
+
+
+def test_a_client_that_leaves_is_dropped_by_pool_and_limiter():
+    ends = banded()
+    ends.hello()
+    ends.update(steps=1, total_weight=2.0, positives=2, minimum=1.0)
+    told = ends.update(steps=1, leaving=True).body
+    assert told.granted_steps == messages.Updated().granted_steps, "it records no more"
+    assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
+    assert ends.hello(YOU).body.granted_steps == 29, "what it was granted and did not use is free"
+
+
+def test_what_a_guest_says_of_its_memory_is_not_believed(ends):
+    ends.update(total_weight=2.0, positives=2, minimum=1.0)
+    assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
+
+
+def test_a_client_of_a_former_run_is_counted_there_and_told_of_the_present_one():
+    ends = banded()
+    ends.hello()
+    ends.update(steps=3)
+    feed(ends)
+    ends.control.begin_run("next", NOW)
+    reply = ends.update(run=RUN, steps=5, total_weight=2.0, positives=2, minimum=1.0)
+    assert (reply.body.run_name, reply.body.steps, reply.payload) == ("next", 5, None)
+    assert reply.body.granted_steps == messages.Updated().granted_steps
+    assert ends.state.runs.named("run").ledger.steps == 5 and ends.state.ledger.steps == 0
+    assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
+    assert ends.update(run=NEXT, steps=1).body.granted_steps == 31, "it said no HELLO: what it has is counted from here"
+    with pytest.raises(ProtocolError, match="this server counts run 'next'; say HELLO again") as caught:
+        ends.update(run=5, steps=1)
+    assert caught.value.code == "run"
+
+
+def test_priorities_are_given_until_they_are_applied(ends):
+    ends.update(steps=5)
+    assert feed(ends, samples=5) == 0
+    for _ in range(2):
+        reply = ends.update(steps=5)
+        numbers, errors = unpack.read_feedback(reply.payload, SCHEMA)[ME]
+        assert numbers.tolist() == [0, 1, 2, 3, 4] and errors.tolist() == [1.0] * 5
+        assert reply.body.feedback_through == 1
+    assert ends.update(steps=5, epoch=6, feedback_through=1).payload is not None, "that was piece 1 of a former life"
+    done = ends.update(steps=5, epoch=7, feedback_through=1, applied=5)
+    assert (done.payload, done.body.feedback_through) == (None, 0)
+    assert ends.state.ledger.find(ME).waiting_feedback == 0
+
+
+def test_priorities_of_a_client_that_leaves_are_lost(ends):
+    ends.update(steps=5)
+    feed(ends)
+    ends.update(steps=5, leaving=True)
+    assert ends.feedback.lost == 3 and ends.state.ledger.totals().lost_feedback == 3
+    ends.state.ledger.check_invariants()
+
+
+# --------------------------------------------------------------------------------------------------- the run is over
+
+
+def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
+    ends.hello()
+    ends.hello(YOU)
+    assert ends.clients.untold(2.0, NOW) == 0
+    ends.update(finished=True)
+    ends.control.finish()
+    assert ends.clients.untold(2.0, NOW) == 2, "what it said before was about nothing"
+    ends.update(episodes=1)
+    assert ends.clients.untold(2.0, NOW) == 2
+    ends.update(episodes=1, finished=True)
+    assert ends.clients.untold(2.0, NOW) == 1
+    assert ends.clients.untold(2.0, NOW + 3.0) == 0, "silent ones are not waited for"
+    ends.update(YOU, leaving=True)
+    assert ends.clients.untold(2.0, NOW) == 0
+    ends.control.resume()
+    ends.control.finish()
+    assert ends.clients.untold(2.0, NOW) == 1, "that was another end"
+
+
+def test_a_client_of_a_former_run_has_not_heard_the_end_of_the_present_one(ends):
+    ends.update(steps=1)
+    ends.control.begin_run("next", NOW)
+    ends.control.finish()
+    ends.update(run=RUN, steps=1, finished=True)
+    assert ends.state.informed == set()
