@@ -27,7 +27,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     """
     access accounts admission ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds
     contract_cluster contract_docs counts dashboard dashboard_bounds dashboard_figures dashboard_pages
-    dashboard_parts deadlines demo_progress demonstrations descriptors desk docs durable errors exposure faults
+    dashboard_parts deadlines demo_progress demonstrations descriptors dispatcher docs durable errors exposure faults
     folding fuzz guarantees_docs home_watch imports inserts ipc_paths journal lanes learners ledger limiter
     limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse models models_cluster
     monitoring moves mutants names nesting node notices outbox oversized ownfiles packages parameters partition plan

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 import containers
+from memoire.pool.caches import Pool
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
+from memoire.wire import unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.pack import Head
 from memoire.wire.parts import Part
@@ -38,3 +40,50 @@ def cache_of(
 def name(i: int) -> bytes:
     """The id of client i."""
     return i.to_bytes(16, "little")
+
+
+def made(
+    samples: int = 8,
+    *,
+    weight: Any = 1.0,
+    total: float = 100.0,
+    positives: int = 50,
+    minimum: float = 0.5,
+    first: int = 0,
+    action: Any = None,
+    parameters: Parameters = PLAIN,
+    seed: int = 0,
+) -> Any:
+    """A held cache of numbered samples."""
+    replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
+    layout = layout_of(SCHEMA, parameters)
+    head = Head(parameters.multi_step, total, positives, minimum)
+    one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
+    if action is not None:
+        place = layout.place(Part.PREV, "action")
+        row = unpack.table(one.payload)[place]
+        one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
+    return one.held()
+
+
+def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -> Pool:
+    """A pool in which client i holds `unused[i]` samples, in caches of 5 at most, numbered through."""
+    pool = Pool(SCHEMA, parameters, seed=1, **options)
+    for i, count in enumerate(unused):
+        for first in range(0, count, 5):
+            held = made(min(5, count - first), first=first, total=10.0 * (i + 1), parameters=parameters)
+            pool.add(name(i), first, held)
+    return pool
+
+
+def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:
+    count = len(ages)
+    layout = layout_of(SCHEMA, parameters)
+    replace = {
+        Part.NUMBER: np.arange(first, first + count),
+        Part.WEIGHT: np.broadcast_to(np.asarray(weight, np.float64), count),
+        Part.AGE: np.asarray(ages, np.float32),
+        Part.MODEL: np.asarray(models, np.int64),
+    }
+    facts = Head(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
+    return containers.make(layout, count, head=facts, replace=replace).held()

@@ -44,7 +44,7 @@ def account(client, episodes=0, steps=0, **facts):
 
 
 class Keeper:
-    """A desk in miniature over a store: what is asked is acknowledged when it is saved."""
+    """A dispatcher in miniature over a store: what is asked is acknowledged when it is saved."""
 
     def __init__(self, folder, name="home", *, run=RUN, begin=True, **options):
         self.store = Store(folder, name, **options)

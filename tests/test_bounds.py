@@ -6,6 +6,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from dispatchkit import Asker, arrive, cache_of, made_dispatcher
 from memoire import Buffer, Schema
 from memoire.client.outbox import LINE_OVERHEAD, Outbox
 from memoire.errors import ProtocolError, WrongType
@@ -17,13 +18,21 @@ from memoire.replay.batch import ID, td_errors_for
 from memoire.storage import disk_errors, packed_episodes, snapshot_file
 from memoire.storage.snapshot import records
 from memoire.wire import messages
-from poolkit import PLAIN, SCHEMA, Clock, name
-from test_desk import Asker, arrive, cache_of, desk, told  # noqa: F401  fixtures
-from test_pool import made
-from test_snapshot import STATES, episodes_of, memory_of
-from test_subscriptions import LIMITS, following
+from poolkit import PLAIN, SCHEMA, Clock, made, name
+from snapshotkit import STATES, episodes_of, memory_of
+from topickit import LIMITS, following
 
 # ------------------------------------------------------------------------------------------------------- on the way
+
+
+@pytest.fixture
+def told():
+    return {"lines": [], "models": []}
+
+
+@pytest.fixture
+def dispatcher(told):
+    return made_dispatcher(told)
 
 
 def test_a_line_that_waits_counts_with_what_it_costs_beside_its_text():
@@ -163,15 +172,15 @@ def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():
 
 
 @pytest.mark.usefixtures("told")
-def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(desk):  # noqa: F811
-    assert Asker(desk, b"r" * 16).ask(messages.Hello(role="reader", table="default")).body.since == 0
-    assert Asker(desk).ask(messages.Hello(role="actor", table="default")).body.since == desk.epoch
+def test_a_reader_has_no_account_and_a_refused_cache_counts_in_the_first_table(dispatcher):  # noqa: F811
+    assert Asker(dispatcher, b"r" * 16).ask(messages.Hello(role="reader", table="default")).body.since == 0
+    assert Asker(dispatcher).ask(messages.Hello(role="actor", table="default")).body.since == dispatcher.epoch
     payload = cache_of()
     broken = np.array(payload)
     broken[: len(broken) // 2] = 255
     with pytest.raises(ProtocolError):
-        arrive(desk, broken, client=b"n" * 16)
-    account = desk.runs.current.ledger.find(b"n" * 16)
+        arrive(dispatcher, broken, client=b"n" * 16)
+    account = dispatcher.runs.current.ledger.find(b"n" * 16)
     assert account is None or account.table == 0
 
 

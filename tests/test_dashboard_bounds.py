@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from starlette.datastructures import Headers
 
+from boardkit import account, one
 from memoire.dashboard.collect import nodes, verdict
 from memoire.dashboard.collect.actors import ACTORS_EVERY, ActorList
 from memoire.dashboard.collect.cluster import Cluster
@@ -24,7 +25,6 @@ from memoire.dashboard.web.access import MOST_BODY_BYTES, too_long
 from memoire.dashboard.web.exports import _bytes, _varint
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
-from test_dashboard_parts import account, one
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boardkit import account, one
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import Sums, quantile
 from memoire.dashboard.collect.forecasts import until
-from memoire.dashboard.collect.history import LEVELS, Curves, History, Point
+from memoire.dashboard.collect.history import LEVELS, Curves, History
 from memoire.dashboard.collect.ledgers import Kept
 from memoire.dashboard.collect.nodes import Addresses, NodeError
 from memoire.dashboard.collect.rates import Ring
@@ -25,20 +26,9 @@ from memoire.dashboard.settings import Settings
 from memoire.dashboard.web import exports
 from memoire.errors import HistoryError, ParameterError
 from memoire.server.timings import BOUNDS
-from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 
 # ---------------------------------------------------------------------------------------------------------- ledgers
-
-
-def account(client, home, *, steps, accepted, seen, since=0):
-    """One row: this client's steps in all, and its caches that this account of this home has taken."""
-    row = np.zeros(1, ACCOUNT)
-    row["client"] = np.frombuffer(bytes([client]) * 16, "<u8")
-    row["home"], row["since"] = name_hash(f"server-{home}"), since
-    row["steps"], row["accepted_caches"], row["received_caches"], row["pushed_caches"] = steps, *[accepted] * 3
-    row["first_seen"], row["last_seen"] = 1.0, seen
-    return row
 
 
 class Servers:
@@ -119,10 +109,6 @@ def test_the_version_tells_whether_anything_changed():
 # ---------------------------------------------------------------------------------------------------------- history
 
 NOW = 1_800_000_000.0
-
-
-def one(value):
-    return Point(value, value, value)
 
 
 @pytest.fixture

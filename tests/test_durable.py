@@ -308,12 +308,12 @@ def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, dur
 
 def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     server = durable.start(run="a")
-    desk = server._dispatcher
+    dispatcher = server._dispatcher
     me = b"m" * 16
 
     def ask(body, number, run):
         header = {"client": me, "sequence": number, "run": name_hash(run)}
-        return desk.answer(parse(encode(body, **header))).body
+        return dispatcher.answer(parse(encode(body, **header))).body
 
     ask(messages.Hello(), 1, "a")
     ask(messages.Update(episodes=3), 2, "a")
@@ -324,7 +324,7 @@ def test_a_client_of_a_former_run_is_counted_there_until_it_says_hello(durable):
     assert ask(messages.Update(episodes=5), 4, "never heard of").code == "run"
     server.close()
     server = durable.start(run="a")
-    desk = server._dispatcher
+    dispatcher = server._dispatcher
     assert ask(messages.Update(episodes=6), 5, "a").episodes == 6, "read from disk when it is asked for"
     assert server.run == "b"
 

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dispatchkit import Asker
 from fake_store import Disk, MemoryStore
 from memoire.accounting.merge import merge, totals_of
 from memoire.errors import ProtocolError
@@ -23,7 +24,6 @@ from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 from memoire.wire.rows import ACCOUNT
 from netkit import SCHEMA
-from test_desk import Asker
 
 LIMITS = Limits(client_timeout=60.0, account_timeout=600.0)
 CLIENTS = [bytes([n]) * 16 for n in range(1, 5)]
@@ -31,7 +31,7 @@ RUN = "run"
 
 
 class Home:
-    """A server's desk, with a disk or without one, under a clock that a test turns."""
+    """A server's dispatcher, with a disk or without one, under a clock that a test turns."""
 
     def __init__(self, name, clock, disk=None, limits=LIMITS, run=RUN):
         self.name, self.clock, self.disk = name, clock, disk

@@ -36,7 +36,7 @@ ROUNDS = {
     "http_request": 800,
     "model_transfer": 250,
     "minari_data": 400,
-    "desk": 80,
+    "dispatcher": 80,
     "snapshot_file": 150,
     "state_file": 40,
 }
@@ -93,8 +93,8 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
 
 
 def test_readers_that_make_their_names_up_are_bounded():
-    desk = engine.load("desk")._dispatcher(Parameters())
-    pool = desk.tables.first.pool
+    dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
+    pool = dispatcher.tables.first.pool
     for number in range(MOST_READERS):
         pool.reserve(number.to_bytes(16, "big"), 5)
     with pytest.raises(ProtocolError, match="1024 readers"):
@@ -105,14 +105,14 @@ def test_readers_that_make_their_names_up_are_bounded():
 
 
 def test_runs_of_other_servers_are_bounded(monkeypatch):
-    desk = engine.load("desk")._dispatcher(Parameters())
+    dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
     monkeypatch.setattr("memoire.server.handlers.accounts.MOST_FORMER", 3)
     nothing = unpack_accounts(b"")
     for number in range(2):
-        desk.inherit(f"run {number}", False, nothing)
-    desk.inherit("run 1", False, nothing)
+        dispatcher.inherit(f"run {number}", False, nothing)
+    dispatcher.inherit("run 1", False, nothing)
     with pytest.raises(ProtocolError, match="3 runs are kept"):
-        desk.inherit("run 2", False, nothing)
+        dispatcher.inherit("run 2", False, nothing)
 
 
 def schema_of(*columns):

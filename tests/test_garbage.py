@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +21,7 @@ from memoire.wire.identity import name_hash
 from memoire.wire.refusals import CODES
 from netkit import SCHEMA, Cluster, record, until
 from rawpeer import GREETING, ready
-
-VECTORS = Path(__file__).parent / "vectors"
-MESSAGES = [
-    [path.read_bytes() for path in (first, first.with_suffix(".1")) if path.exists()]
-    for first in sorted(VECTORS.glob("*.0"))
-]
+from wirekit import MESSAGES
 
 
 @pytest.fixture

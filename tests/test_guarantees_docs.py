@@ -1,33 +1,17 @@
 """docs/guarantees.md names only tests that exist, every limit with its default, and every known hazard."""
 
-import ast
 import dataclasses
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from dockit import ROOT, functions_of, named_tests
 from memoire.limits import GiB, KiB, Limits, MiB
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "docs" / name for name in ("guarantees.md", "operations.md")]
 GUARANTEES = PAGES[0].read_text(encoding="utf-8")
 UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "": 1}
-
-
-@cache
-def functions_of(file: str) -> frozenset[str]:
-    """The names of a file's test functions, its classes' included."""
-    path = ROOT / "tests" / f"{file}.py"
-    if not path.exists():
-        return frozenset()
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef))
-
-
-def named_tests(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"`(test_\w+)::(test_\w+)`", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

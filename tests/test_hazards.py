@@ -17,7 +17,7 @@ from memoire import ReplayMemory, ReplayMemoryClient, ReplayMemoryServer
 from memoire.errors import EndpointError, MemoireTimeout, NotEnoughSamples
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from test_wire import changed, golden, with_tail
+from wirekit import changed, golden, with_tail
 
 
 def local(max_step, **parameters):

@@ -20,8 +20,8 @@ from memoire.net.poller import Poller
 from memoire.net.resolver import Names
 from memoire.replay.parameters import Parameters
 from memoire.wire import messages
+from namekit import Book
 from netkit import Cluster, KeepingContext, record, until
-from test_names import Book
 
 
 @pytest.fixture

@@ -5,13 +5,11 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "deploy" / "monitoring"
-BOARDS = {"overview.json": "memoire-overview", "servers-and-proxies.json": "memoire-nodes"}
+from monitoringkit import BOARDS, FOLDER, ROOT, board, rules
+
 NAME = re.compile(r"\bmemoire[_:][a-zA-Z0-9_:]+")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -31,20 +29,8 @@ def catalogue():
     }
 
 
-@functools.cache
-def rules():
-    """All rules, in order."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    read = yaml.safe_load((FOLDER / "memoire.rules.yaml").read_text(encoding="utf-8"))
-    return [rule for group in read["groups"] for rule in group["rules"]]
-
-
 def alerts():
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
-
-
-def board(file):
-    return json.loads((FOLDER / file).read_text(encoding="utf-8"))
 
 
 def queries(file):

@@ -1,30 +1,14 @@
 """Looking names up: in the background, once, and with nobody waiting for a name that is not theirs."""
 
 import os
-import threading
 import time
 
 import pytest
 
 from memoire.net import resolver
 from memoire.net.resolver import Names
+from namekit import Book
 from netkit import DEADLINE, until
-
-
-class Book:
-    """A name server: what it knows, how often it was asked, and names on which it hangs."""
-
-    def __init__(self, **known):
-        self.known, self.asked, self.hanging = known, [], set()
-        self.released = threading.Event()
-
-    def __call__(self, host):
-        self.asked.append(host)
-        if host in self.hanging:
-            self.released.wait(100.0)
-        if host not in self.known:
-            raise OSError(-2, "Name or service not known")
-        return list(self.known[host])
 
 
 @pytest.fixture

@@ -19,44 +19,10 @@ from memoire.wire.layout import layout_of
 from memoire.wire.pack import Head
 from memoire.wire.parts import ZERO_FRAME, Kind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_counts
-from poolkit import PLAIN, SCHEMA, Clock, name
+from poolkit import PLAIN, SCHEMA, Clock, made, name, pool_of
 
 STACKED = Parameters(frame_stack=3, multi_step=2)
 LAYOUT = layout_of(SCHEMA, PLAIN)
-
-
-def made(
-    samples: int = 8,
-    *,
-    weight: Any = 1.0,
-    total: float = 100.0,
-    positives: int = 50,
-    minimum: float = 0.5,
-    first: int = 0,
-    action: Any = None,
-    parameters: Parameters = PLAIN,
-    seed: int = 0,
-) -> Any:
-    """A held cache of numbered samples."""
-    replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
-    layout = layout_of(SCHEMA, parameters)
-    head = Head(parameters.multi_step, total, positives, minimum)
-    one = containers.make(layout, samples, seed=seed, head=head, replace=replace)
-    if action is not None:
-        place = layout.place(Part.PREV, "action")
-        row = unpack.table(one.payload)[place]
-        one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
-    return one.held()
-
-
-def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -> Pool:
-    """A pool in which client i holds `unused[i]` samples, in caches of 5 at most, numbered through."""
-    pool = Pool(SCHEMA, parameters, seed=1, **options)
-    for i, count in enumerate(unused):
-        for first in range(0, count, 5):
-            held = made(min(5, count - first), first=first, total=10.0 * (i + 1), parameters=parameters)
-            pool.add(name(i), first, held)
-    return pool
 
 
 def clients_of(gathered: Any) -> Any:

@@ -8,29 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import containers
 from memoire.errors import NotEnoughSamples
 from memoire.pool.caches import Pool
 from memoire.pool.draw import finish, plan
-from memoire.replay.parameters import Parameters
 from memoire.wire import unpack
 from memoire.wire.layout import layout_of
-from memoire.wire.pack import Head
-from memoire.wire.parts import Kind, Part
-from poolkit import PLAIN, SCHEMA, Clock, name
-
-
-def held(ages: Any, models: Any, parameters: Parameters, *, first: int = 0, weight: Any = 1.0, **head: Any) -> Any:
-    count = len(ages)
-    layout = layout_of(SCHEMA, parameters)
-    replace = {
-        Part.NUMBER: np.arange(first, first + count),
-        Part.WEIGHT: np.broadcast_to(np.asarray(weight, np.float64), count),
-        Part.AGE: np.asarray(ages, np.float32),
-        Part.MODEL: np.asarray(models, np.int64),
-    }
-    facts = Head(1, head.get("total", 100.0), head.get("positives", 50), head.get("minimum", 0.5))
-    return containers.make(layout, count, head=facts, replace=replace).held()
+from memoire.wire.parts import Kind
+from poolkit import PLAIN, SCHEMA, Clock, held, name
 
 
 def numbers(pool: Pool, count: int) -> list[int]:

@@ -17,9 +17,7 @@ from memoire.wire import unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
-from poolkit import PLAIN, SCHEMA, Clock, name
-from test_pool import made
-from test_pool_limits import held
+from poolkit import PLAIN, SCHEMA, Clock, held, made, name
 
 READERS = [b"r" * 16, b"s" * 16]
 

@@ -16,8 +16,8 @@ import pytest
 import memoire
 from history.ports import block
 from memoire.nodes.http import NodePages
+from monitoringkit import BOARDS, FOLDER, board, rules
 from netkit import SCHEMA, entry, until
-from test_monitoring import BOARDS, FOLDER, board, rules
 
 metrics = pytest.importorskip("memoire.nodes.metrics", reason="prometheus-client is not installed")
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dockit import functions_of, named_tests
 from memoire.cli.main import parser
 from memoire.security import permissions
-from test_guarantees_docs import functions_of, named_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -748,13 +748,13 @@ def test_a_log_file_that_cannot_be_is_refused(serve, tmp_path):
 
 def golden(server, client_id=b"x" * 16):
     """One good message of every kind that a client sends, as frames."""
-    desk = {"client": client_id, "run": 0, "home": 0, "fingerprint": SCHEMA.fingerprint}
+    dispatcher = {"client": client_id, "run": 0, "home": 0, "fingerprint": SCHEMA.fingerprint}
     bodies = [
         wire.Hello(), wire.Update(episodes=0), wire.Fetch(topic="t"), wire.Sums(), wire.Draw(), wire.Control(),
         wire.Publish(topic="t", size=0, sha256=bytes(32)), wire.Welcome(schema="{}"), wire.Updated(),
     ]  # fmt: skip
-    messages = [encode(body, sequence=number, **desk) for number, body in enumerate(bodies, 1)]
-    messages.append(encode(wire.Cache(), payload=b"\0" * 640, sequence=99, **desk))
+    messages = [encode(body, sequence=number, **dispatcher) for number, body in enumerate(bodies, 1)]
+    messages.append(encode(wire.Cache(), payload=b"\0" * 640, sequence=99, **dispatcher))
     return [[bytes(frame) for frame in message] for message in messages]
 
 

@@ -148,17 +148,17 @@ def test_a_state_folder_goes_by_the_default_name_until_it_has_one(tmp_path):
 def desk_of(store=None, **changes):
     made = options(**changes)
     announcements, facts = Announcements(), {"name": "home", "epoch": 5, "endpoints": messages.Endpoints}
-    desk = build.make_dispatcher(
+    dispatcher = build.make_dispatcher(
         made, build.make_tables(made), store, announcements, on_lines=lambda lines: None, **facts
     )
-    return desk, announcements
+    return dispatcher, announcements
 
 
 def test_a_desk_tells_what_is_published_and_that_a_run_is_over():
-    desk, announcements = desk_of(run="one")
-    desk.publish("policy", b"1")
-    desk.finish()
-    assert (desk.run_name, desk.epoch) == ("one", 5)
+    dispatcher, announcements = desk_of(run="one")
+    dispatcher.publish("policy", b"1")
+    dispatcher.finish()
+    assert (dispatcher.run_name, dispatcher.epoch) == ("one", 5)
     assert announcements.next_model().topic == "policy" and announcements.take_news()
     assert not announcements
 

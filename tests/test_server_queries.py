@@ -1,4 +1,4 @@
-"""What a server knows of its runs, asked of a desk without a socket; and the figures that follow from it."""
+"""What a server knows of its runs, asked of a dispatcher without a socket; and the figures that follow from it."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
 
 
 class Served:
-    """A desk with a clock that the test sets, and what is asked of it."""
+    """A dispatcher with a clock that the test sets, and what is asked of it."""
 
     def __init__(self):
         self.now = 1000.0

@@ -15,8 +15,6 @@ from memoire.errors import Closed, DataError, ParameterError, ProtocolError, Sna
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
 from memoire.pool.draw import plan
-from memoire.pool.episode_memory import NamedMemory
-from memoire.pool.episodes import EpisodePool
 from memoire.pool.snapshot import KeptCache, KeptClient
 from memoire.replay import dataset
 from memoire.replay.columns import Column
@@ -30,11 +28,10 @@ from memoire.storage.snapshot_file import Record, SnapshotFile
 from memoire.wire import _bytes
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
-from poolkit import PLAIN, SCHEMA, name
-from test_pool import made, pool_of
+from poolkit import PLAIN, SCHEMA, made, name, pool_of
+from snapshotkit import STATES, episodes_of, memory_of
 
 LIMITS = Limits()
-STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.float32, (), "reward")})
 
 
 def table(pool, title="default", storage="caches"):
@@ -56,29 +53,6 @@ def save(path, *tables, server="home"):
 
 def load(paths, *tables, **options):
     return restore.restore(paths, tables, limits=LIMITS, **options)
-
-
-def episodes_of(memory):
-    """A pool around a memory."""
-    pool = EpisodePool(memory.schema, memory.parameters, capacity=memory.capacity)
-    pool._stored.now = NamedMemory(memory, pool.owner)
-    return pool
-
-
-def memory_of(lengths, capacity=1000, seed=0, **parameters):
-    """A memory of closed episodes, of which every other one ends for good and a third has priorities of a learner's."""
-    rng = np.random.default_rng(seed)
-    memory = Memory(STATES, capacity, Parameters(**parameters), seed=seed)
-    for i, length in enumerate(lengths):
-        memory._set_clock(1e9 + 60 * i + 1000 * seed)
-        memory.open()
-        values = [rng.random((length, 3), np.float32), rng.random(length, np.float32)]
-        numbers = memory.extend(0, values, rng.random(length, np.float32), model_version=i)
-        final = None if i % 3 == 2 else rng.random(3, np.float32)
-        memory.close(multiplier=1.0 + i % 2, final_state=final, terminated=i % 2 == 0 or None)
-        if i % 3 == 0:
-            memory.update_priorities(numbers, rng.random(length))
-    return memory
 
 
 def content(memory):

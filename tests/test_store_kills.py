@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import powerkit
+from killkit import check_state
 from memoire.limits import Limits
-from memoire.storage.rotating_log import text_of
-from memoire.storage.snapshot_file import Counts, End, SnapshotFile
 from memoire.storage.state_folder import Store
-from statekit import CLIENTS, RUN, folder_in_memory, lines_through, own_accounts, text_of_log
+from statekit import folder_in_memory
 from store_child import HITS, STEPS
 
 TESTS = Path(__file__).resolve().parent
@@ -60,31 +59,6 @@ def child(*arguments):
 def check(folder):
     """What is in the folder is a whole number of steps, all those acknowledged among them; returns how many."""
     return check_state(folder / "state", (folder / "acks").stat().st_size)
-
-
-def check_state(folder, acknowledged):
-    if (kept := folder / "memory.snapshot").exists():
-        with SnapshotFile(kept) as file:
-            assert not file.verify() and file.end == End(tables=[Counts(clients=1)])
-    with Store(folder, "home", limits=Limits(log_bytes=600)) as store:
-        step = int(store.settings().get("step", "0"))
-        assert acknowledged <= step <= acknowledged + 1
-        assert store.line_count(RUN) == 2 * step
-        names = [facts.name for facts in store.runs()]
-        assert names in ([], [RUN], [RUN, *(f"run {n}" for n in range(1, step + 1))])
-        if step:
-            accounts = {one.client: one.report for one in own_accounts(store)}
-            for client in CLIENTS[1:]:
-                newest = max([n for n in range(1, step + 1) if CLIENTS[n % 8] == client], default=None)
-                assert newest is None or (accounts[client].episodes, accounts[client].steps) == (newest, newest**2)
-            assert accounts[CLIENTS[0]].episodes == step
-            assert lines_through(store) == {CLIENTS[0]: 2 * step}
-            big, small = store.models(RUN)
-            assert (big.version, big.value, small.value) == (step, bytes([step % 256]) * 20_000, f"{step}")
-        found = store.search(RUN, most=10_000)
-        assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
-        assert text_of_log(folder).endswith(b"".join(map(text_of, found)))
-    return step
 
 
 @pytest.mark.parametrize("points", [POINTS[::3], POINTS[1::3], POINTS[2::3]], ids=["some", "others", "the rest"])

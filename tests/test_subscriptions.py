@@ -5,100 +5,10 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memoire.errors import ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import fetcher
-from memoire.models.model import ModelStore, chunk_of
-from memoire.models.topics import Topics
-from memoire.wire import messages
-from memoire.wire.frames import encode, parse, reply
-
-HOME = 7
-"""Stands for the hash of a server's name."""
-LIMITS = Limits(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
-
-
-class Node:
-    """A node's models, and the requests of one client that it has not answered yet."""
-
-    def __init__(self, limits=LIMITS, *, find=lambda topic, version, digest: None, rng=None):
-        self.limits, self.store, self.epoch = limits, ModelStore(limits.model_bytes), 1
-        self.asked = []  # (body of the request, what to do with the answer)
-        self.heard = []  # calls of hear
-        self.got = []  # versions, as they came
-        self.now = 100.0
-        self.topics = Topics(
-            limits,
-            self.fetch,
-            self.hear,
-            lambda function: function(),
-            self.on_model,
-            find,
-            rng or random.Random(0),
-            lambda: self.now,
-        )
-
-    def fetch(self, topic, version, offset, size, finish):
-        self.asked.append((messages.Fetch(topic=topic, version=version, offset=offset, size=size), finish))
-
-    def hear(self, topic, wanted):
-        self.heard.append((topic, wanted))
-        return wanted
-
-    def on_model(self, model, is_renewed, source):
-        self.got.append((model.version, is_renewed))
-
-    def publish(self, size=45, *, notice=True, fill=None, inline=False):
-        version = self.store.version("t") + 1
-        body = bytes([version % 256 if fill is None else fill]) * size
-        model = self.store.publish("t", body)
-        if notice:
-            self.notice(model, body if inline else None)
-        return body
-
-    def notice(self, model, payload=None, home=HOME):
-        said = messages.Notice(
-            topic=model.topic, version=model.version, size=model.size, sha256=model.digest, epoch=self.epoch
-        )
-        self.topics.noticed(said, payload, home)
-
-    def answer(self, place=0, *, damage=False):
-        """Answer one request; the reply goes through the wire's own functions."""
-        asked, finish = self.asked.pop(place)
-        try:
-            model = self.store.serve(asked.topic, asked.version)
-            chunk, stretch = chunk_of(model, asked, self.limits, home=HOME, epoch=self.epoch)
-        except ProtocolError as error:
-            finish(Refused("node", error.code, error.detail))
-            return
-        payload = None if stretch is None else bytes(stretch)
-        if damage and payload:
-            payload = bytes([payload[0] ^ 1]) + payload[1:]
-        header = encode(messages.Fetch(topic="t"), client=b"c" * 16)
-        finish(parse(reply(parse(header).header, chunk, payload=payload)))
-
-    def answer_all(self):
-        while self.asked:
-            self.answer()
-
-    def restart(self, versions=()):
-        """A server that has forgotten everything, as its clients notice it."""
-        self.store, self.epoch = ModelStore(self.limits.model_bytes), self.epoch + 1
-        for body in versions:
-            self.store.publish("t", body)
-        self.topics.restarted()
-        self.topics.announced(self.store.versions())
-
-    @property
-    def newest(self):
-        return self.topics.newest("t")
-
-
-def following(*arguments, **options):
-    node = Node(*arguments, **options)
-    node.topics.want("t")
-    node.answer_all()
-    return node
+from memoire.models.model import ModelStore
+from topickit import LIMITS, following
 
 
 def test_a_few_chunks_are_asked_for_at_a_time_and_each_byte_once():

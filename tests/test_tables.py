@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import memoire
+from dispatchkit import Asker
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused, WrongType
 from memoire.limits import Limits
 from memoire.pool.caches import Pool
@@ -23,7 +24,6 @@ from memoire.wire import messages, pack
 from memoire.wire.frames import encode, parse
 from memoire.wire.identity import table_number
 from netkit import QUICK, SCHEMA, Cluster, entry, record, until
-from test_desk import Asker
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
 REUSED = Parameters(cache_size=64, reuse_cache=True)
@@ -435,11 +435,11 @@ def test_what_each_table_holds_lives_on_under_its_name(cluster, tmp_path):
     assert set(np.unique(again.table("demo").get_batch(64).obs)) == {7}
 
 
-# The desk
+# The dispatcher
 
 
 @pytest.fixture
-def desk():
+def dispatcher():
     settings = {"online": Table(SCHEMA), "demo": Table(OTHER)}
     tables = Tables(settings, lambda name, table: Pool(table.schema, table.parameters, seed=0))
     return Dispatcher(tables=tables, run="run", name="home", limits=Limits(), clock=lambda: 1000.0, epoch=1)
@@ -454,27 +454,27 @@ def built(schema):
     return pack.build(memory, now=0.0)
 
 
-def pushed(desk, name, schema, client=b"m" * 16):
+def pushed(dispatcher, name, schema, client=b"m" * 16):
     payload = built(schema)
     facts = {"client": client, "fingerprint": schema.fingerprint, "sequence": 1, "table": table_number(name)}
     message = parse(encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
-    return desk.arrived(message.header, message.body, message.payload)
+    return dispatcher.arrived(message.header, message.body, message.payload)
 
 
-def test_a_cache_for_another_table_or_schema_is_refused_and_counted(desk):
-    assert pushed(desk, "demo", OTHER) == 8
+def test_a_cache_for_another_table_or_schema_is_refused_and_counted(dispatcher):
+    assert pushed(dispatcher, "demo", OTHER) == 8
     for name, schema, code in (("nobody", OTHER, "table"), ("online", OTHER, "schema"), ("demo", SCHEMA, "schema")):
         with pytest.raises(ProtocolError) as error:
-            pushed(desk, name, schema)
+            pushed(dispatcher, name, schema)
         assert error.value.code == code
-    account = desk.ledger.find(b"m" * 16)
+    account = dispatcher.ledger.find(b"m" * 16)
     assert (account.accepted_caches, account.rejected) == (1, {"table": 1, "schema": 2})
-    assert desk.refused == {"table": 1, "schema": 2} and account.table == table_number("demo")
-    assert [table.pool.stats().caches for table in desk.tables] == [0, 1]
-    desk.ledger.check_invariants()
+    assert dispatcher.refused == {"table": 1, "schema": 2} and account.table == table_number("demo")
+    assert [table.pool.stats().caches for table in dispatcher.tables] == [0, 1]
+    dispatcher.ledger.check_invariants()
 
 
-def test_requests_for_a_table_that_is_not_there_are_refused(desk):
+def test_requests_for_a_table_that_is_not_there_are_refused(dispatcher):
     header = {"client": b"r" * 16, "table": 12345, "sequence": 1}
     ids = np.zeros(1, ID)
     feedback = pack.pack_feedback(SCHEMA, ids, np.ones(1, np.float32))
@@ -485,12 +485,12 @@ def test_requests_for_a_table_that_is_not_there_are_refused(desk):
         (messages.Control(parameters={"cache_size": 3}), None),
         (messages.Feedback(), feedback),
     ):
-        reply = desk.answer(parse(encode(body, payload=payload, **header))).body
+        reply = dispatcher.answer(parse(encode(body, payload=payload, **header))).body
         assert reply.code == "table" and "12345" in reply.text
-    assert desk.refused == {"table": 5} and len(desk.ledger) == 0
+    assert dispatcher.refused == {"table": 5} and len(dispatcher.ledger) == 0
 
 
-def test_a_reader_that_means_another_schema_draws_nothing(desk):
+def test_a_reader_that_means_another_schema_draws_nothing(dispatcher):
     header = {
         "client": b"r" * 16,
         "table": table_number("demo"),
@@ -498,19 +498,22 @@ def test_a_reader_that_means_another_schema_draws_nothing(desk):
         "sequence": 1,
     }
     for body in (messages.Sums(), messages.Draw()):
-        assert desk.answer(parse(encode(body, **header))).body.code == "schema"
+        assert dispatcher.answer(parse(encode(body, **header))).body.code == "schema"
 
 
-def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(desk):
-    desk.grant(10_000)
-    desk.tables["demo"].pool.limit(5000)
+def test_a_table_is_shared_by_its_own_clients_and_the_way_by_all(dispatcher):
+    dispatcher.grant(10_000)
+    dispatcher.tables["demo"].pool.limit(5000)
     for number in range(10):
-        Asker(desk, bytes([number + 1]) * 16).ask(messages.Hello(table="demo" if number < 5 else "online"))
-    assert desk.credit(desk.tables["demo"]) == 1000 and desk.credit(desk.tables["online"]) == 10_000
-    Asker(desk, bytes([1]) * 16).ask(messages.Hello(table="online"))  # it belongs there from now on
-    assert desk.credit(desk.tables["demo"]) == 1250
-    assert desk.ledger.present == {table_number("demo"): 4, table_number("online"): 6}
-    desk.ledger.check_invariants()
+        Asker(dispatcher, bytes([number + 1]) * 16).ask(messages.Hello(table="demo" if number < 5 else "online"))
+    assert (
+        dispatcher.credit(dispatcher.tables["demo"]) == 1000
+        and dispatcher.credit(dispatcher.tables["online"]) == 10_000
+    )
+    Asker(dispatcher, bytes([1]) * 16).ask(messages.Hello(table="online"))  # it belongs there from now on
+    assert dispatcher.credit(dispatcher.tables["demo"]) == 1250
+    assert dispatcher.ledger.present == {table_number("demo"): 4, table_number("online"): 6}
+    dispatcher.ledger.check_invariants()
 
 
 def test_numbers_of_tables_follow_from_their_names():

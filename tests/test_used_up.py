@@ -15,7 +15,7 @@ from memoire.wire import pack, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind, Part
 from netkit import Cluster, until
-from test_sequences import SCHEMA, record
+from sequencekit import SCHEMA, record
 
 READER = b"r" * 16
 FORMS = {"transitions": Parameters(), "sequences": Parameters(sequence_length=4, sequence_overlap=2, burn_in=1)}

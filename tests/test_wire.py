@@ -19,46 +19,10 @@ from memoire.wire.frames import encode, parse, parse_header, parse_notice, reply
 from memoire.wire.identity import name_hash, topic_frame
 from memoire.wire.refusals import CODES
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
+from wirekit import BODIES, VECTORS, changed, golden, refused, with_tail
 
-VECTORS = Path(__file__).with_name("vectors")
 MESSAGES = make_vectors.messages()
-BODIES = make_vectors.bodies()
 NAMES = sorted(MESSAGES)
-
-
-def refused(frames: Any, limits: Limits | None = None) -> str:
-    """The code with which frames are refused; "" when they are a message."""
-    try:
-        parse(frames, limits or Limits())
-    except ProtocolError as problem:
-        assert problem.code in CODES
-        return problem.code
-    return ""
-
-
-def golden(name: str) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(VECTORS.glob(f"{name}.[01]"))]
-
-
-def sealed(head: bytes, tail: bytes) -> bytes:
-    """Frame 0 with a right checksum."""
-    return head[:88] + _bytes.checksum(tail, _bytes.checksum(head[:88])).to_bytes(8, "little") + tail
-
-
-def changed(name: str, offset: int, value: bytes) -> list[bytes]:
-    """A message whose header says something else, with a right checksum."""
-    frames = golden(name)
-    head = bytearray(frames[0][:96])
-    head[offset : offset + len(value)] = value
-    return [sealed(bytes(head), frames[0][96:]), *frames[1:]]
-
-
-def with_tail(name: str, tail: bytes) -> list[bytes]:
-    """A message with another tail, its header right."""
-    frames = golden(name)
-    head = bytearray(frames[0][:96])
-    head[80:84] = len(tail).to_bytes(4, "little")
-    return [sealed(bytes(head), tail), *frames[1:]]
 
 
 def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:

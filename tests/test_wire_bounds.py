@@ -13,7 +13,7 @@ from memoire.replay.parameters import Parameters
 from memoire.server.learners import Learners
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, CLIENT_SUMS, unpack_accounts, unpack_counts, unpack_sums
-from test_wire import BODIES, refused, with_tail
+from wirekit import BODIES, refused, with_tail
 
 MOST = 1.7976931348623157e308
 ROOMY = Limits(tail_bytes=1 << 24)

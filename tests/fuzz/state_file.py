@@ -101,13 +101,13 @@ def one(data: bytes) -> str:
 
 def _go_on(store: Store) -> None:
     tables = Tables({"default": Table(SCHEMA)}, lambda name, table: Pool(SCHEMA, Parameters(), seed=0))
-    desk = Dispatcher(
+    dispatcher = Dispatcher(
         tables=tables, run=None, name=store.name, limits=Limits(), store=store, clock=lambda: 1e9, epoch=0
     )
-    for facts in desk.runs.facts():
-        run = desk.runs.named(facts.name)
+    for facts in dispatcher.runs.facts():
+        run = dispatcher.runs.named(facts.name)
         assert run is not None
-        for _ in desk.pages(run):
+        for _ in dispatcher.pages(run):
             pass
         run.ledger.totals()
         for client in CLIENTS:

@@ -24,7 +24,7 @@ SHARES = {
     "table_file": 10_000,
     "model_transfer": 6_000,
     "minari_data": 5_000,
-    "desk": 3_000,
+    "dispatcher": 3_000,
     "snapshot_file": 1_500,
     "state_file": 300,
     "settings_file": 200,

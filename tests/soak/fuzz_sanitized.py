@@ -16,7 +16,7 @@ from pathlib import Path
 from _kit import CANNOT, ROOT, end, say, table
 from fuzz_inputs import row, run
 
-SHARES = {"container": 60_000, "wire_message": 60_000, "desk": 1_000, "snapshot_file": 600, "minari_data": 2_000}
+SHARES = {"container": 60_000, "wire_message": 60_000, "dispatcher": 1_000, "snapshot_file": 600, "minari_data": 2_000}
 """Inputs of each target, of about 120000."""
 BASE = ROOT / "build" / "sanitized"
 FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"

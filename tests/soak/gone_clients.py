@@ -34,7 +34,7 @@ LIMITS = Limits(new_clients=1 << 30)
 
 
 class Server:
-    """A server's desk over a real state folder, under a clock of its own; no sockets."""
+    """A server's dispatcher over a real state folder, under a clock of its own; no sockets."""
 
     def __init__(self, path, name, clock):
         self.clock, self.store = clock, Store(path, name, limits=LIMITS)

@@ -32,7 +32,7 @@ import memoire
 from fuzz import engine
 from netkit import record
 from rawpeer import GREETING, ready
-from test_garbage import MESSAGES
+from wirekit import MESSAGES
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state"), "reward": np.float32})
 MOST_GROWTH = 64 << 20

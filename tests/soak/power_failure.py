@@ -14,8 +14,8 @@ import time
 from _kit import CANNOT, TESTS, end, say, table
 
 import powerkit
+from killkit import check_state
 from statekit import folder_in_memory
-from test_store_kills import check_state
 
 
 def main() -> int:

@@ -152,14 +152,14 @@ def _dispatcher(parameters: Parameters) -> Dispatcher:
     return Dispatcher(tables=Tables(settings, pool), run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
 
 
-def _tell(desk: Dispatcher, choices: Choices) -> str:
+def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
     """One message, through the wire's own frames; whether it was refused."""
     kind = choices.pick(REQUESTS)
     table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
     facts = {
         "client": choices.pick(CLIENTS) if choices.below(8) else NO_CLIENT,
         "sequence": choices.integer(0, 2**64 - 1),
-        "run": choices.pick((0, 0, desk.run, desk.run, name_hash("other"))),
+        "run": choices.pick((0, 0, dispatcher.run, dispatcher.run, name_hash("other"))),
         "table": table_number(table),
         "fingerprint": SCHEMA.fingerprint if choices.below(8) else 0,
     }
@@ -172,33 +172,33 @@ def _tell(desk: Dispatcher, choices: Choices) -> str:
         return "refused"
     if isinstance(message.body, messages.Cache | messages.Episode):
         try:
-            desk.arrived(message.header, message.body, message.payload)
+            dispatcher.arrived(message.header, message.body, message.payload)
         except ProtocolError as error:
-            desk.refuse(error)
+            dispatcher.refuse(error)
             return "refused"
         return "answered"
-    reply = desk.answer(message)
+    reply = dispatcher.answer(message)
     parse(encode_reply(message.header, reply.body, payload=reply.payload, **reply.changed))
     return "refused" if isinstance(reply.body, messages.Refused) else "answered"
 
 
-def _check(desk: Dispatcher) -> None:
+def _check(dispatcher: Dispatcher) -> None:
     """What anybody may ask of a server at any time."""
-    for facts in desk.runs.facts():
-        run = desk.runs.named(facts.name)
+    for facts in dispatcher.runs.facts():
+        run = dispatcher.runs.named(facts.name)
         assert run is not None
         run.ledger.check_invariants()
         totals = run.ledger.totals()
         assert math.isfinite(totals.returns_sum)
-        rows = np.concatenate([merge(), *desk.pages(run)])
+        rows = np.concatenate([merge(), *dispatcher.pages(run)])
         unpack_accounts(rows.tobytes())
         merge(rows, rows)
         for entry in run.logbook.recent():
             assert len(format_line(entry.received, entry.line.label, entry.line.text).splitlines()) == 1
-    desk.models.check_invariants()
-    desk.learners.now(1e9)
-    assert set(desk.refused) <= {*CODES, "other"}
-    for table in desk.tables:
+    dispatcher.models.check_invariants()
+    dispatcher.learners.now(1e9)
+    assert set(dispatcher.refused) <= {*CODES, "other"}
+    for table in dispatcher.tables:
         table.pool.stats()
         table.pool.entries()
         try:
@@ -212,10 +212,12 @@ def _check(desk: Dispatcher) -> None:
 def one(data: bytes) -> str:
     """Up to twelve messages, and the books after them."""
     choices = Choices(data)
-    desk = _dispatcher(choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3))))
+    dispatcher = _dispatcher(
+        choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3)))
+    )
     told = set()
     for _ in range(12):
         if choices:
-            told.add(_tell(desk, choices))
-    _check(desk)
+            told.add(_tell(dispatcher, choices))
+    _check(dispatcher)
     return "both" if len(told) == 2 else next(iter(told), "nothing")
