@@ -101,7 +101,7 @@ lint-english:
 	$(BIN)/python tools/english.py --check
 
 lint-imports:
-	$(BIN)/pytest tests/test_imports.py
+	$(BIN)/pytest tests/house/test_imports.py
 
 lint-house:
 	$(BIN)/python tools/house.py --check docs/house.svg

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import wire
 from aims import read
 from learner import schema_of
 from measure import Report, Side, contest
@@ -24,6 +23,7 @@ from peers import NAMES, Company, PeerUnavailable, RemoteSide
 from peers.tasks import ALPHA, BATCH, BETA, Task, from_the_first
 
 import memoire
+import wire
 from memoire.wire import pack
 
 RAW = "plain ZeroMQ, PULL of as many bytes"

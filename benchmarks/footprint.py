@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import learner
-import wire
 from measure import Report, Result, Spread
 from measure import arguments as flags
 from peers import NAMES, Peer, PeerUnavailable
@@ -21,6 +20,7 @@ from peers.tasks import EPISODE, Task
 from workloads import BATCH, Workload, w1, w2
 
 import memoire
+import wire
 
 LIMIT = "the sample's own bytes"
 SERVER_BYTES = 2 << 30

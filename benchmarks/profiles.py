@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import wire
 from measure import arguments, machine
 from workloads import w1, w2
+
+import wire
 
 LEAST = 0.02
 """Share of a function that is named."""

@@ -6,10 +6,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from measure import Report, Result, Spread, arguments
-from wire import Child, fill
 from workloads import BATCH, Workload, w2
 
 import memoire
+from wire import Child, fill
 
 ACTORS = 4
 STEP = 0.010

@@ -22,38 +22,29 @@ ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 TRACES = "memoire-crash-{}-{}.txt"
 """Name of the file with the stacks of a crashed worker, by run and worker of pytest-xdist."""
 
-
-NOT_ABOUT_ARRAYS = frozenset(
-    """
-    access accounts admission ahead arguments backpressure benchmarks bounds calls cliffwalk cluster_bounds
-    contract_cluster contract_docs counts dashboard dashboard_bounds dashboard_figures dashboard_pages
-    dashboard_parts deadlines demo_progress demonstrations descriptors dispatcher docs durable errors exposure faults
-    folding fuzz guarantees_docs home_watch imports inserts ipc_paths journal lanes learners ledger limiter
-    limits_of_tests links logbook logins metric_fields metrics migrate mistakes misuse models models_cluster
-    monitoring moves mutants names nesting node notices outbox oversized ownfiles packages parameters partition plan
-    profile prometheus proxy proxy_router qlearning rate_cluster reader_admin reader_directory reader_publishing
-    release roundtrip schema search security security_docs session settings settings_guard setup signatures
-    slow_nodes soak sockets stability starts store store_damage store_disk store_kills store_model store_server
-    subscriptions supervision tablefile tables terminal thin_client throttle tokens transport unbuilt unreported
-    untold window wire wire_bounds
-    account_folding accounts_handler clients_handler committer control_handler credit dispatcher given_replies
-    models_handler owners recovery uploads
-    """.split()  # noqa: SIM905
-)
-"""Test files that show nothing about the bounds of arrays: not repeated on the build that checks these."""
-
+ABOUT_ARRAYS = ("replay", "wire", "pool", "accounting", "classic", "reader", "samples")
+"""Folders of tests that are repeated on the build that checks the bounds of arrays."""
+MARKED = ("processes", "browser", "chart", "kubernetes")
+"""Folders whose tests have their folder's name as a mark."""
 APART = ("browser", "chart", "kubernetes")
 """Marks of tests that need a browser, Helm or a cluster: they run only for who names the mark (`-m`) or their file."""
+
+
+def folder_of(item: pytest.Item) -> str:
+    return item.path.parent.name
 
 
 def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
     """Whether another command runs this test, given what `-m` and `-k` chose; not asked when files are named."""
     if any(item.get_closest_marker(mark) is not None and mark not in chosen for mark in APART):
         return True
-    return _core.CHECKED and not keyword and item.path.stem.removeprefix("test_") in NOT_ABOUT_ARRAYS
+    return _core.CHECKED and not keyword and folder_of(item) not in ABOUT_ARRAYS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if folder_of(item) in MARKED:
+            item.add_marker(folder_of(item))
     if any("::" in given or given.endswith(".py") for given in config.args):
         return  # who asks for some tests gets them
     elsewhere = {item for item in items if runs_elsewhere(item, config.option.markexpr, config.option.keyword)}

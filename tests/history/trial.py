@@ -27,6 +27,7 @@ from .plants import VARIABLE
 from .schedule import Fault, faults, rolling
 
 TESTS = Path(__file__).resolve().parent.parent
+SUPPORT = TESTS / "support"
 SCHEMA = Schema(
     {
         "obs": Column(np.float32, (4,), "state"),
@@ -182,7 +183,7 @@ class Trial:
 
     def _start(self, name: str) -> Child:
         self.lives[name] += 1
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS)]))
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(SUPPORT)]))
         environment = {"PYTHONPATH": path, VARIABLE: self.settings.plant}
         child = self.launcher.start(name, *self._arguments(name), environment=environment)
         self.running[name] = child

@@ -150,13 +150,21 @@ def kernel_places() -> list[Place]:
     return [Place(**row) for row in json.loads((FOLDER / "kernels.json").read_text())["places"]]
 
 
+def test_files() -> list[Path]:
+    return sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
 def record(tree: Tree, workers: int, marks: str) -> Recording:
     """Record the test files that were not recorded as they are now."""
     noted, folder = FOLDER / "recorded.json", FOLDER / "recorded"
     folder.mkdir(exist_ok=True)
     former = json.loads(noted.read_text()) if noted.exists() else {}
-    files = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if f"tests/{path.name}" not in LEFT_OUT]
-    now = {f"tests/{path.name}": digest(path) for path in files}
+    files = [path for path in test_files() if name_of(path) not in LEFT_OUT]
+    now = {name_of(path): digest(path) for path in files}
     forget(folder, {name for name in former if former[name] != now.get(name)})
     stale = [name for name, value in now.items() if former.get(name) != value]
     while stale:
@@ -199,8 +207,8 @@ def forget(folder: Path, files: set[str]) -> None:
 def mentioning(file: str, recording: Recording) -> set[str]:
     """Tests of the files that name this module: for what only killed child processes call."""
     stem = Path(file).stem
-    named = {path.name for path in (ROOT / "tests").glob("test_*.py") if stem in path.read_text(encoding="utf-8")}
-    return {test for test in recording.seconds if test.partition("::")[0].removeprefix("tests/") in named}
+    named = {name_of(path) for path in test_files() if stem in path.read_text(encoding="utf-8")}
+    return {test for test in recording.seconds if test.partition("::")[0] in named}
 
 
 class Examiner:

@@ -16,11 +16,16 @@ from pathlib import Path
 from places import ROOT
 
 HERE = Path(__file__).resolve().parent
-LEFT_OUT = ("tests/test_mutants.py", "tests/test_setup.py", "tests/test_packages.py", "tests/test_benchmarks.py")
+LEFT_OUT = (
+    "tests/tools/test_mutants.py",
+    "tests/tools/test_setup.py",
+    "tests/tools/test_packages.py",
+    "tests/tools/test_benchmarks.py",
+)
 """Test files about this tool, and about builds and archives of the whole checkout."""
-SOUND = "tests/test_server_client.py"
+SOUND = "tests/samples/test_server_client.py"
 """What has to pass in a copy without any mistake."""
-LOOKING = "tests/test_signatures.py"
+LOOKING = "tests/house/test_signatures.py"
 """A test file that looks at functions and does not call them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"
@@ -72,10 +77,10 @@ class Recording:
 
     def nearest(self, file: str, tests: set[str], first: set[str]) -> list[str]:
         """In the order in which they are tried: quick ones first, and those of the file's own test file before others."""
-        own = f"tests/test_{Path(file).stem}"
+        own = f"/test_{Path(file).stem}"
 
         def rank(test: str) -> tuple[bool, float]:
-            return test not in first, (self.seconds[test] + 0.01) * (0.1 if test.startswith(own) else 1.0)
+            return test not in first, (self.seconds[test] + 0.01) * (0.1 if own in test else 1.0)
 
         return sorted(tests, key=rank)
 

@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 CANNOT = 77
 """Exit status of a script that cannot run here; why is on its standard output."""
 
-sys.path[1:1] = [str(TESTS)]  # after this folder: the tests' helpers, and the package `history`
+sys.path[1:1] = [str(TESTS), str(TESTS / "support")]  # after this folder: the tests' helpers, and the package `history`
 
 
 def say(*words: object) -> None:

@@ -5,7 +5,7 @@ damaged behind a right handshake, frames that announce more than there is, reque
 stay. Meanwhile two clients count episodes and push caches through relay and proxy: afterwards all of it is there, every
 node answers, and none has grown. With keys, the same again while every port asks for them.
 
-Not among them: ZMTP's PING, which ends libzmq itself where queues are full (docs/security.md); tests/rawpeer.py sends it.
+Not among them: ZMTP's PING, which ends libzmq itself where queues are full (docs/security.md); tests/support/rawpeer.py sends it.
 """
 
 import argparse

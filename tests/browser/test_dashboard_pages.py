@@ -1,0 +1,279 @@
+"""The dashboard's pages in a real browser: nothing but our own files, no error, hostile text stays text, a dashboard that
+goes away."""
+
+import contextlib
+import os
+import re
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+import memoire
+from boardkit import three_actors
+from memoire.nodes.http import NodePages
+from memoire.wire import messages
+from memoire.wire.frames import encode, parse
+from netkit import Cluster, until
+from pageskit import DESKTOP, NAMES, PHONE, ask, browser, open_page, tiles, watch, window
+
+pages = pytest.importorskip("memoire.dashboard.web.pages")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+
+__all__ = ["browser"]
+
+HOSTILE = "</span><img src=x onerror=alert(1)><script>alert(2)</script>"
+EXPECTED = {
+    "overview": "Does it learn?",
+    "live": "In and out",
+    "learning": "Return of episodes",
+    "memory": "Table default",
+    "actors": "1–3 of 3 actors",
+    "nodes": "home",
+    "logs": "line of 3",
+    "settings": "priority exponent",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def node(cluster):
+    """A server with three actors that have something to show, one of them hostile."""
+    server = cluster.server(name="home", run="r-1")
+    clients = three_actors(cluster, server, HOSTILE)
+    with NodePages("127.0.0.1:0", server) as answers:
+        yield server, clients, answers
+
+
+@contextlib.contextmanager
+def dashboard(node, **options):
+    with watch(node[2].url, **options) as board:
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
+        yield board
+
+
+@pytest.fixture(scope="module")
+def board(node):
+    with dashboard(node) as made:
+        yield made
+
+
+def complaints(page):
+    """What axe finds wrong with what is shown, in words."""
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, node, theme, size):
+    parts = {f"actors?id={node[1][0].client_id.hex()}": "What its server knows", f"nodes?url={node[2].url}": "uptime"}
+    with window(browser, board.url, size=size, color_scheme=theme) as page:
+        for name, text in (EXPECTED | parts).items():
+            open_page(page, board.url, name)
+            page.get_by_text(text).first.wait_for()
+            if name in ("live", "learning", "memory"):
+                page.wait_for_selector(".uplot canvas")
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
+            assert page.evaluate("document.querySelectorAll('button, a, input, select').length") > 10
+            assert page.locator("nav [aria-current=page]").bounding_box()["x"] < size["width"]
+            assert complaints(page) == [], name
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", back))) > 384) is (theme == "light")
+    assert set(EXPECTED) == set(NAMES)
+
+
+def test_totals_on_the_page_are_what_the_clients_counted(browser, board):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        until(lambda: tiles(page) == {"Total steps": 120, "Total episodes": 6, "Total caches": 3})
+
+
+def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "logs")
+        page.get_by_text(HOSTILE).first.wait_for()
+        assert page.locator(".lines img, .lines script").count() == 0
+        page.keyboard.press("/")
+        page.keyboard.type("of 2")
+        until(lambda: page.locator(".lines li").count() == 1 and "text=of+2" in page.url)  # not of half of the words
+        page.locator("mark").wait_for()
+        page.locator(".lines a").first.click()
+        page.locator("li.here").wait_for()  # what was said around it
+        until(lambda: page.locator(".lines li").count() == 3)
+        assert "of 2" in page.locator("li.here").text_content()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download").click()
+        assert Path(download.value.path()).read_text().count(HOSTILE) == 3
+        page.get_by_text("All lines").click()
+        until(lambda: page.locator(".lines li").count() == 3)
+        node[1][0].log("one more, live")
+        node[1][0].update(100.0)
+        page.get_by_text("one more, live").wait_for()
+
+
+def test_whatever_actors_call_themselves_stays_text(browser):
+    """Hosts, software and scalars come from actors, and so may say anything."""
+    with memoire.Server("tcp://127.0.0.1:0", SMALL, name="home", run="r-1") as server:
+        names = {"host": HOSTILE, "software": HOSTILE, "scalar": "<img src=x onerror=alert(3)>"}
+        client, run = bytes(range(16)), server._dispatcher.run
+        bodies = [
+            messages.Hello(label=7, host=names["host"], software=names["software"]),
+            messages.Update(steps=5, scalars={names["scalar"]: 0.5}),
+        ]
+        for number, body in enumerate(bodies, 1):
+            server._dispatcher.answer(parse(encode(body, client=client, sequence=number, run=run)))
+        with NodePages("127.0.0.1:0", server) as answers, watch(answers.url) as board:
+            until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 5)
+            with window(browser, board.url) as page:
+                shown = {"actors": HOSTILE, f"actors?id={client.hex()}": HOSTILE, f"nodes?url={answers.url}": "uptime"}
+                for name, text in (shown | {"overview": names["scalar"], "learning": names["scalar"]}).items():
+                    open_page(page, board.url, name)
+                    page.get_by_text(text).first.wait_for()
+                    assert page.locator("main img, main script").count() == 0
+
+
+SMALL = memoire.Schema({"obs": memoire.Column("<f4", (2,), "state"), "reward": memoire.Column("<f4", (), "reward")})
+
+
+def test_actors_are_sorted_filtered_and_looked_at(browser, board):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "actors?sort=steps&order=down")
+        column = page.locator("tbody td:nth-child(8)")
+        until(lambda: column.all_inner_texts() == ["60", "40", "20"])
+        page.get_by_role("button", name="Steps", exact=True).click()
+        until(lambda: column.all_inner_texts() == ["20", "40", "60"])
+        assert "order=up" in page.url
+        page.locator("input[type=search]").fill("no such actor")
+        page.get_by_text("No actor is like this").wait_for()
+        page.locator("input[type=search]").fill("")
+        page.locator("tbody a").first.click()
+        page.get_by_text("What its server knows").wait_for()
+        page.get_by_text("Newest episodes").first.wait_for()
+
+
+def test_keys_change_the_theme_and_pause(browser, board):
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        themes = []
+        for _ in range(3):
+            page.keyboard.press("t")
+            themes.append(page.evaluate("document.documentElement.dataset.theme"))
+        assert themes == ["light", "dark", "system"]
+        page.keyboard.press("p")
+        page.wait_for_selector("#live[data-state=paused]")
+        page.keyboard.press("p")
+        page.wait_for_selector("#live[data-state=live]")
+
+
+def test_everything_is_reached_by_the_keyboard(browser, board):
+    focus = "document.activeElement"
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
+        page.keyboard.press("Tab")
+        assert page.evaluate(f"{focus}.className") == "skip"  # the first thing: past the navigation
+        page.keyboard.press("Enter")
+        assert page.evaluate(f"{focus}.id") == "content"
+        page.keyboard.press("/")  # there is nothing to search here: the logs have it
+        page.get_by_label("Search all lines").wait_for()
+        open_page(page, board.url, "actors")
+        page.get_by_text(EXPECTED["actors"]).wait_for()
+        page.keyboard.press("/")
+        assert page.evaluate(f"{focus}.type") == "search"
+        page.keyboard.type("t")  # a letter while somebody types, not the theme
+        page.keyboard.press("Escape")
+        assert page.evaluate(f"{focus}.tagName") == "BODY"
+        page.get_by_label("Id, label or host").fill("")
+        page.get_by_text(EXPECTED["actors"]).wait_for()
+        reached = set()
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            shown = page.evaluate(f"[{focus}.tagName, getComputedStyle({focus}).outlineStyle, {focus}.textContent]")
+            assert shown[0] == "BODY" or shown[1] != "none", shown  # one sees where one is
+            reached.add(shown[2])
+        assert {"Steps", "Mean return"} <= reached  # columns are sorted by the keyboard, too
+        assert any(re.fullmatch("[0-9a-f]{8}", text) for text in reached)
+
+
+def test_a_page_says_that_the_dashboard_is_gone_and_recovers(browser, node):
+    with contextlib.ExitStack() as stack:
+        board = stack.enter_context(dashboard(node))
+        listen = urllib.parse.urlsplit(board.url).netloc
+        page = stack.enter_context(window(browser, board.url, allowed=("Failed to load resource", "ERR_")))
+        open_page(page, board.url, "overview")
+        board.close()
+        page.wait_for_selector("#live[data-state=stale]")
+        page.get_by_text("The dashboard does not answer").wait_for()
+        stack.enter_context(dashboard(node, listen=listen))
+        page.wait_for_selector("#live[data-state=live]")
+        page.get_by_text("The dashboard does not answer").wait_for(state="hidden")
+
+
+def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
+    with dashboard(node, listen="*:0", insecure=True) as wide, window(browser, wide.url) as page:
+        for name in ("overview", "nodes", "logs"):
+            open_page(page, wide.url, name)
+            page.get_by_text(
+                "Open to everybody who reaches it: dashboard http://*:0. Keys and tokens close it."
+            ).wait_for()
+    with window(browser, board.url) as page:
+        open_page(page, board.url, "nodes")
+        page.get_by_text("this machine").wait_for()
+        assert not page.locator("#open").is_visible()
+
+
+def test_who_has_no_token_logs_in_first(browser, node):
+    with dashboard(node, token="a-token") as board, window(browser, board.url, allowed=("403",)) as page:
+        page.goto(board.url)
+        page.get_by_label("Token").fill("another")
+        page.keyboard.press("Enter")
+        page.get_by_text("this is not the token").wait_for()
+        assert complaints(page) == []
+        page.get_by_label("Token").fill("a-token")
+        page.keyboard.press("Enter")
+        page.get_by_text("Does it learn?").wait_for()
+        assert page.evaluate("document.cookie") == ""  # no script reads it
+        assert "a-token" not in page.url + page.content()
+        page.get_by_role("button", name="log out").click()
+        page.get_by_label("Token").wait_for()
+
+
+def test_charts_are_plain_where_uplot_is_not_the_one_that_is_known(browser, node, monkeypatch):
+    monkeypatch.setattr(pages, "KNOWN", set())
+    with dashboard(node) as board, window(browser, board.url) as page:
+        open_page(page, board.url, "live")
+        page.wait_for_selector(".plot svg.spark path")
+        assert page.locator(".uplot").count() == 0
+
+
+def test_nothing_but_the_pages_files_is_served(board):
+    files = pages.load()
+    assert {"index.html", "main.js", "style.css", "vendor/uplot.js"} <= set(files) and files["vendor/uplot.js"].body
+    for path in ("static/../api.py", "static/%2e%2e/api.py", "static/", "static/nothing.js", "static//etc/passwd"):
+        assert ask(board.url, path)[0] == 404
+    ours = {path for path in files if path.endswith(".js") and "/" not in path.removeprefix("pages/")}
+    named = set(re.findall('modulepreload" href="static/([^"]+)"', ask(board.url, "")[2].decode()))
+    assert named == ours  # asked for at once, each a file that is there
+    status, headers, body = ask(board.url, "static/main.js")
+    assert status == 200 and body == files["main.js"].body and "text/javascript" in headers["Content-Type"]
+    assert ask(board.url, "static/main.js", {"If-None-Match": headers["ETag"]})[0] == 304
+
+
+def test_no_page_makes_markup_of_text():
+    """What actors send goes into pages as text nodes only."""
+    folder = os.path.join(os.path.dirname(memoire.__file__), "dashboard", "static")
+    scripts = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names if name.endswith(".js")]
+    assert len(scripts) > 10 and memoire.__version__
+    for script in scripts:
+        with open(script, encoding="utf-8") as file:
+            text = file.read()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            script
+        )
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), script

@@ -1,0 +1,171 @@
+"""What is held, on the pages: one sample with its frames as pictures, histograms, bands, actors' columns and curves."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import memoire
+from memoire.nodes.http import NodePages
+from netkit import until
+from pageskit import PHONE, browser, open_page, watch, window
+
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+
+__all__ = ["browser"]
+
+FRAMES = memoire.Schema(
+    {
+        "obs": memoire.Column(np.uint8, (12, 16), "state"),
+        "camera": memoire.Column(np.uint8, (3, 10, 10), "state"),
+        "speed": memoire.Column(np.float32, (20,)),
+        "action": np.int32,
+        "reward": memoire.Column(np.float32, (), "reward"),
+    }
+)
+TABLES = {
+    "frames": memoire.Table(FRAMES, frame_stack=4, sampler=memoire.Prioritized(0.6)),
+    "episodes": memoire.Table(FRAMES, storage="episodes", capacity=500),
+}
+PIXEL = "([canvas, x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data]"
+
+
+def play(client, episode):
+    """An episode of 30 entries: row t of obs is bright at step t % 12; the camera is red, as bright as the step."""
+    memory = client.memory
+    memory.open()
+    for step in range(30):
+        memory.add(0, (*frames(step), np.full(20, step, np.float32), np.int32(step), np.float32(1.0)), 1.0 + step, 1)
+    memory.close(final_state=frames(30), terminated=True)
+    client.on_entries(30)
+    client.on_episode(0, 30, 30.0 + episode)
+
+
+def frames(step):
+    obs, camera = np.zeros((12, 16), np.uint8), np.zeros((3, 10, 10), np.uint8)
+    obs[step % 12] = 255
+    camera[0] = 100 + step
+    return obs, camera
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """A server with a table of caches and one of episodes, three actors, and its dashboard."""
+    with contextlib.ExitStack() as stack:
+        keep = stack.enter_context
+        server = keep(memoire.Server("tcp://127.0.0.1:0", tables=TABLES, name="home", run="r-1"))
+        clients = [keep(memoire.connect(server.endpoint, table="frames", seed=n)) for n in range(3)]
+        for number, client in enumerate(clients, 1):
+            for episode in range(3 * number):
+                play(client, episode)
+            assert client.push_cache(100.0)
+            client.update(100.0)
+        with memoire.connect(server.endpoint, table="episodes", seed=9) as whole:
+            columns = {name: [] for name in FRAMES.names}
+            for step in range(30):
+                values = (*frames(step), np.full(20, step, np.float32), np.int32(step), np.float32(1.0))
+                for name, value in zip(FRAMES.entry_names, values, strict=True):
+                    columns[name].append(value)
+            arrays = {name: np.array(values) for name, values in columns.items()}
+            whole.push_episode(
+                arrays, final_state=dict(zip(("obs", "camera"), frames(30), strict=True)), terminated=True
+            )
+            whole.update(100.0)
+            until(lambda: server.stats().tables["episodes"].held_samples == 30)
+        board = keep(watch(keep(NodePages("127.0.0.1:0", server)).url))
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.episodes >= 18)
+        yield server, clients, board
+
+
+def test_a_sample_is_shown_with_its_frames_and_another_one_when_asked(browser, scene):
+    with window(browser, scene[2].url, allowed=("willReadFrequently",)) as page:  # the test reads pixels often
+        open_page(page, scene[2].url, "memory")
+        strip = page.locator(".frames", has_text="obs").first.locator("canvas")
+        strip.first.wait_for()
+        assert strip.count() == 4 and page.get_by_text("4 frames of 16 × 12, the oldest first").first.is_visible()
+        bright = [
+            [canvas.evaluate(f"canvas => ({PIXEL})([canvas, 0, {row}])")[0] for row in range(12)]
+            for canvas in strip.all()
+        ]
+        rows = [values.index(255) for values in bright]
+        assert all(values.count(255) == 1 for values in bright)
+        assert [(row - rows[0]) % 12 for row in rows] == [0, 1, 2, 3]  # four steps after each other
+        colours = page.locator(".frames", has_text="camera").first.locator("canvas").first
+        red, green, blue, opaque = colours.evaluate(f"canvas => ({PIXEL})([canvas, 5, 5])")
+        assert 100 <= red <= 131 and (green, blue, opaque) == (0, 0, 255)
+        page.get_by_text("chance at each draw").wait_for()
+        seen = {
+            page.locator(".frames", has_text="obs").first.locator("canvas").last.evaluate("each => each.toDataURL()")
+        }
+        for _ in range(20):
+            page.get_by_role("button", name="Another one").click()
+            page.locator("button:has-text('Another one'):enabled").wait_for()
+            seen.add(
+                page.locator(".frames", has_text="obs")
+                .first.locator("canvas")
+                .last.evaluate("each => each.toDataURL()")
+            )
+        assert len(seen) > 1
+        assert scene[0].stats().tables["frames"].samples == 0  # looking took nothing
+
+
+def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browser, scene):
+    with window(browser, scene[2].url, size=PHONE) as page:
+        open_page(page, scene[2].url, "memory")
+        page.get_by_role("img", name="Weights").wait_for()
+        page.get_by_role("img", name="Ages").wait_for()
+        assert page.get_by_text("Of held samples, which actors drew in proportion to them.").is_visible()
+        page.get_by_label("Table", exact=True).select_option("episodes")
+        page.get_by_text("Of stored entries; draws are in proportion to them.").wait_for()
+        page.get_by_text("kept by home").wait_for()
+        assert "table=episodes" in page.url
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        found = axe.Axe().run(page).response["violations"]
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+def test_columns_of_the_actors_are_chosen_and_kept_in_the_address(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "actors?columns=label.steps.generated_bytes")
+        heads = page.locator("thead th")
+        until(lambda: heads.all_inner_texts() == ["Actor ▲", "Steps", "Bytes generated"] or heads.count() == 3)
+        page.get_by_text("Columns").click()
+        page.get_by_label("Mean return").check()
+        until(lambda: heads.count() == 4)
+        assert "columns=label.steps.return_mean.generated_bytes" in page.url
+        page.get_by_role("img", name="Steps/s of the actors").wait_for()
+        page.get_by_role("button", name="Steps", exact=True).click()
+        page.get_by_role("img", name="Steps of the actors").wait_for()
+        assert axe.Axe().run(page).response["violations"] == []
+
+
+def test_an_actor_has_a_curve_of_its_own_episodes(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, f"actors?id={scene[1][2].client_id.hex()}")
+        returns = page.locator("figure", has_text="Return of its episodes")
+        returns.locator(".uplot canvas").wait_for()
+        returns.get_by_text("The figures").click()
+        cells = returns.locator("tbody td.number")
+        until(lambda: cells.count() == 9)
+        assert sorted(map(int, cells.all_inner_texts())) == list(range(30, 39))
+
+
+def test_a_band_reaches_from_the_least_to_the_greatest_value(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "learning")
+        figure = page.locator("figure", has_text="Return of episodes")
+        figure.locator(".uplot canvas").wait_for()
+        assert (
+            figure.locator(".u-legend .u-series.band-end").count() == 2
+        )  # the ends of the band, which no legend shows
+        assert figure.locator(".u-legend .band-end").first.is_hidden()
+
+
+def test_a_finding_leads_to_the_page_that_says_more(browser, scene):
+    with window(browser, scene[2].url) as page:
+        open_page(page, scene[2].url, "overview")
+        page.locator(".verdict", has_text="Nobody draws samples").get_by_role("link").click()
+        page.get_by_role("heading", name="Learners").wait_for()
+        open_page(page, scene[2].url, "learning")
+        page.get_by_role("link", name="actors by their mean return").click()
+        page.get_by_role("img", name="Mean return of the actors").wait_for()

@@ -1,0 +1,813 @@
+"""The Helm chart, rendered: every way to install it is valid, restricted, repeatable, and does what its values say."""
+
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import memoire
+from chartkit import (
+    CASES,
+    CHART,
+    INSECURE,
+    ROOT,
+    connects,
+    containers,
+    halves,
+    helms,
+    kinds,
+    of,
+    pods,
+    refusal,
+    render,
+    run,
+    text,
+)
+from memoire.cli import main
+from memoire.nodes import settings
+from memoire.nodes.roles import read_parameters, schema_of
+from memoire.nodes.tables_file import read_tables
+
+FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
+    CHART / "ci" / f"{name}-values.yaml"
+    for name in ("full", "embedded", "no-relay", "autoscaling", "keda", "openshift", "outside", "diagnostic")
+)
+every_case = pytest.mark.parametrize("values", CASES, ids=lambda path: path.stem.removesuffix("-values"))
+every_helm = pytest.mark.parametrize("helm", helms(), ids=lambda path: Path(path).name if path else "none")
+VERSIONS = ("1.29.0", "1.33.0", "1.37.0")
+"""Of Kubernetes: the oldest that the chart takes, the newest whose schemas we have, and one between."""
+
+
+# ---------------------------------------------------------------------------------------------------- every rendering
+
+
+@every_helm
+@every_case
+def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values):
+    code, out, err = run(helm, "lint", "--strict", "--kube-version", "1.34.0", "--values", values, CHART)
+    assert code == 0, out + err
+    first = text(helm=helm, values=values)
+    assert first == text.__wrapped__(helm=helm, values=values)  # no passwords by chance, no maps in any order
+    assert {json.dumps(each, sort_keys=True) for each in render(helm=helm, values=values)} == {
+        json.dumps(each, sort_keys=True) for each in render(values=values)
+    }
+
+
+@pytest.mark.parametrize("kubernetes", VERSIONS)
+def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    unknown = set()
+    objects = [json.dumps(each) for values in CASES for each in render(values=values, kubernetes=kubernetes)]
+    for each in map(json.loads, dict.fromkeys(objects)):  # many are in several cases
+        try:
+            kubernetes_validate.validate(each, kubernetes, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            unknown.add(each["kind"])
+    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # those of others
+
+
+@every_case
+def test_pods_are_restricted_as_pod_security_asks(values):
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for name, spec, _ in pods(render(values=values)):
+        assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert all(set(volume) - {"name"} <= allowed for volume in spec.get("volumes", ())), name
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert "runAsUser" not in spec["securityContext"], name  # platforms assign users
+        for container in containers(spec):
+            said = container["securityContext"]
+            assert said["allowPrivilegeEscalation"] is False and said["capabilities"] == {"drop": ["ALL"]}, name
+            assert "privileged" not in said and "runAsUser" not in said, name
+            assert said["readOnlyRootFilesystem"] is (container["name"] not in ("actor", "learner")), name
+            assert not any("hostPort" in port for port in container.get("ports", ())), name
+
+
+@every_case
+def test_a_pod_has_every_name_once(values):
+    objects = render(values=values)
+    claims = {f"{each['kind']}/{each['metadata']['name']}": each["spec"].get("volumeClaimTemplates", ())
+              for each in objects if "spec" in each}  # fmt: skip
+    for name, spec, _ in pods(objects):
+        ports = [port for container in containers(spec) for port in container.get("ports", ())]
+        lists = [
+            [container["name"] for container in containers(spec)],
+            [volume["name"] for volume in spec.get("volumes", ())],
+            [port["name"] for port in ports],
+            [port["containerPort"] for port in ports],
+            *([one["name"] for one in container.get("env", ())] for container in containers(spec)),
+            *([one["mountPath"] for one in container["volumeMounts"]] for container in containers(spec)),
+        ]
+        for names in lists:
+            assert len(set(names)) == len(names), (name, names)
+        volumes = {volume["name"] for volume in spec["volumes"]} | {claim["metadata"]["name"] for claim in claims[name]}
+        for container in containers(spec):
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes, name
+
+
+@every_case
+def test_services_monitors_and_budgets_select_pods_that_there_are(values):
+    objects = render(values=values)
+    made = [(labels, {port["name"] for one in containers(spec) for port in one.get("ports", ())})
+            for _, spec, labels in pods(objects)]  # fmt: skip
+    for each in objects:
+        spec = each.get("spec", {})
+        if each["kind"] == "Service":
+            found = [ports for labels, ports in made if spec["selector"].items() <= labels.items()]
+            assert found and all({port["targetPort"] for port in spec.get("ports", ())} <= ports for ports in found)
+        elif each["kind"] in ("PodDisruptionBudget", "StatefulSet", "Deployment"):
+            assert any(spec["selector"]["matchLabels"].items() <= labels.items() for labels, _ in made), each[
+                "metadata"
+            ]
+        elif each["kind"] == "PodMonitor":
+            ports = {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+            assert any(
+                ports <= had for labels, had in made if spec["selector"]["matchLabels"].items() <= labels.items()
+            )
+
+
+@every_case
+def test_every_role_reads_its_settings(values, tmp_path):
+    objects = render(values=values)
+    (written,) = [each["data"]["memoire.json"] for each in objects if "memoire.json" in each.get("data", {})]
+    path = tmp_path / "memoire.json"
+    path.write_text(written, encoding="utf-8")
+    roles = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)} & set(settings.COMMANDS)
+    for role in roles:
+        given = settings.parse(*main.parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
+        assert given.probes == "*:8081", role
+        if role == "server":  # what it stores is understood, too
+            if given.tables:
+                read_tables(given.tables)
+            else:
+                memoire.Table(schema_of(given.schema, given.env), parameters=read_parameters(given.set))
+    assert roles == json.loads(written).keys() & set(settings.COMMANDS)  # no section is for nobody
+
+
+# ------------------------------------------------------------------------------------------------------------- upgrades
+
+
+def test_the_charts_version_is_told_of():
+    said = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    headings = re.findall(r"(?m)^## (.*)", (CHART / "UPGRADING.md").read_text(encoding="utf-8"))
+    assert re.fullmatch(r"\d+\.\d+\.\d+", said["version"]) and said["version"].rpartition(".")[0] == headings[0]
+
+
+@every_helm
+def test_an_upgrade_that_takes_a_former_versions_defaults_along_is_told_what_they_lack(helm, tmp_path):
+    other = tmp_path / "memoire"
+    shutil.copytree(CHART, other)
+    former = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    del former["proxy"]["autoscaling"], former["image"]["pullPolicy"]
+    (other / "values.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")  # as with --reuse-values
+    code, _, err = run(helm, "template", "demo", other, "--values", FULL)
+    assert code != 0 and "missing prop" in err and "pullPolicy" in err and "autoscaling" in err, err
+
+
+def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
+    other = tmp_path / "memoire"
+    shutil.copytree(CHART, other)
+    said = (other / "Chart.yaml").read_text(encoding="utf-8")
+    (other / "Chart.yaml").write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 99.9.9", said), encoding="utf-8")
+    for values in (FULL, EMBEDDED):
+        before = {(each["kind"], each["metadata"]["name"]): each for each in render(values=values)}
+        after = {(each["kind"], each["metadata"]["name"]): each for each in render(values=values, chart=other)}
+        for key, each in before.items():
+            fixed = ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates")
+            if each["kind"] in ("StatefulSet", "Deployment"):
+                now = after[key]["spec"]
+                assert [each["spec"].get(name) for name in fixed] == [now.get(name) for name in fixed], key
+                own = [one["image"] for one in containers(each["spec"]["template"]["spec"])]
+                if own == [one["image"] for one in containers(now["template"]["spec"])]:
+                    assert each["spec"]["template"] == now["template"]  # a Pod is not replaced for a label
+        assert {key for key in before if key[0] != "Job"} == {key for key in after if key[0] != "Job"}
+
+
+def test_another_program_is_another_job_and_more_of_it_are_not():
+    def name(*sets):
+        return of([each for each in render(values=EMBEDDED, sets=sets) if each["kind"] == "Job"], "Job")["metadata"][
+            "name"
+        ]
+
+    assert name("actors.image.tag=2") != name() == name("actors.replicas=40")
+
+
+def test_autoscaled_proxies_keep_their_number_at_an_upgrade():
+    objects = render(values=AUTOSCALING)
+    assert "replicas" not in of(objects, "Deployment", "memoire-proxy")["spec"]
+    scaler = of(objects, "HorizontalPodAutoscaler")["spec"]
+    assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "memoire-proxy"}
+    assert (scaler["minReplicas"], scaler["maxReplicas"], len(scaler["metrics"])) == (2, 8, 2)
+    (proxy,) = of(objects, "Deployment", "memoire-proxy")["spec"]["template"]["spec"]["containers"]
+    assert proxy["resources"]["requests"]["cpu"]  # what the target is per cent of
+
+
+def test_keda_scales_proxies_in_place_of_an_autoscaler_and_has_something_to_fall_back_to():
+    objects = render(values=KEDA)
+    assert "replicas" not in of(objects, "Deployment", "memoire-proxy")["spec"]
+    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA makes its own
+    scaled = of(objects, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"] == {"name": "memoire-proxy"}
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
+    assert scaled["fallback"] == {"failureThreshold": 3, "replicas": 4}
+    assert [each["type"] for each in scaled["triggers"]] == ["cpu", "prometheus"]
+    assert all(isinstance(text, str) for each in scaled["triggers"] for text in each["metadata"].values())
+    said = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert said == {"scaleDown": {"stabilizationWindowSeconds": 300}}
+    least = render(values=KEDA, sets=("proxy.autoscaling.keda.fallback.replicas=null",))
+    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # rather too many than too few
+    query = scaled["triggers"][1]["metadata"]["query"]
+    assert set(re.findall(r"memoire_\w+", query)) <= set(
+        re.findall(r"memoire_\w+", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"))
+    )
+
+
+def test_threads_that_move_bytes_are_a_value_of_servers_and_proxies():
+    said = json.loads(of(render(values=KEDA), "ConfigMap", "memoire")["data"]["memoire.json"])
+    assert (said["server"]["io-threads"], said["proxy"]["io-threads"]) == (2, 4)
+    plain = json.loads(of(render(sets=INSECURE), "ConfigMap", "memoire")["data"]["memoire.json"])
+    assert "io-threads" not in plain["server"] and "io-threads" not in plain["proxy"]
+
+
+def test_a_budget_never_keeps_a_node_from_being_drained():
+    assert not [each for each in render(sets=INSECURE) if each["kind"] == "PodDisruptionBudget"]
+    budgets = {
+        each["metadata"]["name"]: each["spec"] for each in render(values=FULL) if each["kind"] == "PodDisruptionBudget"
+    }
+    assert set(budgets) == {"memoire-server", "memoire-proxy"}
+    assert all(each["maxUnavailable"] == 1 and "minAvailable" not in each for each in budgets.values())
+
+
+def test_pods_begin_anew_when_their_settings_change_and_only_then():
+    def checksums(*sets):
+        made = [each for each in render(sets=(*INSECURE, *sets)) if "template" in each.get("spec", {})]
+        return {each["metadata"]["name"]: each["spec"]["template"]["metadata"].get("annotations") for each in made}
+
+    plain, more, other = checksums(), checksums("server.replicas=3"), checksums("server.parameters.multi_step=3")
+    assert plain == more  # proxies read the list of servers again
+    assert {name for name in plain if plain[name] != other[name]} == {"memoire-server"}
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+
+
+def test_an_open_cluster_has_to_be_asked_for():
+    said = refusal("server.env=CartPole-v1")
+    assert "memoire keys new --kubernetes" in said and "security.insecure=true" in said
+    assert "shown to the outside" in refusal(*INSECURE, "dashboard.ingress.enabled=true")
+    assert "shown to the outside" in refusal(*INSECURE, "proxy.service.type=LoadBalancer")
+    assert "leave out the one" in refusal(*INSECURE, "security.keys=keys")
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["security.insecure=true"], "server.schema"),
+        ([*INSECURE, 'server.tables={"a":{}}'], "set one of server.schema"),
+        ([*INSECURE, "learner.embedsServer=true"], "server.enabled=false"),
+        ([*INSECURE, "server.enabled=false"], "there is no server"),
+        ([*INSECURE, "server.snapshots.atEnd=true"], "server.persistence.enabled=true"),
+        ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=2Gi"], "needs 4352Mi at least"),
+        ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=lots"], '"lots" is no size'),
+        ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.maxReplicas=1"], "above maxReplicas"),
+        ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.resources.requests.memory=1Gi"], "requests.cpu"),
+        ([*INSECURE, "proxy.autoscaling.keda.enabled=true"], "proxy.autoscaling.enabled=true"),
+        (
+            [*INSECURE, 'proxy.autoscaling={"enabled":true,"targetCPU":0,"keda":{"enabled":true}}'],
+            "neither targetCPU nor keda.triggers",
+        ),
+        (
+            [*INSECURE, 'proxy.autoscaling={"enabled":true,"metrics":[{"type":"Pods"}],"keda":{"enabled":true}}'],
+            "write them as proxy.autoscaling.keda.triggers",
+        ),
+        ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
+        ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
+        ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_what_to_write_instead(sets, words):
+    assert words in refusal(*sets)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    ["sever.replicas=2", "server.replica=2", "server.replicas=0", "server.replicas=two", "image.pullPolicy=Sometimes",
+     "actors.kind=DaemonSet", "dashboard.ingress.host=a", "server.heldBytes=1GB", "server.persistence.whenDeleted=Keep"],
+)  # fmt: skip
+def test_a_value_that_is_misspelt_or_of_another_kind_is_refused(sets):
+    name = sets.partition("=")[0].rpartition(".")[2]
+    assert re.search(rf"{name}|{sets.partition('.')[0]}", refusal(*INSECURE, sets))
+
+
+def test_the_schema_is_one_and_explains_every_value():
+    jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    sections = [("", schema)]
+    for prefix, section in sections:
+        assert section["additionalProperties"] is False, prefix
+        for name, value in section["properties"].items():
+            assert value.get("description", "").endswith(tuple(".)")), prefix + name
+            if "properties" in value:
+                sections.append((f"{prefix}{name}.", value))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator(schema).validate(values)
+
+
+def test_it_may_be_part_of_another_chart(tmp_path):
+    parent = tmp_path / "parent"
+    (parent / "charts").mkdir(parents=True)
+    (parent / "templates").mkdir()
+    shutil.copytree(CHART, parent / "charts" / "memoire")
+    dependency = {"name": "memoire", "version": "*", "condition": "memoire.enabled"}
+    (parent / "Chart.yaml").write_text(
+        json.dumps({"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]})
+    )
+    mine = {"enabled": True, "security": {"insecure": True}, "server": {"env": "CartPole-v1"}}
+    (parent / "values.yaml").write_text(
+        json.dumps({"global": {"imageRegistry": "registry.example.com", "other": 1}, "memoire": mine})
+    )
+    for helm in helms():
+        names = {one["image"] for _, spec, _ in pods(render(helm=helm, chart=parent)) for one in containers(spec)}
+        assert len(names) == 1 and names.pop().startswith("registry.example.com/memoire:")
+        assert not render(helm=helm, chart=parent, sets=("memoire.enabled=false",))
+
+
+def test_names_fit_however_long_the_release_is_called():
+    for each in render(values=FULL, release="a" * 53):
+        name = each["metadata"]["name"]
+        # A StatefulSet's Pods carry its name and eleven letters more in a label; Services are DNS labels.
+        assert len(name) <= (52 if each["kind"] in ("StatefulSet", "Job") else 63), name
+
+
+def test_sizes_are_given_in_bytes():
+    for said, bytes_ in (("1Gi", 1 << 30), ("1.5Gi", 3 << 29), ("2G", 2 * 10**9), ("300000000", 3 * 10**8)):
+        settings = of(render(sets=(*INSECURE, f"server.heldBytes={said}")), "ConfigMap")["data"]["memoire.json"]
+        assert json.loads(settings)["server"]["byte-limit"] == bytes_, said
+
+
+def test_memory_follows_from_what_a_server_holds():
+    def memory(*sets):
+        (server,) = of(render(sets=(*INSECURE, *sets)), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        return server.get("resources")
+
+    small, large = memory(), memory("server.heldBytes=5Gi")
+    for side in ("requests", "limits"):
+        grown = int(large[side]["memory"].removesuffix("Mi")) - int(small[side]["memory"].removesuffix("Mi"))
+        assert grown == 4096
+    assert int(small["requests"]["memory"].removesuffix("Mi")) > 1024 and "cpu" not in small["limits"]
+    assert memory("server.resources={}") is None
+
+
+def test_a_server_has_as_long_to_save_what_it_holds_as_its_pod_has_to_end():
+    def said(*sets):
+        objects = render(sets=(*INSECURE, "server.persistence.enabled=true", *sets))
+        return json.loads(of(objects, "ConfigMap", "memoire")["data"]["memoire.json"])["server"].get("close-timeout")
+
+    at_end, longer = "server.snapshots.atEnd=true", "server.terminationGracePeriodSeconds=300"
+    assert (said(), said(at_end), said(at_end, longer)) == (None, 23, 293)
+
+
+def test_a_package_of_it_has_what_it_needs_and_nothing_for_developers(tmp_path):
+    for helm in helms():
+        code, out, err = run(helm, "package", CHART, "--destination", tmp_path)
+        assert code == 0, out + err
+        (package,) = tmp_path.glob("memoire-*.tgz")
+        with tarfile.open(package) as files:
+            names = {name.partition("/")[2] for name in files.getnames()}
+        assert {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "templates/NOTES.txt"} <= names
+        assert {path.name for path in (CHART / "files").iterdir()} == {
+            Path(n).name for n in names if n.startswith("files/")
+        }
+        assert not any(name.startswith("ci/") or name == "values.schema.yaml" for name in names)
+        with tempfile.TemporaryDirectory(dir=tmp_path) as empty:  # it works from there
+            shutil.unpack_archive(package, empty)
+            assert render(helm=helm, chart=Path(empty) / "memoire", values=FULL) == render(helm=helm, values=FULL)
+        package.unlink()
+
+
+# ------------------------------------------------------------------------------------------------------ what is in it
+
+
+def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
+    roles = {"memoire-server": "server", "memoire-proxy": "proxy", "memoire-learner": "learner", "memoire-actor": "actor",
+             "memoire-dashboard": None, "memoire-roundtrip": "learner", "memoire-drain": "learner"}  # fmt: skip
+    for name, spec, _ in pods(render(values=FULL)):
+        secrets = {volume["name"]: volume["secret"] for volume in spec["volumes"] if "secret" in volume}
+        role = roles[name.partition("/")[2]]
+        assert secrets.get("keys", {}).get("secretName") == (role and f"memoire-keys-{role}"), name
+        assert all(secret["defaultMode"] == 0o440 for secret in secrets.values())
+        tokens = {item["key"] for item in secrets["tokens"]["items"]} if "tokens" in secrets else set()
+        board, no_pages = name.endswith("dashboard"), name.endswith(("roundtrip", "drain"))
+        assert tokens == ({"dashboard", "nodes"} if board else set() if no_pages else {"nodes"}), name
+        for one in containers(spec):
+            mounted = {mount["name"] for mount in one["volumeMounts"] if mount.get("readOnly")}
+            assert ("keys" in mounted) == (role is not None), name
+            assert ("tokens" in mounted) == (one["name"] not in ("actor", "doctor", "drain")), (
+                name
+            )  # a program without pages
+    assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with the server in it is a server
+
+
+def test_a_group_is_set_only_where_files_need_one_and_may_be_left_out():
+    def groups(**how):
+        return {spec["securityContext"].get("fsGroup") for _, spec, _ in pods(render(**how))}
+
+    assert groups(sets=INSECURE) == {None}
+    assert groups(values=FULL) == {None, 10001}
+    assert groups(values=OPENSHIFT) == {None}
+
+
+def test_a_learner_may_be_the_server():
+    objects = render(values=EMBEDDED)
+    assert ("StatefulSet", "memoire-server") not in kinds(objects)
+    assert (
+        of(objects, "ConfigMap", "memoire")["data"]["servers.txt"]
+        == "tcp://memoire-learner-0.memoire-learner.rl.svc:5560\n"
+    )
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    said = {one["name"]: one.get("value") for one in learner["env"]}
+    assert said["MEMOIRE_LISTEN"] == "tcp://*:5560" and said["MEMOIRE_STATE_DIR"] == "/var/lib/memoire/state"
+    assert {port["name"] for port in learner["ports"]} == {"requests", "caches", "notices", "http", "probes"}
+    assert learner["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
+
+
+def test_the_page_s_learner_is_a_server_under_the_variables_that_it_is_given(monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    objects = render(values=EMBEDDED)
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    here = {"MEMOIRE_LISTEN": "tcp://127.0.0.1:0", "MEMOIRE_HTTP": "127.0.0.1:0", "MEMOIRE_PROBES": "127.0.0.1:0",
+            "MEMOIRE_NAME": "memoire-learner-0", "MEMOIRE_STATE_DIR": str(tmp_path / "state"),
+            "MEMOIRE_HTTP_TOKEN_FILE": str(tmp_path / "token")}  # fmt: skip
+    assert here.keys() | {"MEMOIRE_ENDPOINT", "MEMOIRE_KEYS"} == {one["name"] for one in learner["env"]}
+    (tmp_path / "token").write_text("0123456789abcdef\n", encoding="ascii")
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    served = []
+    monkeypatch.setattr(memoire.Server, "batches", lambda server, _size: served.append(server.name) or [])
+    exec(code, {"schema": schema_of(None, "CartPole-v1")})
+    assert served == ["memoire-learner-0"] and (tmp_path / "state" / "state.db").exists()
+
+
+def asks(path, every, timeout=5, **more):
+    return {"httpGet": {"path": path, "port": 8081}, "periodSeconds": every, "timeoutSeconds": timeout} | more
+
+
+def documented(name):
+    """A probe as docs/operations.md gives it to whoever writes Pods by hand."""
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    return yaml.safe_load(re.search(rf"(?m)^ +{name}: +(.*)", page)[1])
+
+
+def probed(container):
+    """The probes of a container, their port as a number."""
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+    found = {name: json.loads(json.dumps(said)) for name, said in container.items() if name.endswith("Probe")}
+    for said in found.values():
+        said["httpGet"]["port"] = ports[said["httpGet"]["port"]]
+    return found
+
+
+@every_case
+def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
+    objects = render(values=values)
+    kept, sent = documented("livenessProbe"), documented("readinessProbe")
+    assert kept == asks("/livez", 10, failureThreshold=6) and sent == asks("/readyz", 5)
+    started = {
+        "relay": asks("/readyz", 1, failureThreshold=600)
+    }  # the programs of its Pod wait until it has met others
+    for name, spec, _ in pods(objects):
+        for one in containers(spec):
+            shows_pages = any(port["name"] == "probes" for port in one.get("ports", ()))
+            start = started.get(one["name"], asks("/livez", 1, failureThreshold=120))
+            expected = {"startupProbe": start, "livenessProbe": kept, "readinessProbe": sent}
+            sleeps = one.get("command") == ["sleep", "infinity"]
+            assert probed(one) == (expected if shows_pages and not sleeps else {}), (name, one["name"])
+            assert shows_pages or one["name"] in ("actor", "learner", "doctor", "drain"), (name, one["name"])
+
+
+def test_a_program_may_have_other_probes():
+    mine = 'learner.probes={"livenessProbe":{"failureThreshold":60},"readinessProbe":{"exec":{"command":["ready"]}}}'
+    objects = render(values=FULL, sets=(mine, 'actors.probes={"startupProbe":{"exec":{"command":["up"]}}}'))
+    (learner,) = of(objects, "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]["containers"]
+    assert learner["livenessProbe"] == documented("livenessProbe") | {
+        "httpGet": {"path": "/livez", "port": "probes"},
+        "failureThreshold": 60,
+    }
+    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # and by nothing else
+    assert learner["readinessProbe"] == asked
+    (actor,) = of(objects, "Deployment", "memoire-actor")["spec"]["template"]["spec"]["containers"]
+    assert actor["startupProbe"] == {"exec": {"command": ["up"]}}
+
+
+def test_a_proxy_that_goes_waits_until_nobody_is_sent_to_it_and_then_has_time_to_end():
+    def held(**how):
+        return {one["name"]: one["lifecycle"] for _, spec, _ in pods(render(**how))
+                for one in containers(spec) if "lifecycle" in one}  # fmt: skip
+
+    for values in CASES:
+        if values != DIAGNOSTIC:
+            assert held(values=values) == {"proxy": {"preStop": {"sleep": {"seconds": 5}}}}, values
+    assert held(values=FULL, kubernetes="1.30.0") == held(values=FULL)
+    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # it knows no such action yet
+    grace = {name.partition("/")[2]: spec.get("terminationGracePeriodSeconds") for name, spec, _ in
+             pods(render(values=FULL))}  # fmt: skip
+    assert grace.pop("memoire-drain") is grace.pop("memoire-roundtrip") is None  # nothing to save
+    assert set(grace.values()) == {30}  # 5 of which a proxy waits, and 10 a node takes to end
+
+
+def test_a_relay_begins_before_the_actor_and_ends_after_it():
+    spec = of(render(values=EMBEDDED), "Job")["spec"]["template"]["spec"]
+    (relay,), (actor,) = spec["initContainers"], spec["containers"]
+    assert relay["name"] == "relay" and relay["restartPolicy"] == "Always" and spec["restartPolicy"] == "OnFailure"
+    assert relay["startupProbe"]["httpGet"]["path"] == "/readyz"  # the actor waits until it reaches the cluster
+    assert {"name": "MEMOIRE_ENDPOINT", "value": "ipc:///run/memoire/relay"} in actor["env"]
+    shared = {mount["name"] for mount in actor["volumeMounts"]} & {mount["name"] for mount in relay["volumeMounts"]}
+    assert {"relay", "keys"} <= shared
+
+
+def test_without_a_relay_actors_connect_to_the_proxies():
+    spec = of(render(values=NO_RELAY), "Deployment", "memoire-actor")["spec"]["template"]["spec"]
+    (actor,) = spec["containers"]
+    assert "initContainers" not in spec
+    assert {"name": "MEMOIRE_ENDPOINT", "value": "tcp://memoire.rl.svc:5560"} in actor["env"]
+    assert {"name": "MEMOIRE_HTTP", "value": "*:8080"} in actor["env"]
+
+
+def test_the_last_of_two_variables_of_a_name_is_taken():
+    (server,) = of(render(values=FULL), "StatefulSet", "memoire-server")["spec"]["template"]["spec"]["containers"]
+    said = {one["name"]: one.get("value") for one in server["env"]}
+    assert said["EXTRA"] == "2" and said["MEMOIRE_NAME"] == "named-by-hand"
+
+
+def test_what_is_said_of_a_pod_wins():
+    objects = render(values=FULL)
+    server = of(objects, "StatefulSet", "memoire-server")["spec"]["template"]["spec"]
+    assert server["hostname"] == "here" and server["priorityClassName"] == "high"
+    spread = {each["topologyKey"]: each for each in server["topologySpreadConstraints"]}
+    assert spread["topology.kubernetes.io/zone"]["whenUnsatisfiable"] == "DoNotSchedule"
+    assert (
+        spread["topology.kubernetes.io/zone"]["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "server"
+    )
+    settings = json.loads(of(objects, "ConfigMap", "memoire")["data"]["memoire.json"])
+    assert settings["server"]["cache-limit"] == 1000 and settings["server"]["set"]["multi_step"] == 3
+    assert settings["dashboard"]["expected-actors"] == 600 and settings["dashboard"]["root-path"] == "/memoire"
+
+
+def test_learners_run_on_nodes_with_a_gpu_and_actors_on_others():
+    objects = render(values=ROOT / "deploy" / "examples" / "gpu-learner.yaml")
+    specs = {labels["app.kubernetes.io/component"]: spec for _, spec, labels in pods(objects)}
+    learner, actor = specs["learner"], specs["actor"]
+    assert learner["nodeSelector"] == {"node.kubernetes.io/accelerator": "a100"}
+    assert actor["nodeSelector"] == specs["proxy"]["nodeSelector"] == {"node.kubernetes.io/pool": "cpu"}
+    gpus = {name: sum("nvidia.com/gpu" in one.get("resources", {}).get("limits", {}) for one in containers(spec))
+            for name, spec in specs.items()}  # fmt: skip
+    assert gpus.pop("learner") == 1 and set(gpus.values()) == {0}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in learner["tolerations"]
+
+
+def test_images_are_named_by_registry_tag_or_digest():
+    images = {one["name"]: one["image"] for _, spec, _ in pods(render(values=FULL)) for one in containers(spec)}
+    assert images["server"] == images["relay"] == "registry.example.com/rl/memoire:9.9"
+    assert images["actor"] == "registry.example.com/rl/actor:1"
+    learner = of(render(values=EMBEDDED), "StatefulSet", "memoire-learner")["spec"]["template"]["spec"]
+    assert learner["containers"][0]["image"].startswith("rl/learner@sha256:0123")
+    server = of(render(values=FULL), "StatefulSet", "memoire-server")["spec"]["template"]["spec"]
+    assert server["imagePullSecrets"] == [{"name": "pull"}, {"name": "other"}]
+
+
+def test_the_dashboard_is_shown_by_ingress_and_by_gateway():
+    objects = render(values=FULL)
+    (rule,) = of(objects, "Ingress")["spec"]["rules"]
+    assert rule["host"] == "rl.example.com" and rule["http"]["paths"][0]["path"] == "/memoire"
+    route = of(objects, "HTTPRoute")["spec"]
+    assert route["hostnames"] == ["rl.example.com"] and route["rules"][0]["backendRefs"] == [
+        {"name": "memoire-dashboard", "port": 80}
+    ]
+    hosts = json.loads(of(objects, "ConfigMap", "memoire")["data"]["memoire.json"])["dashboard"]["allow-host"]
+    assert hosts[0] == "rl.example.com" and "memoire-dashboard.rl.svc" in hosts
+
+
+def test_containers_may_sleep_to_be_looked_at():
+    for _, spec, _ in pods(render(values=DIAGNOSTIC)):
+        for one in containers(spec):
+            if one["name"] != "doctor":
+                assert one["command"] == ["sleep", "infinity"] and "args" not in one and "livenessProbe" not in one
+
+
+def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_path):
+    shown = tmp_path / "memoire"
+    shutil.copytree(CHART, shown)
+    notes = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    object_ = (
+        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
+    )
+    (shown / "templates" / "notes.yaml").write_text(
+        '{{ define "notes" }}' + notes + "{{ end }}" + object_, encoding="utf-8"
+    )
+    said = of(render(values=FULL, chart=shown), "Notes")["text"]
+    assert "tcp://memoire.rl.svc:5560" in said and "port-forward service/memoire-dashboard" in said
+    assert (
+        "memoire-keys-actor" in said and "helm -n rl test memoire" in said and "https://rl.example.com/memoire" in said
+    )
+    assert "to hold 4Gi" in said and "To know" not in said
+    plain = of(render(sets=(*INSECURE, "image.tag=latest"), chart=shown), "Notes")["text"]
+    assert "may push, draw and read" in plain and "image.tag is latest" in plain
+
+
+# ----------------------------------------------------------------------------------------- networks, Prometheus, Grafana
+
+
+@pytest.mark.parametrize("values", [FULL, EMBEDDED], ids=["servers", "embedded"])
+def test_policies_let_through_what_the_cluster_needs_and_nothing_else(values):
+    objects = render(values=values)
+    labels = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
+    server = "server" if "server" in labels else "learner"
+    stranger, client = {"app": "stranger"}, {"memoire.io/client": "true"}
+    needed = {
+        *(("actor", "proxy", port) for port in (5560, 5561, 5562)),
+        *(("learner", "proxy", port) for port in (5560, 5561, 5562)),
+        *(("test", "proxy", port) for port in (5560, 5561, 5562)),
+        *(("proxy", server, port) for port in (5560, 5561, 5562)),
+        *((server, server, port) for port in (5560, 5561, 5562) if server == "server"),  # to drain one from another
+        *(("drain", server, port) for port in (5560, 5561, 5562) if server == "server"),
+        *(("dashboard", to, 8080) for to in (server, "proxy", "learner", "actor")),
+    }
+    for source in labels:
+        for target in labels:
+            for port in (5560, 5561, 5562, 8080, 8081, 8265, 22):
+                if (target, port) != ("dashboard", 8265):
+                    open_ = connects(objects, labels[source], labels[target], port)
+                    assert open_ == ((source, target, port) in needed), (source, target, port)
+        assert connects(objects, labels[source], None, 53), source  # DNS
+    assert connects(objects, None, labels["dashboard"], 8265)  # an Ingress, or a person
+    for port in (5560, 8080, 8081):
+        assert not any(connects([*objects, OPEN], stranger, labels[name], port) for name in labels if name != "test"), (
+            port
+        )
+    assert connects([*objects, OPEN], client, labels["proxy"], 5560)
+    assert not connects([*objects, OPEN], client, labels[server], 5560)
+
+
+DATA = {"TCP/5560", "TCP/5561", "TCP/5562"}
+CLIENT, SCRAPER = '{"memoire.io/client": "true"}', '{"kubernetes.io/metadata.name": "monitoring"}'
+SEEN = {f"{SCRAPER} TCP/8081", "dashboard TCP/8080"}
+"""What lets a node be looked at."""
+
+
+def to(*peers):
+    """One half of a policy: these peers on the ports of data, and whatever is written with its port."""
+    named = [[peer] if re.search(r" (TCP|UDP)/\d+$", peer) else [f"{peer} {port}" for port in DATA] for peer in peers]
+    return {one for each in named for one in each}
+
+
+DNS, OUTSIDE_IT = ("anybody TCP/53", "anybody UDP/53"), "10.0.0.0/8 TCP/443"
+WATCHED = [f"{name} TCP/8080" for name in ("server", "proxy", "learner", "actor")]
+BOARD = {f"{SCRAPER} TCP/8081", "anybody TCP/8265"}, to(*WATCHED, *DNS)
+POLICIES = {
+    FULL: {
+        "actor": (SEEN, to("proxy", OUTSIDE_IT, *DNS)),
+        "learner": (SEEN, to("proxy", OUTSIDE_IT, *DNS)),
+        "proxy": (SEEN | to(CLIENT), to("server", *DNS)),
+        "server": (SEEN | to("proxy", "server", "drain"), to("server", *DNS)),
+        "drain": (set(), to("server", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+    EMBEDDED: {
+        "actor": (SEEN, to("proxy", *DNS)),
+        "learner": (SEEN | to("proxy", "learner"), to("proxy", *DNS)),
+        "proxy": (SEEN | to(CLIENT), to("learner", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+    OUTSIDE: {
+        "proxy": (SEEN | to(CLIENT), to("server", "anybody", *DNS)),
+        "test": (set(), to("proxy", *DNS)),
+        "dashboard": BOARD,
+    },
+}
+"""What may come in, and what may go out, by each policy alone: a connection that one end refuses hides a hole at the other."""
+
+
+@pytest.mark.parametrize("values", POLICIES, ids=["servers", "embedded", "outside"])
+def test_each_half_of_each_policy_lets_through_what_it_should_by_itself(values):
+    objects = render(values=values)
+    found = halves(objects)
+    assert found.keys() == POLICIES[values].keys()
+    for name, (enters, leaves) in POLICIES[values].items():
+        assert (found[name][0] ^ enters, found[name][1] ^ leaves) == (set(), set()), name
+    for each in (each for each in objects if each["kind"] == "NetworkPolicy"):
+        labels = each["metadata"]["labels"]
+        assert each["spec"]["policyTypes"] == ["Ingress", "Egress"], labels  # without rules nothing gets through
+        selected = each["spec"]["podSelector"]["matchLabels"]
+        assert selected == {name: labels[name] for name in selected} and len(selected) == 3, labels
+
+
+def test_servers_that_an_upgrade_takes_away_are_drained_before():
+    objects = render(sets=("server.replicas=3", "server.drain.timeoutSeconds=90"), values=FULL)
+    job, service, workload = (
+        of(objects, kind, f"memoire-{name}")
+        for kind, name in (("Job", "drain"), ("Service", "server"), ("StatefulSet", "server"))
+    )
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade,pre-rollback"
+    assert "hook-succeeded" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    spec = job["spec"]["template"]["spec"]
+    given = main.parser().parse_args(spec["containers"][0]["args"])
+    assert given.server == "tcp://{0}-{{n}}.{0}.rl.svc:5560".format(workload["spec"]["serviceName"])
+    assert (given.keep, given.timeout) == (workload["spec"]["replicas"], 90.0) == (3, 90.0)
+    assert (
+        service["metadata"]["name"] == workload["spec"]["serviceName"] and service["spec"]["publishNotReadyAddresses"]
+    )
+    keys = next(each["secret"] for each in spec["volumes"] if each["name"] == "keys")
+    assert keys["secretName"].endswith("-learner"), "who may order a drain"
+    assert job["spec"]["activeDeadlineSeconds"] >= (job["spec"]["backoffLimit"] + 1) * 90
+    for how in (
+        {"values": FULL, "sets": ("server.drain.enabled=false",)},
+        {"values": EMBEDDED},
+        {"values": DIAGNOSTIC},
+    ):
+        assert ("Job", "memoire-drain") not in kinds(render(**how))
+
+
+OPEN = {"kind": "NetworkPolicy", "spec": {"podSelector": {}, "egress": [{}]}}
+"""Whoever is not of this chart may go anywhere."""
+
+
+def test_prometheus_scrapes_every_node_under_the_names_that_the_rules_know():
+    objects = render(values=FULL)  # without any --api-versions: nobody asks whether the operator is there
+    (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == "probes" and endpoint["path"] == "/metrics"
+    labels = {each["targetLabel"]: each for each in endpoint["relabelings"]}
+    assert labels["job"]["replacement"] == "memoire-$1" and labels["release"]
+    scraped = {one["name"] for _, spec, _ in pods(objects) for one in containers(spec)
+               if any(port["name"] == "probes" for port in one.get("ports", ()))}  # fmt: skip
+    assert scraped == {"server", "proxy", "dashboard", "relay", "learner"}
+    for name, _, _ in pods(objects):
+        if not name.startswith(("Pod/", "Job/")):
+            kind, _, called = name.partition("/")
+            notes = of(objects, kind, called)["spec"]["template"]["metadata"]["annotations"]
+            assert notes["prometheus.io/port"] == "8081", name
+
+
+def test_a_learner_with_the_server_in_it_is_a_server_to_the_alerts():
+    objects = render(values=EMBEDDED, sets=("monitoring.podMonitor.enabled=true",))
+    (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    jobs = [each for each in endpoint["relabelings"] if each["targetLabel"] == "job"]
+    assert [(each.get("regex"), each["replacement"]) for each in jobs] == [
+        (None, "memoire-$1"),
+        ("learner", "memoire-server"),
+    ]
+
+
+def test_rules_are_those_of_the_sources_and_prometheus_takes_them(tmp_path):
+    spec = of(render(values=FULL), "PrometheusRule")["spec"]
+    source = yaml.safe_load((ROOT / "deploy" / "monitoring" / "memoire.rules.yaml").read_text(encoding="utf-8"))
+    said = json.dumps(spec).replace("https://git.example.com/memoire/docs", "docs")
+    assert json.loads(said) == source
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_boards_are_those_of_the_sources():
+    boards = {name: board for each in render(values=FULL) if each["metadata"]["namespace"] == "monitoring"
+              for name, board in each["data"].items()}  # fmt: skip
+    sources = {f"memoire-{path.name}": path for path in (ROOT / "deploy" / "monitoring").glob("*.json")}
+    assert boards.keys() == sources.keys() and boards
+    for name, board in boards.items():
+        assert json.loads(board) == json.loads(sources[name].read_text(encoding="utf-8"))
+
+
+def test_pieces_of_templates_stand_where_they_are_indented_to():
+    """A line that is nothing but a piece: read at its place, the template is the YAML that comes out."""
+    pieces = [
+        (path.name, line)
+        for path in (CHART / "templates").rglob("*.*")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.fullmatch(r" *\{\{-? .*\bnindent \d+ *-?\}\}", line)
+    ]
+    assert len(pieces) > 50
+    for name, line in pieces:
+        assert len(line) - len(line.lstrip()) == int(re.search(r"nindent (\d+) *-?\}\}", line)[1]), f"{name}: {line}"

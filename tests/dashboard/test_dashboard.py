@@ -1,0 +1,772 @@
+"""The dashboard over HTTP, beside real nodes: exact totals, one poll for all who look, and nobody gets in who should not."""
+
+import contextlib
+import csv
+import dataclasses
+import http.client
+import io
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import memoire
+from boardkit import three_actors
+from memoire.errors import EndpointError, InsecureWarning
+from memoire.nodes.http import NodePages
+from memoire.replay.parameters import Parameters
+from memoire.security.tokens import MOST_WRONG, MOST_WRONG_OF_PROXY, Guesses, Tokens
+from netkit import DEADLINE, SCHEMA, Cluster, record, until
+
+serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
+Settings = pytest.importorskip("memoire.dashboard.settings").Settings
+api = pytest.importorskip("memoire.dashboard.web.api")
+access = pytest.importorskip("memoire.dashboard.web.access")
+
+TOKEN = "a-token-that-nobody-knows"
+QUICK = 0.12
+"""Seconds between two looks, in tests."""
+
+
+def ask(board, path, method="GET", headers=None, body=None):
+    """(status, headers, body) of one request."""
+    parts = urllib.parse.urlsplit(board if isinstance(board, str) else board.url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=DEADLINE)) as connection:
+        connection.request(method, path, body=body, headers=dict(headers or {}))
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+
+
+def get(board, path, **headers):
+    status, _, body = ask(board, path, headers=headers)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def watch(*nodes, **options):
+    """A dashboard that has looked once."""
+    urls = tuple(node if isinstance(node, str) else node.url for node in nodes)
+    board = serving.Dashboard(Settings(**{"nodes": urls, "listen": "127.0.0.1:0", "poll_every": QUICK} | options))
+    until(lambda: board.aggregator.newest)
+    return board
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def small(cluster):
+    """A server, a proxy, three actors with something to show, and their dashboard."""
+    with contextlib.ExitStack() as stack:
+        server = cluster.server(name="home", run="r-1")
+        proxy = cluster.proxy([server])
+        pages = [stack.enter_context(NodePages("127.0.0.1:0", node)) for node in (server, proxy)]
+        clients = three_actors(cluster, server, "<script>alert(1)</script>")
+        board = stack.enter_context(watch(*pages, expected_actors=5, goal_steps=1_000))
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
+        yield server, clients, board
+
+
+# ------------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_an_overview_shows_the_whole_cluster(small):
+    _, _, board = small
+    seen = until(lambda: (found := get(board, "/api/overview"))["actors"]["active"] == 3 and found)
+    assert (seen["run"], seen["finished"], seen["missing"]) == ("r-1", False, [])
+    assert (seen["totals"]["episodes"], seen["totals"]["steps"], seen["totals"]["accepted_caches"]) == (6, 120, 3)
+    assert seen["actors"] == {"active": 3, "silent": 0, "gone": 0, "expected": 5, "missing": 2, "idle": 0}
+    assert seen["learning"]["return_mean"] == 20.0 and seen["learning"]["learner_scalars"] == {"loss": 0.5}
+    assert seen["learning"]["client_scalars"]["epsilon"] == pytest.approx(0.2)
+    (table,) = seen["tables"]
+    assert (table["name"], table["samples"], table["held_caches"]) == ("default", 16, 3)
+    assert table["full"] == table["held_bytes"] / table["byte_limit"]
+    assert 0.0 < seen["freshness"]["effective"] <= 1.0
+    assert {(node["role"], node["state"]) for node in seen["nodes"]} == {("server", "up"), ("proxy", "up")}
+    assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
+
+
+def test_batches_of_a_learner_far_away_have_a_rate(cluster):
+    server = cluster.server(name="read", parameters=Parameters(reuse_cache=True))
+    client = cluster.client(server)
+    record(client, episodes=1, length=20)
+    with NodePages("127.0.0.1:0", server) as page, watch(page) as board, cluster.reader([server]) as reader:
+        assert client.push_cache(100.0)
+        reader.get_batch(4, 100.0)
+        until(lambda: get(board, "/api/learners"))
+
+        def has_a_rate():
+            reader.get_batch(4, 100.0)
+            return get(board, "/api/overview")["rates"]["batches"] > 0.0
+
+        until(has_a_rate)
+
+
+def test_totals_are_what_clients_counted_with_three_servers_and_a_killed_one(cluster):
+    """The servers keep nothing on disk: the killed one forgets, and its clients tell again what is cumulative."""
+    with contextlib.ExitStack() as stack:
+        keep = stack.enter_context
+        servers = [cluster.server(name=f"server-{n}", run="big") for n in range(3)]
+        pages = [NodePages("127.0.0.1:0", server) for server in servers]
+        stack.callback(lambda: [page.close() for page in pages])
+        clients = [cluster.client(servers[n % 3], seed=n) for n in range(6)]
+        board = keep(watch(*pages))
+
+        def work(episodes):
+            for client in clients:
+                record(client, episodes=episodes, length=20)
+                client.update(100.0)
+                assert client.push_cache(100.0)
+            for client in clients:
+                until(lambda client=client: client.update(100.0) or client.stats().in_flight_caches == 0)
+
+        def counted():
+            found = [client.stats() for client in clients]
+            assert all(each.in_flight_caches == 0 for each in found)
+            return tuple(
+                sum(getattr(each, name) for each in found) for name in ("episodes", "steps", "accepted_caches")
+            )
+
+        def shown():
+            totals = get(board, "/api/overview")["totals"]
+            return totals["episodes"], totals["steps"], totals["accepted_caches"]
+
+        work(2)
+        until(lambda: shown() == counted() == (12, 240, 6))
+        killed, address = servers[1], pages[1].address
+        pages[1].close()
+        killed.close(0.0)
+        until(lambda: get(board, "/api/overview")["missing"] != [])
+        assert shown() == (12, 240, 6)  # what the killed one alone had counted is still there
+        servers[1] = cluster.restart(killed)
+        pages[1] = NodePages(address, servers[1])
+        work(3)
+        until(lambda: shown() == counted() == (30, 600, 12))
+        assert servers[1].total_caches == 2  # of the four that its clients have pushed to it in both of its lives
+        assert {row["state"] for row in get(board, "/api/actors")["rows"]} == {"active"}
+
+
+def test_a_node_that_hangs_delays_nobody_else_and_is_shown(cluster, small):
+    server, _, _ = small
+    with contextlib.ExitStack() as stack:
+        hanging = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pages = stack.enter_context(NodePages("127.0.0.1:0", server))
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        board = stack.enter_context(watch(pages, url, "http://127.0.0.1:1"))
+        first = until(lambda: board.aggregator.newest)
+        until(lambda: board.aggregator.newest.number > first.number + 10)
+        nodes = {node["url"]: node for node in get(board, "/api/nodes")}
+        assert nodes[pages.url]["state"] == "up"
+        assert nodes["http://127.0.0.1:1"]["reasons"] == ["http://127.0.0.1:1 does not answer: Connection refused"]
+        assert nodes[url]["state"] == "down"
+
+
+def test_a_dashboard_that_is_started_again_goes_on_where_it_was(cluster, tmp_path):
+    server = cluster.server(name="fleeting", run="r-9")
+    client = cluster.client(server)
+    record(client, episodes=4, length=10)
+    client.update(100.0)
+    path = str(tmp_path / "history.db")
+    pages = NodePages("127.0.0.1:0", server)
+    with watch(pages, history=path) as board:
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 40)
+        until(lambda: get(board, "/api/curves?name=return&name=steps")["mean"]["return"][0] == 10.0)
+    client.close()
+    server.close()
+    again = cluster.server(name="other", run="r-9")
+    pages.close()
+    with NodePages(pages.address, again) as pages, watch(pages, history=path) as board:
+        seen = until(lambda: (found := board.aggregator.newest) and found.run == "r-9" and found)
+        assert seen.totals.steps == 40  # though no server knows it any more
+        (run,) = get(board, "/api/runs")
+        assert (run["name"], run["is_current"], run["facts"]["totals"]["steps"]) == ("r-9", True, 40)
+        assert 10.0 in get(board, "/api/curves?name=return")["mean"]["return"]
+
+
+def test_runs_stand_side_by_side(cluster):
+    server = cluster.server(name="two", run="first")
+    client = cluster.client(server)
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages) as board:
+        record(client, episodes=2, length=10)
+        client.update(100.0)
+        until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 20)
+        server.begin_run("second")
+        client.update(100.0)
+        until(lambda: client.run == "second")
+        record(client, episodes=1, length=5)
+        client.update(100.0)
+        until(lambda: (board.aggregator.newest.run, board.aggregator.newest.totals.steps) == ("second", 5))
+        assert get(board, "/api/curves?run=first&name=steps")["greatest"]["steps"][-1] == 20.0
+        until(lambda: get(board, "/api/curves?name=steps")["greatest"]["steps"][-1] == 5.0)
+        runs = {row["name"]: row["facts"]["totals"]["steps"] for row in get(board, "/api/runs")}
+        assert runs["first"] == 20 and "second" in runs
+        assert get(board, "/api/overview")["runs"] == ["first", "second"]
+
+
+# --------------------------------------------------------------------------------------------------------- the stream
+
+
+def listen(board, last=None):
+    """A connection to the stream, and its frames."""
+    parts = urllib.parse.urlsplit(board.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=DEADLINE)
+    connection.request("GET", "/api/stream", headers={} if last is None else {"Last-Event-ID": str(last)})
+    response = connection.getresponse()
+
+    def frames():
+        lines = []
+        while line := response.readline():
+            if line != b"\n":
+                lines.append(line)
+            elif lines:
+                yield b"".join(lines)
+                lines = []
+
+    return connection, response, frames()
+
+
+def number_of(frame):
+    """Of the overview in a frame."""
+    return int(frame.split(b"\n")[0].removeprefix(b"id: "))
+
+
+def test_all_tabs_get_the_same_bytes_of_one_poll(small, monkeypatch):
+    _, _, board = small
+    with contextlib.ExitStack() as stack:
+        tabs = [listen(board) for _ in range(20)]
+        for connection, response, _ in tabs:
+            stack.callback(connection.close)
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        until(lambda: board.hub.listeners >= 20)
+        begin = get(board, "/api/overview")["number"]
+        heard = []
+        for _, _, frames in tabs:
+            assert next(frames) == b"retry: 2000\n"
+            found = (frame for frame in frames if number_of(frame) > begin + 1)  # from when on all of them listened
+            heard.append([next(found) for _ in range(3)])
+        assert all(each == heard[0] for each in heard)
+        first = json.loads(heard[0][0].split(b"data: ")[1])
+        assert set(first) == set(get(board, "/api/overview"))
+    until(lambda: board.hub.listeners == 0)
+
+
+def test_who_comes_back_gets_what_he_missed_and_no_more(small):
+    _, _, board = small
+    begin = get(board, "/api/overview")["number"]
+    until(lambda: get(board, "/api/overview")["number"] > begin + 5)
+    connection, _, frames = listen(board, begin)
+    with contextlib.closing(connection):
+        next(frames)
+        numbers = [number_of(next(frames)) for _ in range(5)]
+        assert numbers == list(range(begin + 1, begin + 6))
+
+
+def test_too_many_listeners_are_told_to_ask_now_and_then(small, monkeypatch):
+    _, _, board = small
+    monkeypatch.setattr("memoire.dashboard.web.api.MOST_LISTENERS", 0)
+    status, headers, body = ask(board, "/api/stream")
+    assert (status, headers["Retry-After"]) == (503, "10") and b"/api/overview" in body
+
+
+def test_a_dashboard_ends_at_once_though_somebody_listens(small):
+    server, _, _ = small
+    with NodePages("127.0.0.1:0", server) as pages:
+        board = watch(pages)
+        until(lambda: board.aggregator.newest)
+        connection, _, frames = listen(board)
+        with contextlib.closing(connection):
+            next(frames)
+            began = time.monotonic()
+            board.close()
+            assert time.monotonic() - began < DEADLINE
+            assert all(frame.startswith((b"id: ", b": ")) for frame in frames)  # and the stream has an end
+        assert not [
+            t for t in threading.enumerate() if t.name.startswith("memoire-dashboard-http") and t is board._thread
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------- actors, logs
+
+
+def test_actors_are_sorted_filtered_and_paged_with_honest_totals(small):
+    _, clients, board = small
+    page = get(board, "/api/actors?sort=episodes&order=down&limit=2")
+    assert (page["total"], page["matching"], [row["episodes"] for row in page["rows"]]) == (3, 3, [3, 2])
+    rest = get(board, "/api/actors?sort=episodes&order=down&limit=2&offset=2")
+    assert [row["episodes"] for row in rest["rows"]] == [1]
+    mine = get(board, f"/api/actors?text={clients[0].client_id.hex()[:8].upper()}")
+    assert (mine["total"], mine["matching"]) == (3, 1) and mine["rows"][0]["steps"] == 20
+    assert get(board, "/api/actors?state=gone")["matching"] == 0
+    assert get(board, "/api/actors?home=home&limit=1")["matching"] == 3
+    by_return = get(board, "/api/actors?sort=return_mean")["rows"]
+    assert [row["client"] for row in by_return] == sorted(client.client_id.hex() for client in clients)  # equal: by id
+
+
+def test_one_actor_is_shown_with_its_accounts_facts_and_episodes(small):
+    _, clients, board = small
+    found = until(lambda: (each := get(board, f"/api/actors/{clients[1].client_id.hex()}"))["facts"] and each)
+    assert found["actor"]["host"] == socket.gethostname()
+    assert [home["home"] for home in found["homes"]] == ["home"] and found["homes"][0]["steps"] == 40
+    assert found["facts"]["scalars"] == {"epsilon": 0.2}
+    assert [(episode["length"], episode["returned"]) for episode in found["episodes"]] == [(20, 20.0)] * 2
+    status, _, body = ask(board, "/api/actors/" + "0" * 32)
+    assert status == 404 and "no actor" in json.loads(body)["error"]
+
+
+def test_an_actor_that_said_goodbye_is_gone_and_one_that_fell_silent_is_silent(cluster):
+    server = cluster.server(name="quiet", run="q")
+    clients = [cluster.client(server, seed=n) for n in range(2)]
+    for client in clients:
+        client.on_entries(1)
+        client.update(100.0)
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, silent_after=1.0) as board:
+
+        def are_heard():  # one after the other they would fall silent before the board is there
+            for client in clients:
+                client.update(100.0)
+            return board.aggregator.newest.actors.active == 2
+
+        until(are_heard)
+        clients[0].close()
+        until(lambda: board.aggregator.newest.actors.gone == 1)
+        clients[1]._io.worker.stop(1.0)  # its process hangs
+        until(lambda: board.aggregator.newest.actors.silent == 1)
+        assert board.aggregator.newest.verdicts[0].code == "no_actors"
+        rows = {row["client"]: row["state"] for row in get(board, "/api/actors")["rows"]}
+        assert rows == {clients[0].client_id.hex(): "gone", clients[1].client_id.hex(): "silent"}
+
+
+def test_log_lines_of_all_servers_are_searched_and_stay_text(small):
+    _, clients, board = small
+    page = get(board, "/api/logs?text=script&limit=2")
+    assert len(page["rows"]) == 2 and page["more"] and page["missing"] == []
+    assert "<script>" in page["rows"][0]["text"]
+    rest = get(board, "/api/logs?text=script&cursor=" + urllib.parse.quote(page["older"]))
+    texts = [row["text"] for row in (*page["rows"], *rest["rows"])]
+    assert sorted(texts) == [f"line of {n} <script>alert(1)</script>" for n in (1, 2, 3)]
+    _, headers, _ = ask(board, "/api/logs")
+    assert headers["Content-Type"] == "application/json" and headers["X-Content-Type-Options"] == "nosniff"
+    clients[0].log("and another")
+    clients[0].update(100.0)
+    newer = get(board, "/api/logs?direction=newer&cursor=" + urllib.parse.quote(page["newer"]))
+    assert [row["text"] for row in newer["rows"]] == ["and another"]
+    mine = get(board, f"/api/logs?client={clients[2].client_id.hex()}")
+    assert [row["client"] for row in mine["rows"]] == [clients[2].client_id.hex()]
+    assert ask(board, "/api/logs?server=none")[0] == 404
+    assert get(board, "/api/logs?run=none") | {"older": "", "newer": ""} == {
+        "rows": [], "older": "", "newer": "", "more": False, "missing": []
+    }  # fmt: skip
+    assert ask(board, "/api/logs?cursor=none")[0] == 422
+
+
+def test_a_held_sample_is_shown_with_its_arrays(small):
+    server, clients, board = small
+    for path in ("/api/sample", "/api/sample?server=home&table=default"):
+        found = get(board, path)
+        assert (found["server"], found["table"]) == ("home", "default")
+        assert found["client"] in {client.client_id.hex() for client in clients}
+        assert {"obs", "action", "reward"} <= set(found["arrays"]) and 0.0 < found["probability"] <= 1.0
+    assert ask(board, "/api/sample?server=none")[0] == 404
+    assert b"there is no table 'none'" in ask(board, "/api/sample?server=home&table=none")[2]
+
+
+def test_what_tables_hold_is_spread_as_their_servers_say(small):
+    server, _, board = small
+    found = get(board, "/api/distribution")
+    unused = server.stats().tables["default"].unused_samples
+    assert (found["looked"], found["held"], found["servers"], found["missing"]) == (unused, unused, ["home"], [])
+    assert (
+        sum(found["weights"]["counts"]) == unused
+        and len(found["weights"]["bounds"]) == len(found["weights"]["counts"]) + 1
+    )
+    assert 1.0 <= found["effective"] <= 1.5 * found["population"]
+    assert ask(board, "/api/distribution?table=none")[0] == 404
+
+
+def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(cluster):
+    server = cluster.server(name="narrow", capacity=2)
+    with (
+        memoire.connect(server.endpoint, seed=1) as client,
+        NodePages("127.0.0.1:0", server) as pages,
+        watch(pages) as board,
+    ):
+        record(client, episodes=1, length=20)
+        for number in (1, 2, 2):
+            assert client.push_cache(100.0)
+            until(lambda number=number: server.stats().tables["default"].held_caches == number)
+        shown = until(lambda: (seen := get(board, "/api/overview"))["tables"][0]["held_caches"] == 2 and seen)
+        assert (shown["tables"][0]["capacity"], shown["tables"][0]["full"]) == (2, 1.0)
+        assert shown["forecast"]["memory_full"] == 0.0
+
+
+def test_actors_are_spread_by_a_figure(small):
+    _, _, board = small
+    found = get(board, "/api/spread?figure=episodes&bins=2")
+    assert found == {
+        "figure": "episodes", "actors": 3, "median": 2.0, "mean": 2.0,
+        "histogram": {"bounds": [1.0, 2.0, 3.0], "counts": [1, 2], "zeros": 0, "least": 1.0, "greatest": 3.0},
+    }  # fmt: skip
+    assert ask(board, "/api/spread?figure=none")[0] == 422
+
+
+def test_settings_show_schema_and_parameters_and_no_secret(small):
+    _, _, board = small
+    found = until(lambda: (each := get(board, "/api/settings"))["servers"] and each)
+    assert found["servers"]["home"]["tables"]["default"]["schema"] == json.loads(SCHEMA.to_json())
+    assert found["dashboard"]["expected_actors"] == 5 and found["dashboard"]["token"] is False
+
+
+# ------------------------------------------------------------------------------------------------------------ exports
+
+
+def test_curves_are_exported(small):
+    _, _, board = small
+    until(lambda: "client.epsilon" in get(board, "/api/figures"))
+    status, headers, body = ask(board, "/api/export.csv?name=steps&name=client.epsilon")
+    assert status == 200 and headers["Content-Disposition"] == 'attachment; filename="memoire-r-1.csv"'
+    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    assert float(rows[-1]["steps"]) == 120.0 and float(rows[-1]["client.epsilon"]) == pytest.approx(0.2)
+    status, headers, body = ask(board, "/api/export.tfevents")
+    assert status == 200 and b"brain.Event:2" in body and b"client.epsilon" in body
+
+
+def test_the_dashboards_metrics_are_its_catalogue(small):
+    from memoire.dashboard.web import metrics
+
+    _, _, board = small
+    text = ask(board, "/metrics")[2].decode()
+    found = {name for name in re.findall(r"^# HELP (\S+) ", text, re.M) if not name.startswith(("process_", "python_"))}
+    assert found == metrics.names()
+    assert "\nmemoire_cluster_steps_total 120.0\n" in text and 'memoire_cluster_actors{state="active"} 3.0' in text
+    assert metrics.table() in (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    if shutil.which("promtool"):
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# ----------------------------------------------------------------------------------------------------- who is let in
+
+
+def test_what_is_open_to_everybody_is_said_of_each_node_and_of_the_dashboard(small):
+    _, _, quiet = small
+    assert get(quiet, "/api/overview")["open"] == []
+    with pytest.warns(InsecureWarning):
+        server = memoire.Server("tcp://*:0", SCHEMA, name="wide")
+        pages = NodePages("*:0", server)
+    with server, pages:
+        here = f"http://localhost:{pages.address.rpartition(':')[2]}"
+        with watch(here, listen="*:0", insecure=True) as board:
+            until(lambda: board.aggregator.newest.nodes[0].open)
+            addresses = [server.endpoint, server.push_endpoint, server.pub_endpoint, f"http://{pages.address}"]
+            (row,) = get(board, "/api/nodes")
+            assert row["open"] == addresses and row["keys"] is False
+            said = get(board, "/api/overview")["open"]
+            assert said == [*(f"wide {address}" for address in addresses), "dashboard http://*:0"]
+            assert "\nmemoire_open_endpoints 1.0\n" in ask(board, "/metrics")[2].decode()
+
+
+@pytest.fixture(scope="module")
+def guarded_board(small):
+    server, _, _ = small
+    with NodePages("127.0.0.1:0", server, token="node-token-node-token") as pages:
+        with watch(pages, token=TOKEN, node_token="node-token-node-token", hosts=("board.example",)) as board:
+            until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps == 120)
+            yield board
+
+
+@pytest.fixture
+def guarded(guarded_board):
+    gate = guarded_board.gate
+    gate._guesses = Guesses(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
+    gate._guesses_of_proxies, gate._proven = Guesses(lambda: 1000.0, MOST_WRONG_OF_PROXY), {}
+    return guarded_board
+
+
+PATHS = (
+    "/api/overview", "/api/stream", "/api/nodes", "/api/learners", "/api/settings", "/api/actors", "/api/episodes",
+    "/api/figures", "/api/curves?name=steps", "/api/runs", "/api/export.csv", "/api/export.tfevents", "/api/logs",
+    "/api/openapi.json", "/api/sample?server=home", "/api/distribution", "/api/spread",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_the_token_nobody_gets_in(guarded, path):
+    for headers in ({}, {"Authorization": "Bearer " + TOKEN[:-1]}, {"Cookie": "memoire_session=" + TOKEN}):
+        status, answered, body = ask(guarded, path, headers=headers)
+        assert status == 401 and answered["WWW-Authenticate"] == "Bearer" and TOKEN.encode() not in body
+        assert answered["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+def test_every_path_of_the_api_is_tried_above(guarded):
+    described = json.loads(ask(guarded, "/api/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})[2])["paths"]
+    tried = {path.partition("?")[0] for path in PATHS} | {"/api/actors/{client}"}
+    free = {"/api/login", "/api/logout", "/api/session", "/metrics", "/livez", "/readyz"}
+    assert set(described) <= tried | free
+    assert all(described[path]["get"]["description"] for path in tried - {"/api/openapi.json"})
+
+
+def test_the_token_lets_in_as_a_header_and_as_a_cookie_that_no_script_reads(guarded):
+    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"
+    assert get(guarded, "/api/session") == {"needs_token": True, "is_let_in": False, "software": "memoire 0.1.0"}
+    kind = {"Content-Type": "application/json"}
+    status, headers, _ = ask(guarded, "/api/login", "POST", kind, json.dumps({"token": TOKEN}))
+    cookie = headers["Set-Cookie"]
+    assert status == 204 and "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
+    assert get(guarded, "/api/overview", Cookie=cookie.partition(";")[0])["run"] == "r-1"
+    assert get(guarded, "/api/session", Cookie=cookie.partition(";")[0])["is_let_in"] is True
+    assert "Secure" not in cookie and "Max-Age=604800" in cookie and "Path=/" in cookie
+
+
+def log_in(board, token=TOKEN, **headers):
+    """Status, and the cookie that came."""
+    kind = {"Content-Type": "application/json"} | headers
+    status, answered, body = ask(board, "/api/login", "POST", kind, json.dumps({"token": token}))
+    assert TOKEN.encode() not in body
+    return status, answered.get("Set-Cookie", "")
+
+
+def test_behind_a_proxy_that_ends_tls_the_cookie_is_for_https_only(guarded):
+    host = {"Host": "board.example"}
+    assert "Secure" in log_in(guarded, Origin="https://board.example", **host)[1]
+    assert "Secure" not in log_in(guarded, Origin="http://board.example", **host)[1]
+
+
+def test_who_logs_out_is_out_wherever_his_cookie_has_gone(guarded):
+    cookie = log_in(guarded)[1].partition(";")[0]
+    other = log_in(guarded)[1].partition(";")[0]
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200
+    status, answered, _ = ask(guarded, "/api/logout", "POST", {"Cookie": cookie})
+    assert status == 204 and "Max-Age=0" in answered["Set-Cookie"]
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 401
+    assert ask(guarded, "/api/overview", headers={"Cookie": other})[0] == 200
+
+
+def test_who_guesses_at_the_dashboard_has_to_wait(guarded, monkeypatch):
+    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.0)
+    cookie = log_in(guarded)[1].partition(";")[0]
+    before = guarded.gate.refused["http_guessing"]
+    for number in range(MOST_WRONG):  # the login and the header count together
+        if number % 2:
+            assert log_in(guarded, f"wrong-{number}")[0] == 403
+        else:
+            assert ask(guarded, "/api/overview", headers={"Authorization": f"Bearer {number}"})[0] == 401
+    assert log_in(guarded)[0] == 429
+    status, answered, _ = ask(guarded, "/api/overview", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert status == 429 and int(answered["Retry-After"]) >= 1
+    assert guarded.gate.refused["http_guessing"] == before + 2
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200  # who is in stays in
+    assert 'memoire_refused_peers_total{reason="http_guessing"}' in ask(guarded, "/metrics")[2].decode()
+
+
+def test_who_guesses_under_changing_addresses_of_a_proxy_has_to_wait_and_disturbs_nobody_who_had_the_token(guarded):
+    def give(token, address):
+        headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": address}
+        return ask(guarded, "/api/overview", headers=headers)[0]
+
+    assert give(TOKEN, "198.51.100.7") == 200
+    answers = [give("wrong", f"203.0.113.{number}") for number in range(MOST_WRONG_OF_PROXY + 1)]
+    assert answers == MOST_WRONG_OF_PROXY * [401] + [429]
+    assert give(TOKEN, "198.51.100.8") == 429  # nobody can tell it from the one who guesses
+    assert give(TOKEN, "198.51.100.7") == 200
+    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # it came by no proxy
+    assert [give("wrong", "198.51.100.7") for _ in range(MOST_WRONG + 1)] == MOST_WRONG * [401] + [429]
+
+
+def test_one_guesser_behind_a_proxy_is_slowed_alone(guarded):
+    wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "203.0.113.1"}
+    answers = [ask(guarded, "/api/overview", headers=wrong)[0] for _ in range(2 * MOST_WRONG_OF_PROXY)]
+    assert answers.count(401) == MOST_WRONG
+    right = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "203.0.113.2"}
+    assert ask(guarded, "/api/overview", headers=right)[0] == 200
+
+
+def test_a_wrong_token_is_answered_late(guarded, monkeypatch):
+    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.2)
+    began = time.monotonic()
+    assert log_in(guarded, "wrong")[0] == 403 and time.monotonic() - began > 0.2
+
+
+def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_one_began(small, tmp_path):
+    server, _, _ = small
+    path, new = tmp_path / "token", "another-token-another"
+    node_path = tmp_path / "node-token"
+    path.write_text(TOKEN)
+    node_path.write_text(TOKEN)
+    with NodePages("127.0.0.1:0", server, token=Tokens(node_path)) as pages:
+        with watch(pages, token=Tokens(path), node_token=Tokens(node_path), probes="127.0.0.1:0") as board:
+            until(lambda: board.aggregator.newest)
+            cookie = log_in(board)[1].partition(";")[0]
+            stream = urllib.request.Request(f"{board.url}/api/stream", headers={"Cookie": cookie})
+            with urllib.request.urlopen(stream, timeout=100.0) as heard:
+                assert heard.readline() == b"retry: 2000\n"
+                path.write_text(new)
+                while heard.readline():
+                    pass  # until it ends
+            assert ask(board, "/api/overview", headers={"Cookie": cookie})[0] == 401
+            assert log_in(board)[0] == 403 and log_in(board, new)[0] == 204
+            node_path.write_text(new)  # at both ends at once
+            number = board.aggregator.newest.number
+            until(lambda: board.aggregator.newest.number > number + 2 and not board.aggregator.newest.missing)
+            # Probes and metrics have a port of their own; at the dashboard's, metrics are not for everybody then.
+            for name, status in (("/readyz", 200), ("/metrics", 200), ("/api/overview", 404)):
+                assert ask(board.probes_url, name)[0] == status
+            assert [ask(board, name)[0] for name in ("/livez", "/metrics")] == [200, 401]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": ""}, 421),
+        ({"Host": "board.example:8265"}, 200),
+        ({"Host": "localhost"}, 200),
+    ],
+)
+def test_it_answers_to_its_own_names_only(guarded, headers, status):
+    answered = ask(guarded, "/api/overview", headers=headers | {"Authorization": f"Bearer {TOKEN}"})
+    assert answered[0] == status
+    assert ask(guarded, "/livez", headers=headers)[0] == 200  # probes ask by address
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}]
+)
+def test_a_strange_page_cannot_log_anybody_in_or_out(guarded, headers):
+    kind = {"Content-Type": "application/json"} | headers
+    for path in ("/api/login", "/api/logout"):
+        assert ask(guarded, path, "POST", kind, json.dumps({"token": TOKEN}))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Content-Length": str(1 << 40)}, None, 413),
+        ({"Content-Length": "9000"}, b"x" * 9000, 413),
+        ({"Transfer-Encoding": "chunked"}, None, 411),
+    ],
+)
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(guarded, headers, body, status):
+    for path in ("/api/login", "/api/logout", "/api/none"):
+        assert ask(guarded, path, "POST", {"Content-Type": "application/json"} | headers, body)[0] == status
+
+
+def test_who_connects_and_says_nothing_is_cut_off(small, monkeypatch):
+    server, _, _ = small
+    monkeypatch.setattr(serving, "REQUEST_TIME", 0.2)
+    monkeypatch.setattr(access, "BODY_TIME", 0.2)
+    login = b"POST /api/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, token=TOKEN) as board:
+        parts = urllib.parse.urlsplit(board.url)
+        whole = b"GET /api/session HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for said in (b"", b"GET /api/session HTTP/1.1\r\n", whole + b"GET /", login + b"\r\n{"):
+            with socket.create_connection((parts.hostname, parts.port), timeout=100.0) as silent:
+                silent.sendall(said)
+                while silent.recv(4096):
+                    pass  # until the other side hangs up
+        assert ask(board, "/api/session")[0] == 200
+
+
+def test_nothing_can_be_changed(small):
+    _, _, board = small
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("/api/overview", "/api/actors", "/api/settings", "/metrics"):
+            assert ask(board, path, method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/actors?limit=0", 422),
+        ("/api/actors?sort=none", 422),
+        ("/api/actors/xyz", 422),
+        ("/api/curves", 422),
+        ("/api/curves?name=x&points=1", 422),
+        ("/api/curves?name=x&since=nan", 422),
+        ("/api/curves?name=x&since=-1", 422),
+        ("/api/logs?client=xyz", 422),
+        ("/api/none", 404),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_words(small, path, status):
+    _, _, board = small
+    answered, _, body = ask(board, path)
+    assert answered == status and json.loads(body)["error"]
+
+
+def test_under_a_sub_path_it_is_the_same(small):
+    server, _, _ = small
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, root_path="/a/b", token=TOKEN) as board:
+        until(lambda: board.aggregator.newest)
+        for path in ("/api/overview", "/a/b/api/overview"):
+            assert ask(board, path)[0] == 401
+            assert ask(board, path, headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        assert ask(board, "/a/b/livez")[0] == ask(board, "/livez")[0] == 200
+
+
+def test_before_the_first_look_it_is_alive_and_not_ready(small):
+    from memoire.dashboard.collect.aggregator import Aggregator
+    from memoire.dashboard.collect.history import History
+
+    aggregator = Aggregator(Settings(nodes=("http://127.0.0.1:1",)), History(None))
+    assert aggregator.liveness() == [] and aggregator.readiness() == ["starting: the nodes have not been asked yet"]
+    assert aggregator.turn(5.0).verdicts[0].code == "no_node"
+    assert aggregator.readiness() == []
+    aggregator.close()
+
+
+def test_an_address_that_is_taken_is_an_error_of_ours(small):
+    _, _, board = small
+    with pytest.raises(EndpointError, match="serve HTTP at"):
+        watch("http://127.0.0.1:1", listen=urllib.parse.urlsplit(board.url).netloc)
+
+
+@pytest.mark.processes
+def test_the_command_prints_its_address_and_ends_when_told(small, tmp_path):
+    server, _, _ = small
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    with NodePages("127.0.0.1:0", server) as pages:
+        command = [sys.executable, "-m", "memoire", "dashboard", pages.url, "--listen", "127.0.0.1:0"]
+        command += ["--history", str(tmp_path / "history.db"), "--token-file", str(token)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            url = process.stdout.readline().removeprefix("memoire dashboard: ").strip()
+            until(lambda: ask(url, "/readyz")[0] == 200)
+            assert get(url, "/api/overview", Authorization=f"Bearer {TOKEN}")["totals"]["steps"] >= 0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(100.0) == 0
+    assert (tmp_path / "history.db").exists()
+
+
+def test_the_command_says_what_is_wrong(capsys):
+    from memoire.cli.main import main
+
+    assert main(["dashboard", "server-0:8080"]) == 1
+    assert "http://HOST:PORT" in capsys.readouterr().err
+    assert main(["dashboard", "http://server-0:8080", "--listen", "0.0.0.0:0"]) == 1
+    assert "--insecure" in capsys.readouterr().err
+
+
+def test_its_version_is_memoires(small):
+    _, _, board = small
+    assert get(board, "/api/openapi.json")["info"]["version"] == memoire.__version__
+
+
+def test_curves_are_described_as_they_are_sent() -> None:
+    from memoire.dashboard.collect.history import Curves
+    from memoire.dashboard.web.api import CurvesAnswer
+
+    assert list(CurvesAnswer.model_fields) == [field.name for field in dataclasses.fields(Curves)]

@@ -1,0 +1,141 @@
+"""Whatever is raised on purpose is one tree: nothing foreign is raised, every error survives pickling, and each is documented."""
+
+import ast
+import builtins
+import importlib
+import inspect
+import pickle
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import memoire
+from memoire import errors
+from memoire.errors import MemoireError
+from memoire.models import model
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "memoire"
+TREE = sorted(
+    {
+        found
+        for module in (errors, model)
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, MemoireError)
+    },
+    key=lambda kind: kind.__name__,
+)
+FOREIGN = {
+    "torch.py": {"AttributeError"},  # as batch.py
+    "replay/batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
+    "wire/messages.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
+    "wire/rows.py": {"ValueError"},  # the same
+    "wire/frames.py": {"ValueError"},  # inside of the encoder: a mistake of ours
+    "storage/rotating_log.py": {"OSError"},  # a write that fell short, caught with those that failed
+    "security/keypairs.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
+    "storage/database_reader.py": {"ValueError"},  # a mistake of ours
+    "storage/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
+    "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
+    "client/unreported.py": {"ValueError", "PermissionError"},  # caught where they are raised
+    "replay/entry_values.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
+    "pool/inspection.py": {"AssertionError"},  # a mistake of ours
+    "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
+    "nodes/timed_http.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
+    "cli/doctor.py": {"Sick", "EOFError"},  # inside of the doctor, who prints it
+    "cli/roundtrip.py": {"Stuck"},  # likewise
+    "nodes/http.py": {"Asked"},  # inside of the pages, which answer with it
+    "nodes/pages.py": {"Asked", "ValueError"},  # the same; inside of a parser
+}  # fmt: skip
+"""Others that a file may raise, each for the reason beside it."""
+
+
+def raised(path):
+    """Line and name of what is raised in a file by name; `raise error` and a plain `raise` hand something on."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            name = what.attr if isinstance(what, ast.Attribute) else getattr(what, "id", "")
+            if name[:1].isupper():
+                yield node.lineno, name
+
+
+def test_nothing_is_raised_that_is_no_error_of_memoire():
+    known = {kind.__name__ for kind in TREE}
+    strangers = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        for line, name in raised(path):
+            if name not in known | FOREIGN.get(place, set()) | {"SystemExit", "StopIteration", "NotImplementedError"}:
+                strangers.append(f"memoire/{place}:{line} raises {name}")
+    assert not strangers, "make it a MemoireError, or say in FOREIGN why not"
+
+
+def test_every_allowed_stranger_is_still_there():
+    for place, names in FOREIGN.items():
+        assert names <= {name for _, name in raised(PACKAGE / place)}, place
+
+
+def test_every_error_of_the_package_is_in_the_tree():
+    for found in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if not found.name.endswith("__main__"):
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:  # of an extra that is not installed
+                assert error.name and not error.name.startswith("memoire")
+    everywhere, waiting = set(), [MemoireError]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.startswith("memoire"):
+            everywhere.add(kind)
+        waiting += kind.__subclasses__()
+    assert everywhere == set(TREE)
+
+
+FACTS = {"str": "some words", "int": 3, "float": 0.5, "bool": True, "object": (1, 2), "bytes": b"x" * 16}
+
+
+def example(kind):
+    """One of a kind, with made-up facts."""
+    if "__init__" not in vars(kind) and not any("__init__" in vars(base) for base in kind.__mro__[:-4]):
+        return kind("some words")
+    parameters = list(inspect.signature(kind).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return kind("some words")
+    values = []
+    for parameter in parameters:
+        annotation = str(parameter.annotation)
+        values.append(
+            ("one", "two")
+            if annotation.startswith("tuple")
+            else FACTS[annotation.partition(" |")[0].removeprefix("<class '").removesuffix("'>")]
+        )
+    return kind(*values)
+
+
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_an_error_survives_pickling_with_its_facts_and_words(kind):
+    error = example(kind)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
+    assert "some words" in str(error) or not error.args or not any(arg == "some words" for arg in error.args)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TREE if kind is not MemoireError], ids=lambda kind: kind.__name__)
+def test_an_error_is_also_a_builtin(kind):
+    own = [base for base in kind.__mro__ if base.__module__ == "builtins"]
+    assert own[0] not in (Exception, BaseException, object), "derive it from the builtin that a caller would guess"
+
+
+def test_the_page_lists_every_error_with_the_builtin_it_is():
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    table = page.partition("## Every call")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == sorted(kind.__name__ for kind in TREE)
+    known = {kind.__name__: kind for kind in TREE}
+    for name, also, *_ in rows:
+        parent = known.get(also) or getattr(builtins, also)
+        assert issubclass(known[name], parent), name

@@ -1,0 +1,226 @@
+"""The folder list is the architecture: what lies at the top, imports that point one way, few modules with sockets."""
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import house
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The house from the ground up: a room imports only what stands above it in this list.
+WORDS = ["errors", "suggestions", "arguments", "built", "frozen", "limits", "version", "clock", "_core"]
+"""Files at the top that everybody uses."""
+KERNELS = "_kernels"
+"""What compiled modules share: headers of C and Cython, which need nothing of memoire."""
+FOR_USERS = ["dataset", "torch", "sb3", "minari"]
+"""Files at the top that users import by this path."""
+FOLDERS = [
+    "replay", *FOR_USERS, "wire", "pool", "models", "security", "accounting", "net", "storage",
+    "reader", "proxy", "client", "server", "classic", "nodes", "rl", "dashboard", "cli",
+]  # fmt: skip
+ORDER = {room: place for place, room in enumerate([KERNELS, *WORDS, *FOLDERS])}
+
+ENDS = {"client", "reader", "proxy", "server"}
+"""Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
+decide."""
+IO = {
+    "zmq",
+    "socket",
+    "time",
+    "asyncio",
+    "subprocess",
+    "multiprocessing",
+    "sqlite3",
+    "http",
+    "urllib",
+    "logging.handlers",
+}
+FACES = {"server/table_handle": {"time"}}
+"""What waits for others, beside the file with the folder's name."""
+WITHOUT_IO = {"replay", "wire", "pool", "models", "accounting"}
+"""Folders that know no socket, no file and no process; they may measure time."""
+KNOW_ZMQ = {"net", "security", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
+NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
+THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
+HEAVY = {"minari", "torch", "sb3", "nodes", "cli", "rl", "dashboard"}  # may need extras at import time
+
+
+def sources() -> list[Path]:
+    return house.sources(ROOT)
+
+
+def room_of(path: Path) -> str:
+    """memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
+    return house.place(path, ROOT)[0]
+
+
+@functools.cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Line and full dotted name of everything that a file imports, wherever in the file."""
+    package = ["memoire", *house.place(path, ROOT)[:-1]]
+    return [(line, ".".join(name)) for line, name in house.imports(path, package)]
+
+
+def ours(name: str) -> str | None:
+    """memoire.server.server.Server -> server; None for what is not memoire's."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "memoire" and len(parts) > 1 else None
+
+
+def is_within(name: str, roots: set[str]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def everywhere() -> Iterator[tuple[str, str, str]]:
+    """Room, where, and name of each import in the package."""
+    for path in sources():
+        for line, name in imports_of(path):
+            yield room_of(path), f"{path.relative_to(ROOT)}:{line}", name
+
+
+def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
+    files = {room_of(path) for path in sources() if len(house.place(path, ROOT)) == 1} - house.FRONT_DOORS
+    folders = {room_of(path) for path in sources() if len(house.place(path, ROOT)) > 1}
+    assert files == {*WORDS, *FOR_USERS}
+    assert folders == {KERNELS, *FOLDERS} - set(FOR_USERS), "say in FOLDERS where a folder stands"
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{where}: {room} imports {target}, which stands below it in the list"
+        for room, where, name in everywhere()
+        if room in ORDER and (target := ours(name)) in ORDER and ORDER[target] > ORDER[room]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_of_a_folder_import_each_other_in_a_circle() -> None:
+    assert not house.circles(house.rooms_of(ROOT))
+
+
+def test_modules_import_from_modules_and_not_from_the_front_door() -> None:
+    """`from memoire import Buffer` inside the package would hide which way the import points."""
+    top = HEAVY | {"classic", *FOR_USERS} | house.FRONT_DOORS
+    wrong = [
+        f"{where}: {name}"
+        for room, where, name in everywhere()
+        if room not in top and name.split(".")[0] == "memoire" and ours(name) not in ORDER
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_within_a_folder_are_relative() -> None:
+    wrong = []
+    for path in sources():
+        own = ".".join(["memoire", *house.place(path, ROOT)[:-1]])
+        if path.suffix == ".py" and path.stem not in house.FRONT_DOORS and "." in own:
+            found = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+            named = [(node.lineno, node.module or "") for node in found if not node.level]
+            wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_few_rooms_know_zeromq() -> None:
+    wrong = [
+        f"{where}: {name}" for room, where, name in everywhere() if name.split(".")[0] == "zmq" and room not in KNOW_ZMQ
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sources():
+        room, *rest = house.place(path, ROOT)
+        if room in ENDS and rest and rest[0] != room and not rest[0].startswith("io"):
+            used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
+            if used:
+                found["/".join((room, *rest))] = used
+    assert found == FACES
+
+
+def test_what_decides_does_no_io() -> None:
+    wrong = [
+        f"{where}: {name}"
+        for room, where, name in everywhere()
+        if room in WITHOUT_IO and is_within(name, IO - {"time"})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_pickled() -> None:
+    wrong = [f"{where}: {name}" for _, where, name in everywhere() if name.split(".")[0] in NEVER]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_client_library_imports_only_what_it_declares() -> None:
+    allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
+    optional = {"lz4", "gymnasium"}  # imported where they are used, inside functions
+    for path in sources():
+        if room_of(path) in HEAVY:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.suffix == ".py" else ast.Module([], [])
+        at_import = {id(node) for node in top_level(tree)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", 0):
+                continue
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            for root in (name.split(".")[0] for name in names):
+                assert root in allowed or (root in optional and id(node) not in at_import), (
+                    f"{path.name}:{node.lineno} imports {root}, which an actor's image need not have"
+                )
+
+
+def top_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """What runs, or may run, when a module is imported: everything outside functions, but for `if TYPE_CHECKING`."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            pending.extend(node.orelse)
+            continue
+        yield node
+        pending.extend(ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("import memoire.server.server", "memoire.server.server"),
+        ("from memoire import server", "memoire.server"),
+        ("from memoire.server.server import Server", "memoire.server.server.Server"),
+        ("from .server import Server", "memoire.server.server.Server"),
+        ("from . import server", "memoire.server.server"),
+        ("def f():\n    from memoire.server.server import Server", "memoire.server.server.Server"),
+    ],
+)
+def test_every_way_to_write_an_import_is_seen(line: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "memory.py").write_text(line)
+    found = [".".join(found) for _, found in house.imports(tmp_path / "memory.py", ("memoire", "server"))]
+    assert found == [name] and ours(name) == "server"
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("from memoire._kernels.native cimport inside", {"memoire._kernels.native.inside"}),
+        (
+            "from memoire.wire._bytes cimport (\n    read32, read64,\n)",
+            {"memoire.wire._bytes.read32", "memoire.wire._bytes.read64"},
+        ),
+        ("from memoire._core import empty", {"memoire._core.empty"}),
+        ("cimport numpy as cnp", {"numpy"}),
+        ("cdef int n\nn = 1", set()),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["pyx", "pxd"])
+def test_what_cython_imports_is_seen(lines: str, names: set[str], suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / f"_container.{suffix}"
+    source.write_text(f'"""Words."""\n\n{lines}\n\ncdef int a = 1 if True else 2\n')
+    assert {".".join(name) for _, name in house.imports(source, ("memoire", "wire"))} == names

@@ -1,0 +1,59 @@
+"""The tests' own limits: they end a hang and name it, and do not measure how fast a machine is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+LONGER = ("kubernetes", "soak", "mutants", "fuzz")
+"""Folders that `make test` does not run."""
+MOST = 120.0
+"""Seconds that a test may take here, however busy the machine; what runs on a whole cluster has limits of its own."""
+NAMES = {"timeout", "patience", "seconds"}
+
+
+def limits(source: str) -> list[float]:
+    """Numbers that calls and functions of a file give as limits: timeout=, patience=, seconds=, pytest.mark.timeout()."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            values = [word.value for word in node.keywords if word.arg in NAMES]
+            if ast.unparse(node.func) == "pytest.mark.timeout":
+                values += node.args
+            found += [value.value for value in values if isinstance(value, ast.Constant)]
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def test_limits_are_found_wherever_they_stand():
+    source = "@pytest.mark.timeout(300)\ndef test(): wait(timeout=5)\nrun(seconds=7.5, name='x')"
+    assert sorted(limits(source)) == [5.0, 7.5, 300.0]
+
+
+def test_no_limit_is_above_two_minutes():
+    files = [path for path in TESTS.rglob("*.py") if path.parent.name not in LONGER]
+    found = {path.name: max(limits(path.read_text(encoding="utf-8")), default=0.0) for path in files}
+    assert max(found.values()) >= 100.0, "nothing was found: has the name of limits changed?"
+    assert {name: limit for name, limit in found.items() if limit > MOST} == {}
+
+
+def test_an_endless_hang_is_ended_and_named(tmp_path):
+    (tmp_path / "test_planted.py").write_text("import threading\n\ndef test_hangs():\n    threading.Event().wait()\n")
+    settings = ["-c", TESTS.parent / "pyproject.toml", "--rootdir", tmp_path]
+    settings += ["-o", "timeout=2", "-o", "faulthandler_timeout=1"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, tmp_path / "test_planted.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "_ test_hangs _" in done.stdout and "Timeout (>2.0s) from pytest-timeout" in done.stdout
+    assert "threading.Event().wait()" in done.stdout, "the line where it hung"
+    assert "test_planted.py" in done.stderr, "all threads' lines, a moment before"
+
+
+def test_a_worker_that_crashes_says_where_it_was(tmp_path):
+    (tmp_path / "test_planted.py").write_text("import os\n\ndef test_crashes():\n    os.abort()\n")
+    settings = ["-c", TESTS.parent / "pyproject.toml", "--rootdir", tmp_path, "-p", "conftest", "-n", "1"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, tmp_path / "test_planted.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = done.stdout.partition("gw0 crashed")[2]
+    assert "Fatal Python error: Aborted" in said and "in test_crashes" in said

@@ -1,0 +1,99 @@
+"""What a caller gets who says nothing: all defaults of public calls, of settings and of commands, as they were agreed.
+
+A change that is meant is written by `python tests/house/test_signatures.py`; the difference shows what users will notice.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import msgspec
+
+import memoire
+from memoire.cli import main
+
+AGREED = Path(__file__).with_name("defaults.txt")
+WITH_TORCH = ("memoire.torch", "memoire.sb3")
+"""Left out, so that the list is the same whether torch is installed or not."""
+INNER = re.compile(r"(^|\.)_(?!_init__)")
+
+
+def modules():
+    """All modules; those of an optional package that is not installed are left out."""
+    for found in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if INNER.search(found.name) or found.name.endswith("__main__") or found.name in WITH_TORCH:
+            continue
+        try:
+            yield importlib.import_module(found.name)
+        except ImportError:
+            continue
+
+
+def calls():
+    """(name, function) of whatever is public, where it is defined."""
+    for module in modules():
+        for name, value in sorted(vars(module).items()):
+            if name.startswith("_") or getattr(value, "__module__", "") != module.__name__:
+                continue
+            if inspect.isfunction(value):
+                yield f"{module.__name__}.{name}", value
+            elif inspect.isclass(value):
+                for inner, member in sorted(vars(value).items()):
+                    member = getattr(member, "__func__", member)
+                    if inspect.isfunction(member) and (inner == "__init__" or not inner.startswith("_")):
+                        yield f"{module.__name__}.{name}.{inner}", member
+
+
+def plain(value):
+    """A default as text, the same on every machine."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return f"<{type(value).__name__}>" if dataclasses.is_dataclass(value) or len(text) > 100 else text
+
+
+def of_calls():
+    for name, function in calls():
+        for each in inspect.signature(function).parameters.values():
+            if each.default is not each.empty:
+                yield f"{name}({each.name}={plain(each.default)})"
+
+
+def of_messages():
+    for module in modules():
+        for name, kind in sorted(vars(module).items()):
+            if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__:
+                for each in msgspec.structs.fields(kind):
+                    if each.default is not msgspec.NODEFAULT:
+                        yield f"{module.__name__}.{name}({each.encode_name}={plain(each.default)})"
+
+
+def of_commands(parser, name):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, inner in action.choices.items():
+                yield from of_commands(inner, f"{name} {command}")
+        elif not isinstance(action, argparse._HelpAction):
+            asked = " ".join(action.option_strings) or action.dest
+            yield f"{name} {asked}: {plain(action.default)}"
+
+
+def defaults():
+    return sorted({*of_calls(), *of_messages(), *of_commands(main.parser(), "memoire")})
+
+
+def test_who_says_nothing_gets_what_was_agreed():
+    agreed = AGREED.read_text(encoding="utf-8").splitlines()
+    found = defaults()
+    there = tuple(f"{module.__name__}." for module in modules())  # others need a package that is not installed
+    missing = [line for line in agreed if line not in found and line.startswith(("memoire ", *there))]
+    assert (missing, [line for line in found if line not in agreed]) == ([], []), (
+        "python tests/house/test_signatures.py"
+    )
+    assert len(found) > 500
+
+
+if __name__ == "__main__":
+    AGREED.write_text("\n".join(defaults()) + "\n", encoding="utf-8")

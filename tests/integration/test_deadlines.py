@@ -1,0 +1,428 @@
+"""No call hangs: each one that waits returns its error within its timeout while nobody answers, ends at once when its
+owner is closed by another thread, and lets a KeyboardInterrupt out. docs/errors.md has the table.
+"""
+
+import contextlib
+import inspect
+import re
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from classic_help import templates
+from history.ports import address
+from memoire.classic.client import ReplayMemoryClient
+from memoire.classic.server import ReplayMemoryServer
+from memoire.client.client import Client, connect
+from memoire.client.models import ModelHandle, Receiver
+from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples
+from memoire.limits import Limits
+from memoire.proxy.proxy import Proxy
+from memoire.reader.reader import Reader
+from memoire.replay.parameters import Parameters
+from memoire.server.server import Server
+from memoire.server.table_handle import TableHandle
+from memoire.wire import messages
+from netkit import Cluster, FaultyWay, in_thread, record, until
+
+TIMEOUT = 0.2
+LATE = 20.0
+"""Seconds that a busy machine, and a look at the address for the error's advice, may add to a deadline."""
+LONG = 60.0
+FEW_LINES = Limits(log_lines=3, log_timeout=LONG, credit=1, block_timeout=LONG)
+CLASSES = (Client, ModelHandle, Receiver, Reader, Server, TableHandle, Proxy, ReplayMemoryClient, ReplayMemoryServer)
+
+EPISODE = {"obs": np.zeros((5, 4), np.float32), "action": np.zeros(5, np.int32), "reward": np.zeros(5, np.float32)}
+
+
+class Alone:
+    """One of each, that knew each other once; now nobody answers anybody."""
+
+    def __init__(self):
+        self.cluster = Cluster()
+        stalled = self.cluster.context.socket(zmq.PULL)  # takes a cache, and tells nobody
+        port = stalled.bind_to_random_port("tcp://127.0.0.1")
+        push = f"tcp://127.0.0.1:{port}"
+        self.server = self.cluster.server(limits=FEW_LINES, parameters=Parameters(cache_size=8))
+        self.way = self.cluster.way(self.server, drop=0.0, double=0.0)
+        self.client = Client(
+            self.way.endpoint, push=push, limits=FEW_LINES, capacity=1000, context=self.cluster.context
+        )
+        self.reader = self.cluster.reader([self.way.endpoint])
+        self.proxy = self.cluster.proxy([self.way.endpoint])
+        record(self.client, length=20)
+        assert self.client.push_cache(100.0)  # and from now on its window is full
+        self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
+        self.shipper = self.cluster._keep(
+            Client(self.episodes.endpoint, push=push, limits=FEW_LINES, context=self.cluster.context)
+        )
+        assert self.shipper.push_episode(EPISODE, timeout=100.0)
+        self.classic_server = ReplayMemoryServer(
+            *templates(), 100, "inproc://pub", 4, context=self.cluster.context, seed=1, limits=FEW_LINES
+        )
+        place = address()
+        self.classic_server.server.add_request_worker(place)
+        self.classic_way = self.cluster._keep(FaultyWay(self.cluster.context, place, drop=0.0, double=0.0))
+        self.classic = ReplayMemoryClient(
+            "inproc://pub", self.classic_way.endpoint, push, context=self.cluster.context, seed=1, limits=FEW_LINES
+        )
+        rem = self.classic.rem
+        rem.new_episode()
+        for _ in range(20):
+            rem.add_entry(*(np.ones_like(part) for part in _given()))
+        rem.close_episode()
+        assert self.classic.push_cache(timeout=100.0) == 0
+        for each in (self.client, self.classic):
+            each.log("x") if each is self.client else each.write_log("x")
+            each.update(100.0) if each is self.client else each.update_counter(timeout=100.0)
+        self.way.drop = self.classic_way.drop = 1.0
+        for _ in range(3):
+            assert self.client.log("kept")
+            self.classic.write_log("kept")
+
+    def close(self):
+        for each in (self.client, self.classic, self.classic_server):
+            each.close(0.0)
+        self.cluster.close()
+
+
+def _given():
+    state, action, reward, prob, value, _, info = templates()
+    return state, action, reward, prob, value, info
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A call that waits: how it is made, what comes of it when nobody answers, and what ends it when it is closed."""
+
+    call: object
+    gives: object = MemoireTimeout
+    ended: object = Closed
+    owner: str = ""
+
+
+def first(batches):
+    return next(iter(batches), "no batch")
+
+
+WAITS = {
+    (Client, "update"): Waits(lambda at, t: at.client.update(t)),
+    (Client, "push_cache"): Waits(lambda at, t: at.client.push_cache(t), gives=False),
+    (Client, "push_episode"): Waits(
+        lambda at, t: at.shipper.push_episode(EPISODE, timeout=t), gives=False, owner="shipper"
+    ),
+    (Client, "sync"): Waits(lambda at, t: at.client.sync(timeout=t)),
+    (Client, "log"): Waits(lambda at, t: at.client.log("one too many", t), gives=False),
+    (Client, "batches"): Waits(lambda at, t: first(at.client.batches(8, t)), ended="no batch"),
+    (Client, "close"): Waits(lambda at, t: at.client.close(t), gives=False, ended=None),
+    (ModelHandle, "wait"): Waits(lambda at, t: at.client.model("m").wait(t)),
+    (Receiver, "receive"): Waits(lambda at, t: at.client.subscribe("m").receive(t)),
+    (Receiver, "receive_model"): Waits(lambda at, t: at.client.subscribe("m").receive_model(t)),
+    (Reader, "get_batch"): Waits(lambda at, t: at.reader.get_batch(8, t), gives=(MemoireTimeout, NotEnoughSamples)),
+    (Reader, "batches"): Waits(lambda at, t: first(at.reader.batches(8, t)), ended="no batch"),
+    (Reader, "publish"): Waits(lambda at, t: at.reader.publish("m", b"x", t)),
+    (Reader, "configure"): Waits(lambda at, t: at.reader.configure(t, importance_exponent=0.5)),
+    (Reader, "finish"): Waits(lambda at, t: at.reader.finish(t)),
+    (Reader, "begin_run"): Waits(lambda at, t: at.reader.begin_run("next", t)),
+    (Reader, "snapshot"): Waits(lambda at, t: at.reader.snapshot("name", t), gives="inside"),
+    (Reader, "tell"): Waits(lambda at, t: at.reader.tell(at.server.name, messages.Sums(), t)),
+    (Reader, "ask"): Waits(lambda at, t: at.reader.ask({at.server.name: messages.Sums()}, t), gives="inside"),
+    (Reader, "accounts"): Waits(lambda at, t: at.reader.accounts(timeout=t), gives="inside"),
+    (Reader, "totals"): Waits(lambda at, t: at.reader.totals(timeout=t), gives="anything"),
+    (Reader, "close"): Waits(lambda at, t: at.reader.close(t), gives=None, ended=None),
+    (Server, "get_batch"): Waits(lambda at, t: at.server.get_batch(8, t), gives=NotEnoughSamples),
+    (Server, "batches"): Waits(lambda at, t: first(at.server.batches(8, t)), ended="no batch"),
+    (Server, "sample_episodes"): Waits(
+        lambda at, t: at.episodes.sample_episodes(8, t), gives=NotEnoughSamples, owner="episodes"
+    ),
+    (TableHandle, "sample_episodes"): Waits(
+        lambda at, t: at.episodes.table("default").sample_episodes(8, t), gives=NotEnoughSamples, owner="episodes"
+    ),
+    (TableHandle, "get_batch"): Waits(lambda at, t: at.server.table("default").get_batch(8, t), gives=NotEnoughSamples),
+    (TableHandle, "batches"): Waits(lambda at, t: first(at.server.table("default").batches(8, t)), ended="no batch"),
+    (Server, "wait_closed"): Waits(lambda at, t: at.server.wait_closed(t), gives=False, ended=True),
+    (Server, "close"): Waits(lambda at, t: at.server.close(t), gives=None, ended=None),
+    (Proxy, "wait_closed"): Waits(lambda at, t: at.proxy.wait_closed(t), gives=False, ended=True),
+    (Proxy, "close"): Waits(lambda at, t: at.proxy.close(t), gives=None, ended=None),
+    (ReplayMemoryClient, "sync_sizes"): Waits(lambda at, t: at.classic.sync_sizes(100, timeout=t)),
+    (ReplayMemoryClient, "update_counter"): Waits(lambda at, t: at.classic.update_counter(timeout=t)),
+    (ReplayMemoryClient, "push_cache"): Waits(lambda at, t: at.classic.push_cache(timeout=t), gives=-1, ended=-1),
+    (ReplayMemoryClient, "write_log"): Waits(lambda at, t: at.classic.write_log("one too many", timeout=t), gives=None),
+    (ReplayMemoryClient, "sub_bytes"): Waits(lambda at, t: at.classic.sub_bytes("m", timeout=t)),
+    (ReplayMemoryClient, "close"): Waits(lambda at, t: at.classic.close(t), gives=None, ended=None),
+    (ReplayMemoryServer, "get_batch"): Waits(lambda at, t: at.classic_server.get_batch(8, timeout=t), NotEnoughSamples),
+    (ReplayMemoryServer, "close"): Waits(lambda at, t: at.classic_server.close(t), gives=None, ended=None),
+}  # fmt: skip
+
+LOOPS = {
+    (Server, "run_request_proxy"), (Server, "run_pull_proxy"), (ReplayMemoryServer, "rep_proxy_main"),
+    (ReplayMemoryServer, "pull_proxy_main"), (ReplayMemoryServer, "rep_worker_main"),
+    (ReplayMemoryServer, "pull_worker_main"),
+}  # fmt: skip
+"""Work until their server is closed, as a thread's whole life: tests/samples/test_threads.py ends each of them so."""
+
+NEVER = {
+    Client: """batches closed configure_limits finished home liveness memory model on_entries on_episode parameters push_reason readiness run scalars
+        schema stats storage subscribe table writer""",
+    ModelHandle: "newest version",
+    Receiver: "close skipped",
+    Reader: "closed finished liveness parameters readiness scalars schema servers servers_at stats table trouble_at update_priorities",
+    Server: """account_page accounts epoch episodes_after limits scalars add_pull_worker add_request_worker begin_run clients closed configure configure_limits endpoint episodes
+        failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
+        restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
+        update_priorities""",
+    TableHandle: "configure distribution limit name parameters peek schema stats update_priorities",
+    Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers stats",
+    ReplayMemoryClient: "client rem",
+    ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
+}
+"""Wait for nobody on the other side: what they do is here, or is done in the background."""
+
+NAMES = [f"{kind.__name__}.{name}" for kind, name in WAITS]
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_") and not name.isupper()}
+
+
+@pytest.fixture
+def alone():
+    made = Alone()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_of_every_public_method_it_is_known_whether_it_waits(kind):
+    waiting = {name for owner, name in [*WAITS, *LOOPS] if owner is kind}
+    assert public(kind) - waiting - set(NEVER[kind].split()) == set(), "say above whether these wait"
+    assert waiting <= public(kind)
+
+
+def test_every_call_that_waits_takes_a_timeout():
+    for kind, name in WAITS:
+        assert "timeout" in inspect.signature(getattr(kind, name)).parameters, (kind, name)
+    for kind in (Client, Reader, ReplayMemoryClient):
+        assert "timeout" in inspect.signature(kind).parameters
+
+
+def test_the_documented_table_has_every_call_that_waits():
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)\(\)", page.partition("## Every call that waits")[2]))
+    assert named == {*NAMES, *(f"{kind.__name__}.{name}" for kind, name in LOOPS)}
+
+
+def says_enough(error, seconds):
+    """What was waited for, for how long, where, and what to do."""
+    if isinstance(error, NotEnoughSamples):
+        return error.wanted == 8 and abs(error.waited - seconds) < LATE and "Wait for actors" in str(error)
+    return (
+        error.waited_for
+        and abs(error.seconds - seconds) < LATE
+        and len(error.advice) > 20
+        and error.endpoint in str(error)
+        and re.search(r"within \d+\.\d s\. \S+ \S+", str(error))
+    )
+
+
+def inside(value):
+    """The errors of an answer that names what came of each server."""
+    found = [each for each in value.values() if isinstance(each, Exception)]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("case", WAITS.values(), ids=NAMES)
+def test_a_call_that_nobody_answers_returns_within_its_timeout(alone, case):
+    began = time.monotonic()
+    try:
+        outcome = case.call(alone, TIMEOUT)
+    except (MemoireTimeout, NotEnoughSamples) as error:
+        outcome = error
+    took = time.monotonic() - began
+    assert took < TIMEOUT + LATE
+    if case.gives == "inside":
+        for error in inside(outcome):
+            assert says_enough(error, TIMEOUT), error
+    elif case.gives == "anything":
+        return
+    elif isinstance(case.gives, (type, tuple)):
+        assert isinstance(outcome, case.gives) and says_enough(outcome, TIMEOUT), outcome
+    else:
+        assert outcome == case.gives
+
+
+def owner_of(at, case_kind):
+    return {
+        Client: at.client, ModelHandle: at.client, Receiver: at.client, Reader: at.reader, Server: at.server,
+        TableHandle: at.server, Proxy: at.proxy, ReplayMemoryClient: at.classic, ReplayMemoryServer: at.classic_server,
+    }[case_kind]  # fmt: skip
+
+
+CLOSING = [(kind, name) for kind, name in WAITS if name != "close"]
+
+
+@pytest.mark.parametrize("which", CLOSING, ids=[f"{kind.__name__}.{name}" for kind, name in CLOSING])
+def test_a_close_by_another_thread_ends_a_call_that_waits(alone, which):
+    case = WAITS[which]
+    thread, box = in_thread(case.call, alone, LONG)
+    thread.join(0.1)
+    assert thread.is_alive(), box
+    owner = getattr(alone, case.owner) if case.owner else owner_of(alone, which[0])
+    closing, _ = in_thread(owner.close, 1.0)
+    began = time.monotonic()
+    thread.join(LONG / 2)
+    assert time.monotonic() - began < LATE  # also while the close itself goes on telling the server
+    outcome = box.get("error", box.get("value"))
+    if isinstance(case.ended, type):
+        assert isinstance(outcome, case.ended), box
+    else:
+        assert outcome == case.ended
+    closing.join(LONG / 2)
+    assert not closing.is_alive()
+
+
+def is_waiting(frame):
+    """Whether a function of ours waits there for another thread."""
+    while frame is not None and frame.f_globals["__name__"] == "threading":
+        frame = frame.f_back
+        if frame is not None and frame.f_globals["__name__"].startswith("memoire."):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def interrupted(every=0.1):
+    """SIGINT to this thread again and again, until one has come while a call of ours waited."""
+    ended = threading.Event()
+
+    def interrupt(number, frame):
+        if is_waiting(frame) and not ended.is_set():
+            ended.set()
+            raise KeyboardInterrupt
+
+    def send():
+        while not ended.wait(every):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    former, sender = signal.signal(signal.SIGINT, interrupt), threading.Thread(target=send, daemon=True)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        ended.set()
+        sender.join()
+        signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.parametrize("which", CLOSING, ids=[f"{kind.__name__}.{name}" for kind, name in CLOSING])
+def test_a_keyboard_interrupt_leaves_every_call_that_waits(alone, which):
+    began = time.monotonic()
+    with interrupted():
+        WAITS[which].call(alone, LONG)
+    assert time.monotonic() - began < 0.1 + LATE
+    owner = owner_of(alone, which[0])
+    owner.close(0.1)  # and it is in a state that can be closed
+    assert not hasattr(owner, "closed") or owner.closed
+
+
+@contextlib.contextmanager
+def nobody(kind):
+    """An address of a place where nobody is, or where somebody never says a word."""
+    if kind == "refused":
+        yield address()
+    elif kind == "silent":
+        with socket.socket() as mute:
+            mute.bind(("127.0.0.1", 0))
+            mute.listen(5)
+            yield f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+    elif kind == "ipc":
+        yield "ipc:///tmp/there-is-no-such-socket"
+    else:
+        yield "inproc://nobody"
+
+
+@pytest.mark.parametrize("place", ["refused", "silent", "ipc", "inproc"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda at, t, context: connect(at, timeout=t, context=context),
+        lambda at, t, context: Reader([at], timeout=t, context=context),
+        lambda at, t, context: ReplayMemoryClient("inproc://p", at, "inproc://c", timeout=t, context=context),
+    ],
+    ids=["connect", "Reader", "ReplayMemoryClient"],
+)
+def test_a_connection_to_nobody_is_an_error_within_its_timeout(place, make):
+    cluster = Cluster()
+    try:
+        with nobody(place) as at:
+            began = time.monotonic()
+            with pytest.raises(MemoireTimeout) as caught:
+                make(at, TIMEOUT, cluster.context)
+            assert time.monotonic() - began < TIMEOUT + LATE
+            assert says_enough(caught.value, TIMEOUT) and caught.value.endpoint == at
+            with interrupted():
+                make(at, LONG, cluster.context)
+    finally:
+        cluster.close()
+
+
+def test_a_close_waits_no_longer_than_it_may_for_another_close(alone):
+    assert alone.client.log("unsent", 0.0) is False
+    first_close, box = in_thread(alone.client.close, LONG)
+    until(lambda: alone.client.closed)
+    assert alone.client.close(0.1) is False
+    assert first_close.is_alive() and not box
+    alone.way.drop = 0.0
+    first_close.join(LONG)
+    assert box == {"value": True}
+
+
+def test_a_writer_that_may_wait_waits_for_block_timeout(alone):
+    client = alone.client
+    client.configure_limits(when_full="block", block_timeout=TIMEOUT)
+    writer = client.writer(num_envs=1, autoreset="disabled")
+    obs, none = np.zeros((1, 4), np.float32), np.zeros(1, bool)
+    skipped = client.stats().skipped_caches
+    began = time.monotonic()
+    while client.stats().skipped_caches == skipped:
+        writer.step(obs, np.zeros(1, np.int32), np.ones(1, np.float32), none, none, obs.copy(), {})
+    took = time.monotonic() - began
+    assert TIMEOUT <= took < TIMEOUT + LATE
+    stats = client.stats()
+    assert stats.when_full == "block" and stats.not_pushed == {"window full": 1}
+    # it waits for what is left of its time, which the building of the cache has begun to use up
+    assert TIMEOUT / 2 < stats.waited <= took
+
+
+@pytest.mark.parametrize("state", ["window full", "server gone", "silent server"])
+def test_pushing_never_waits_longer_than_it_may(state):
+    cluster = Cluster()
+    try:
+        limits = Limits(credit=1 if state == "window full" else 1 << 20)
+        server = cluster.server(limits=limits, parameters=Parameters(cache_size=8))
+        way = cluster.way(server, drop=0.0, double=0.0)
+        client = cluster.client(way.endpoint, limits=limits)
+        record(client, length=50)
+        if state == "server gone":
+            server.close()
+        way.drop = 1.0
+        took = []
+        for _ in range(500):
+            began = time.monotonic()
+            client.push_cache(0.002)
+            took.append(time.monotonic() - began - 0.002)
+        assert max(took) < LATE
+        stats = client.stats()
+        assert stats.pushed_caches + stats.skipped_caches == 500
+        assert stats.in_flight_bytes <= stats.credit or stats.in_flight_caches == 1
+    finally:
+        cluster.close()

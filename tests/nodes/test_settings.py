@@ -1,0 +1,205 @@
+"""Settings of a node: file, environment and command line, which of them holds, and what is said of a wrong one."""
+
+import argparse
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from memoire.cli import main
+from memoire.errors import ParameterError
+from memoire.nodes import roles, settings
+from memoire.nodes.roles import read_parameters, schema_of
+from netkit import SCHEMA
+
+ROOT = Path(__file__).parents[2]
+
+
+def parsed(words, environment=None):
+    return settings.parse(*main.parsers(), words, environment or {})
+
+
+def written(folder, content, name="memoire.json"):
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_path):
+    file = written(tmp_path, {"server": {"env": "X", "byte-limit": 1, "cache_limit": 1, "capacity": 1}})
+    environment = {"MEMOIRE_SETTINGS": file, "MEMOIRE_CACHE_LIMIT": "2", "MEMOIRE_CAPACITY": "2"}
+    given = parsed(["server", "--capacity", "3"], environment)
+    assert (given.env, given.byte_limit, given.cache_limit, given.capacity) == ("X", 1, 2, 3)
+
+
+def test_a_section_holds_over_what_is_said_for_all_commands(tmp_path):
+    file = written(tmp_path, {"http": "*:8080", "proxy": {"http": "*:9090", "servers": ["tcp://a:1", "tcp://b:1"]}})
+    assert parsed(["proxy", "--settings", file]).http == "*:9090"
+    assert parsed(["proxy", f"--settings={file}"]).servers == ["tcp://a:1", "tcp://b:1"]
+    assert parsed(["server", "--settings", file, "--env", "X"]).http == "*:8080"
+    assert parsed(["dashboard", "--settings", file, "n:1"]).nodes == ["n:1"]  # which has no such flag
+
+
+def test_toml_and_json_say_the_same(tmp_path):
+    toml = (
+        '[server]\nenv = "X"\nsnapshot-caches = true\nset = {multi_step = 3, start = "repeat"}\nsnapshot-every = 60\n'
+    )
+    as_json = {
+        "server": {
+            "env": "X",
+            "snapshot-caches": True,
+            "set": {"multi_step": 3, "start": "repeat"},
+            "snapshot-every": 60,
+        }
+    }
+    one = parsed(["server", "--settings", written(tmp_path, toml, "a.toml")])
+    other = parsed(["server", "--settings", written(tmp_path, as_json)])
+    one.settings = other.settings = None
+    assert one == other
+    assert one.set == ["multi_step=3", "start=repeat"] and one.snapshot_every == 60.0 and one.snapshot_caches is True
+
+
+def test_what_may_be_repeated_adds_up(tmp_path):
+    file = written(tmp_path, {"server": {"env": "X", "set": {"multi_step": 3}}})
+    given = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
+    assert given.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last one holds
+
+
+def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
+    file = written(tmp_path, {"server": {"env": "X", "set": {"priority_exponent": "0.7", "start": "repeat"}}})
+    parameters = read_parameters(parsed(["server", "--settings", file]).set)
+    assert (parameters.priority_exponent, parameters.start) == (0.7, "repeat")
+
+
+def test_of_alternatives_the_strongest_source_says_which(tmp_path):
+    file = written(tmp_path, {"server": {"schema": json.loads(SCHEMA.to_json())}, "proxy": {"servers": ["tcp://a:1"]}})
+    of_file = parsed(["server", "--settings", file])
+    assert json.loads(of_file.schema) == json.loads(SCHEMA.to_json()) and of_file.env is None
+    by_environment = parsed(["server", "--settings", file], {"MEMOIRE_TABLES": "t.json"})
+    assert (by_environment.schema, by_environment.tables) == (None, "t.json")
+    by_flag = parsed(["server", "--settings", file, "--env", "X"], {"MEMOIRE_TABLES": "t.json"})
+    assert (by_flag.schema, by_flag.tables, by_flag.env) == (None, None, "X")
+    assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers is None
+    assert parsed(["proxy", "--settings", file, "tcp://b:1"]).servers == ["tcp://b:1"]
+    with pytest.raises(ParameterError, match=r"server\.env must be absent beside .*server\.schema: it is one of both"):
+        parsed(["server", "--settings", written(tmp_path, {"server": {"schema": "s", "env": "X"}})])
+
+
+def test_a_list_in_the_environment_has_blanks_between(tmp_path):
+    environment = {"MEMOIRE_NODES": "http://a:1 dns:b:2", "MEMOIRE_ALLOW_HOST": "one", "MEMOIRE_INSECURE": "Yes"}
+    given = parsed(["dashboard"], environment)
+    assert (given.nodes, given.allow_host, given.insecure) == (["http://a:1", "dns:b:2"], ["one"], True)
+    assert parsed(["dashboard", "n:1"], {"MEMOIRE_INSECURE": "0"}).insecure is False
+
+
+def test_null_and_an_empty_variable_say_nothing(tmp_path):
+    file = written(tmp_path, {"server": {"env": "X", "name": None}})
+    assert parsed(["server", "--settings", file], {"MEMOIRE_RUN": ""}).name is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag of one, got 'sever'"),
+        ({"server": 3}, "server must be a section: an object with flags of memoire server, got 3"),
+        ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
+        ({"server": {"settings": "x"}}, "server.settings must be one of"),
+        ({"server": {"byte-limit": "many"}}, "server.byte-limit must be a whole number, got 'many'"),
+        ({"server": {"byte-limit": 1.5}}, "server.byte-limit must be a whole number, got 1.5"),
+        ({"server": {"byte-limit": True}}, "server.byte-limit must be a number, got True"),
+        ({"server": {"snapshot-every": "soon"}}, "server.snapshot-every must be a number, got 'soon'"),
+        ({"server": {"storage": "tapes"}}, "server.storage must be one of caches, episodes, got 'tapes'"),
+        ({"server": {"name": ["a"]}}, "server.name must be text, got ['a']"),
+        ({"server": {"snapshot-caches": "yes"}}, "server.snapshot-caches must be true or false, got 'yes'"),
+        ({"server": {"restore": "a"}}, "server.restore must be a list, got 'a'"),
+        ([1], "--settings must be an object with a section for each of server, proxy"),
+        ("{\n 1}", "line 2 column 2"),
+    ],
+)
+def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
+    file = written(tmp_path, content)
+    with pytest.raises(ParameterError) as error:
+        parsed(["server", "--settings", file, "--env", "X"])
+    assert words in str(error.value)
+    assert file in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("MEMOIRE_BYTE_LIMIT", "1GB", r"\$MEMOIRE_BYTE_LIMIT must be a whole number, got '1GB'"),
+        ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
+        ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words with blanks between them"),
+        ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),
+    ],
+)
+def test_a_wrong_variable_is_explained_by_its_name(variable, value, words):
+    with pytest.raises(ParameterError, match=words):
+        parsed(["server", "--env", "X"], {variable: value})
+
+
+def test_a_toml_file_s_mistake_is_explained_with_its_line(tmp_path, capsys):
+    assert main.main(["server", "--settings", written(tmp_path, "[server]\nenv = \n", "a.toml")]) == 1
+    assert "Invalid value (at line 2, column 7)" in capsys.readouterr().err
+
+
+def test_what_is_required_may_come_from_anywhere_but_has_to_come(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parsed(["server"])
+    with pytest.raises(SystemExit):
+        parsed(["dashboard"])
+    assert parsed(["server"], {"MEMOIRE_ENV": "X"}).env == "X"
+
+
+def test_all_that_holds_is_shown_with_its_source(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MEMOIRE_NAME", "server-0")
+    file = written(tmp_path, {"http": "*:8080", "server": {"schema": "s.json"}})
+    assert main.main(["server", "--settings", file, "--show-settings", "--run", "r", "--env", "X"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert f'http = "*:8080"  # {file}: http' in shown
+    assert 'name = "server-0"  # $MEMOIRE_NAME' in shown
+    assert 'run = "r"  # command line' in shown and 'env = "X"  # command line' in shown
+    assert "schema = null  # default" in shown and "set = []  # default" in shown
+
+
+def test_other_commands_and_launched_processes_read_neither_file_nor_environment(monkeypatch):
+    assert parsed(["totals", "tcp://a:1"], {"MEMOIRE_TIMEOUT": "x", "MEMOIRE_SETTINGS": "/no/such"}).timeout == 10.0
+    monkeypatch.setenv("MEMOIRE_TETHER", "0")
+    monkeypatch.setenv("MEMOIRE_BYTE_LIMIT", "nonsense")
+    with pytest.raises(SystemExit) as ended:
+        main.main(["server"])
+    assert ended.value.code == 2
+
+
+def test_the_docs_have_every_setting_as_the_command_line_explains_it():
+    page = runpy.run_path(str(ROOT / "tools" / "settings_docs.py"))["page"]
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert text == page(text), "run tools/settings_docs.py"
+
+
+def test_the_example_in_the_docs_is_one(tmp_path):
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    file = written(tmp_path, text.partition("```toml\n")[2].partition("```")[0], "memoire.toml")
+    given = parsed(["server", "--settings", file, "--run", "ant-7"], {"MEMOIRE_NAME": "server-0"})
+    assert (given.http, given.byte_limit, given.name, given.run) == ("*:8080", 4_000_000_000, "server-0", "ant-7")
+    assert schema_of(given.schema, None)["obs"].shape == (4,)
+    assert read_parameters(given.set).multi_step == 3
+    assert (
+        len(parsed(["proxy", "--settings", file]).servers) == len(parsed(["dashboard", "--settings", file]).nodes) == 2
+    )
+
+
+def test_every_setting_has_a_flag_that_a_file_can_spell():
+    for name in settings.COMMANDS:
+        for action in settings._settings(main.parsers()[1][name]):
+            assert isinstance(action, argparse._StoreAction | argparse._StoreTrueAction | argparse._AppendAction)
+            assert not action.option_strings or action.option_strings[-1] == "--" + settings._key(action)
+
+
+@pytest.mark.parametrize("ports", ["5561", "5561,", "5561,x", "1,65536", "1,2,3", "-1,2"])
+def test_ports_beside_the_endpoint_are_two(ports):
+    with pytest.raises(ParameterError, match=r"--beside must be two ports such as 5561,5562"):
+        roles.relay("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"], beside=ports)
+    with pytest.raises(ParameterError, match="beside a tcp:// address"):
+        roles.relay("ipc:///run/relay", ["tcp://127.0.0.1:9"], beside="1,2")

@@ -1,0 +1,463 @@
+"""The command line: what each command runs, what it says when it cannot, and what the doctor finds."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import memoire
+import netkit
+from history import ports
+from memoire.cli import doctor, main
+from memoire.errors import InsecureWarning, ParameterError, SchemaError
+from memoire.nodes import local_cluster, roles
+from memoire.wire import messages
+from memoire.wire.frames import Message, parse, reply
+
+SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), role="state"), "reward": ("float32", ())})
+
+
+def run(*arguments: str, status: int = 0, timeout: float = 100.0) -> str:
+    """Run the command as a process; standard output and error."""
+    command = [sys.executable, "-m", "memoire", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ commands
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert run("--version").strip() == f"memoire {memoire.__version__}"
+
+
+@pytest.mark.parametrize(
+    "command", ["server", "proxy", "relay", "up", "demo", "run", "totals", "drain", "snapshot", "doctor", "top", "logs"]
+)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: memoire " + command in capsys.readouterr().out
+
+
+def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["dance"], ["server"], ["doctor"], ["up", "--env", "x", "--schema", "y"]):
+        with pytest.raises(SystemExit) as ended:
+            main.main(arguments)
+        assert ended.value.code == 2
+    assert "usage: memoire" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "--schema", "/no/such/file"], "cannot read the schema from '/no/such/file': No such file"),
+        (["up", "--schema", "{"], "schema"),
+        (["up", "--env", "NoSuchEnv-v0"], "Gymnasium cannot make 'NoSuchEnv-v0'"),
+        (["up", "--env", "CartPole-v1", "--servers", "0"], "--servers must be at least 1, got 0"),
+        (["up", "--env", "CartPole-v1", "--servers", "2", "--proxies", "0"], "--proxies must be at least 1"),
+        (["up", "--env", "CartPole-v1", "--set", "multi_step"], "--set must be NAME=VALUE"),
+        (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
+        (["up", "--tables", "/no/such/file"], "--tables must be a JSON file that can be read"),
+        (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be absent beside --tables"),
+        (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
+        (["demo", "--seconds", "0"], "--seconds must be above 0"),
+        (["demo", "--env", "Pendulum-v1"], "needs discrete actions"),
+        (["demo", "--env", "FrozenLake-v1"], "observations in a Box"),
+        (["up", "--env", "CartPole-v1", "--state-dir", __file__], "cannot be used: File exists. Name a folder"),
+        (["server", "--env", "CartPole-v1", "--http", "nonsense"], "cannot serve HTTP at 'nonsense'"),
+        (["server", "--endpoint", "carrier-pigeon://x", "--env", "CartPole-v1"], "carrier-pigeon://x"),
+        (["proxy", "--endpoint", "tcp://256.1.1.1:1", "tcp://127.0.0.1:1"], "256.1.1.1"),
+        (["proxy", "--endpoint", "tcp://127.0.0.1:0"], "addresses of servers, or --servers-file, and not both"),
+        (["proxy", "--servers-file", "/no/such/list"], "an address on each line: [Errno 2] No such file"),
+        (["totals", "tcp://127.0.0.1:9", "--timeout", "0.2"], "no welcome"),
+        (["drain", "tcp://127.0.0.1:9", "--to", "tcp://127.0.0.1:9", "--timeout", "0.2"], "no welcome"),
+    ],
+)
+def test_what_cannot_be_done_is_explained_in_a_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("memoire: ")
+    assert words in said
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "memoire.dashboard.web.serve", raising=False)
+    assert main.main(["dashboard", "http://127.0.0.1:9"]) == 1
+    assert "this needs uvicorn: pip install 'memoire-rl[dashboard]'" in capsys.readouterr().err
+
+
+def test_a_server_without_gymnasium_is_told_what_to_write_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["schema", "CartPole-v1"]) == 0
+    printed = capsys.readouterr().out
+    assert roles.schema_of(printed, None) == roles.schema_of(None, "CartPole-v1")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    assert main.main(["server", "--env", "CartPole-v1"]) == 1
+    said = capsys.readouterr().err
+    assert "pip install 'memoire-rl[demo]'" in said and "`memoire schema CartPole-v1` where it is" in said
+
+
+def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None:
+    given = roles.read_parameters(["multi_step=3", "discount_factor=0.9", "reward_coeff=[1,2]", "start=repeat"])
+    assert (given.multi_step, given.discount_factor, given.reward_coeff, given.start) == (
+        3,
+        (0.9,),
+        (1.0, 2.0),
+        "repeat",
+    )
+    with pytest.raises(ParameterError, match="no_such"):
+        roles.read_parameters(["no_such=1"])
+
+
+def test_a_schema_is_read_from_a_file_or_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "entry.json"
+    file.write_text(SCHEMA.to_json())
+    assert roles.schema_of(str(file), None) == roles.schema_of(SCHEMA.to_json(), None) == SCHEMA
+    assert roles.schema_of(None, "CartPole-v1")["obs"].shape == (4,)
+    with pytest.raises(SchemaError):
+        roles.schema_of('{"columns": 3}', None)
+
+
+def test_counts_that_make_no_cluster_are_refused() -> None:
+    local_cluster.check_counts(1, 0)
+    for servers, proxies in ((0, 1), (2, 0), (1, -1)):
+        with pytest.raises(ParameterError):
+            local_cluster.check_counts(servers, proxies)
+
+
+# -------------------------------------------------------------------------------------------------- as processes
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command as a process that is killed at the end."""
+    command = [sys.executable, "-u", "-m", "memoire", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    """The address in the first line that the process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().split()[-1]
+
+
+def is_ready(page: str) -> bool:
+    """What the /readyz beside this /status says."""
+    host, _, _ = page.removeprefix("http://").partition("/")
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=100.0)) as connection:
+        connection.request("GET", "/readyz")
+        return bool(json.loads(connection.getresponse().read())["ready"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_prints_an_address_that_works_until_it_is_told_to_end(number: signal.Signals) -> None:
+    arguments = ["--schema", SCHEMA.to_json(), "--port", "0", "--servers", "2", "--set", "cache_size=4", "--run", "r-7"]
+    with running("up", *arguments) as process:
+        endpoint = address(process)
+        pages = [address(process) for _ in ("server-0", "server-1", "proxy-0")]
+        netkit.until(lambda: all(is_ready(page) for page in pages))
+        with memoire.connect(endpoint, seed=0) as client:
+            assert (client.schema, client.run, client.parameters.cache_size) == (SCHEMA, "r-7", 4)
+            client.update(100.0)
+        assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
+        process.send_signal(number)
+        assert process.wait(100.0) == 0
+
+
+def test_up_with_tables_serves_each_by_its_name(tmp_path: Path) -> None:
+    tables = {"online": {"env": "CartPole-v1"}, "demo": {"schema": json.loads(SCHEMA.to_json()), "frame_stack": 2}}
+    (tmp_path / "tables.json").write_text(json.dumps(tables), encoding="utf-8")
+    with running("up", "--tables", str(tmp_path / "tables.json"), "--port", "0") as process:
+        endpoint = address(process)
+        with memoire.connect(endpoint, table="demo") as demo, memoire.connect(endpoint) as online:
+            assert (demo.schema, demo.parameters.frame_stack) == (SCHEMA, 2)
+            assert (online.table, online.parameters.frame_stack) == ("online", 1)
+        assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
+        process.terminate()
+        assert process.wait(100.0) == 0
+
+
+def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        what = ("--schema", SCHEMA.to_json(), "--storage", "episodes", "--capacity", "500")
+        server = stack.enter_context(running("server", "--endpoint", "tcp://127.0.0.1:0", *what))
+        proxy = stack.enter_context(running("proxy", "--endpoint", "tcp://127.0.0.1:0", address(server)))
+        relay = stack.enter_context(running("relay", "--endpoint", f"ipc://{tmp_path}/relay", address(proxy)))
+        endpoint = address(relay)
+        for page in (address(server), address(relay)):
+            netkit.until(lambda page=page: is_ready(page))  # type: ignore[misc]
+        assert endpoint == f"ipc://{tmp_path}/relay"
+        with memoire.connect(endpoint) as client:
+            client.update(100.0)
+            assert (client.storage, client.memory.capacity) == ("episodes", 1000)
+        assert doctor.examine(endpoint, say=lambda line: None) == doctor.WELL
+        for process in (relay, proxy, server):
+            process.terminate()
+            assert process.wait(100.0) == 0
+
+
+def test_up_says_which_process_could_not_start_and_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = run("up", "--schema", SCHEMA.to_json(), "--port", str(port), status=1)
+    assert "memoire: proxy-0 ended with status 1" in said
+    assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in said  # its own, or a neighbour that is taken too
+
+
+# ------------------------------------------------------------------------------------------------------ the doctor
+
+
+def examine(endpoint: str, timeout: float = 1.0) -> tuple[int, str]:
+    """Exit status and everything said."""
+    said: list[str] = []
+    status = doctor.examine(endpoint, timeout=timeout, say=said.append)
+    return status, "\n".join(said)
+
+
+def test_a_healthy_server_gets_a_clean_bill() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="heart", run="r-1") as server:
+        status, said = examine(server.endpoint, 5.0)
+        assert status == 0, said
+    for words in ("libzmq", "pyzmq", "msgspec", "numpy", "open files", "home 'heart'", "run 'r-1'", "obs float32[4]",
+                  "UPDATE is answered", "its clock is", "memoire 0.1.0, and keeps what it acknowledges in memory only", "PULL socket", "XPUB socket", "all is well"):  # fmt: skip
+        assert words in said
+    assert server.total_steps == 0 and "warn" not in said
+
+
+def test_a_server_with_a_state_folder_is_said_to_keep_what_it_acknowledges(tmp_path: Path) -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state") as server:
+        status, said = examine(server.endpoint, 5.0)
+        assert status == 0, said
+    assert f"ok   its home is memoire {memoire.__version__}, and keeps what it acknowledges on disk" in said
+
+
+def test_a_server_reached_through_a_wildcard_address_is_well() -> None:
+    with pytest.warns(InsecureWarning), memoire.Server("tcp://*:0", SCHEMA) as server:
+        port = server.endpoint.rpartition(":")[2]
+        status, said = examine(f"tcp://localhost:{port}", 5.0)
+    assert status == 0, said
+    assert f"warn nobody is asked for a key at {server.push_endpoint}, {server.pub_endpoint}: whoever comes may" in said
+
+
+def test_the_clock_of_another_machine_is_compared() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, clock=lambda: roles_clock() + 90.0) as server:
+        status, said = examine(server.endpoint, 5.0)
+    assert status == 0
+    assert "its clock is 90.0 s ahead of the one here" in said
+
+
+def roles_clock() -> float:
+    from memoire.clock import wall_clock
+
+    return wall_clock()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "proxy:5560", "http://proxy:80", "tcp://proxy", "tcp://*:5560", "ipc://", "tcp://a:0"]
+)
+def test_what_is_no_address_is_said_so(endpoint: str) -> None:
+    assert examine(endpoint)[0] == doctor.NO_ADDRESS
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    status, said = examine("tcp://no-such-host.invalid:5560")
+    assert status == doctor.NO_NAME
+    assert "'no-such-host.invalid' does not resolve" in said
+
+
+def test_nothing_listens(tmp_path: Path) -> None:
+    status, said = examine(ports.address())
+    assert status == doctor.NOTHING_LISTENS
+    assert "no process listens" in said
+    status, said = examine(f"ipc://{tmp_path}/nothing")
+    assert status == doctor.NOTHING_LISTENS
+    assert "no such socket file" in said
+
+
+@contextlib.contextmanager
+def listening(serve: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A TCP listener whose connections `serve` gets; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20.0)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    made, _ = listener.accept()
+                    with made:
+                        made.settimeout(20.0)
+                        serve(made)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join(100.0)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"),
+    [
+        (lambda made: made.sendall(b"SSH-2.0-OpenSSH_9.9\r\n"), "does not speak ZeroMQ: it says b'SSH-2.0-Op"),
+        (lambda made: made.recv(1024), "it hangs up at once|the connection broke off"),
+        (lambda made: [made.recv(1024), made.recv(1024)], "says nothing for 0.3 s"),
+        (lambda made: [made.sendall(b"\xff"), made.recv(1024), made.recv(1024)], "does not speak ZeroMQ"),
+    ],
+)
+def test_something_else_listens(serve: Callable[[socket.socket], object], words: str) -> None:
+    with listening(serve) as endpoint:
+        status, said = examine(endpoint, 0.3)
+    assert status == doctor.NOT_MEMOIRE
+    assert any(word in said for word in words.split("|")), said
+
+
+def test_memoire_s_other_ports_are_told_apart() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
+        status, said = examine(server.push_endpoint, 5.0)
+        assert (status, "the port below it" in said) == (doctor.NOT_MEMOIRE, True)
+        status, said = examine(server.pub_endpoint, 5.0)
+        assert (status, "two ports below it" in said) == (doctor.NOT_MEMOIRE, True)
+
+
+@contextlib.contextmanager
+def router(answer: Callable[[Message], list[Any] | None]) -> Iterator[str]:
+    """A ZeroMQ ROUTER that answers requests as told; its address."""
+    context = zmq.Context()
+    made = context.socket(zmq.ROUTER)
+    made.linger = 0
+    port = made.bind_to_random_port("tcp://127.0.0.1")
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            if made.poll(50):
+                identity, empty, *frames = made.recv_multipart()
+                frames = answer(parse(frames))
+                if frames is not None:
+                    made.send_multipart([identity, empty, *frames])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        ending.set()
+        thread.join(100.0)
+        made.close()
+        context.term()
+
+
+def welcome(schema: str) -> Callable[[Message], list[Any]]:
+    return lambda asked: reply(asked.header, messages.Welcome(schema=schema, run_name="r", home_name="h"))
+
+
+def from_the_future(asked: Message) -> list[Any]:
+    """An answer in version 9 of the protocol."""
+    frame = bytearray(reply(asked.header, messages.Welcome(schema=SCHEMA.to_json()))[0])
+    struct.pack_into("<H", frame, 4, 9)
+    return [bytes(frame)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        (lambda asked: None, doctor.NO_ANSWER, "nobody answered HELLO within 0.5 s"),
+        (lambda asked: [b"pong"], doctor.NOT_MEMOIRE, "the answer is not memoire's"),
+        (from_the_future, doctor.OTHER_VERSION, "of another version: version 9"),
+        (
+            lambda asked: reply(asked.header, messages.Refused(code="version", text="speak 2", versions=[2, 3])),
+            doctor.OTHER_VERSION,
+            "it speaks [2, 3]",
+        ),
+        (
+            lambda asked: reply(asked.header, messages.Refused(code="busy", text="later")),
+            doctor.REFUSED,
+            "refuses (busy): later",
+        ),
+        (welcome(""), doctor.NO_SCHEMA, "gives no schema"),
+        (welcome("[]"), doctor.NO_SCHEMA, "gives no schema"),
+        (
+            lambda asked: reply(asked.header, messages.Taken()),
+            doctor.NOT_MEMOIRE,
+            "HELLO was answered by TAKEN",
+        ),
+    ],
+)
+def test_what_answers_is_not_a_memoire_that_can_be_used(
+    answer: Callable[[Message], list[Any] | None], status: int, words: str
+) -> None:
+    with router(answer) as endpoint:
+        found, said = examine(endpoint, 0.5)
+    assert (found, words in said) == (status, True), said
+
+
+def test_a_blocked_port_for_caches_is_found() -> None:
+    """What a network policy that opens only the first port does."""
+    nobody = ports.address()
+
+    def answer(asked: Message) -> list[Any]:
+        if isinstance(asked.body, messages.Update):
+            return reply(asked.header, messages.Updated())
+        ports = messages.Endpoints(push=nobody, publish=nobody)
+        return reply(asked.header, messages.Welcome(schema=SCHEMA.to_json(), endpoints=ports))
+
+    with router(answer) as endpoint:
+        status, said = examine(endpoint, 2.0)
+    assert status == doctor.NOTHING_LISTENS
+    assert f"caches: {nobody}" in said
+
+
+def test_the_doctor_s_exit_status_is_the_command_s() -> None:
+    assert "FAIL cannot connect" in run("doctor", ports.address(), status=doctor.NOTHING_LISTENS)
+
+
+def test_the_doctor_runs_in_a_thin_image() -> None:
+    """With no rich, gymnasium or lz4 to import; nothing else that an actor's image lacks is looked for."""
+    script = (
+        "import sys\n"
+        "for name in ('rich', 'gymnasium', 'lz4'): sys.modules[name] = None\n"
+        "from memoire.cli.main import main\n"
+        "sys.exit(main(['doctor', sys.argv[1]]))\n"
+    )
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", script, server.endpoint], capture_output=True, text=True, timeout=100.0, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is well" in done.stdout
+
+
+def test_the_installed_command_is_this_one() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["memoire"] == "memoire.cli.main:main"
+    assert json.loads(SCHEMA.to_json())
+    assert Path(main.__file__).parts[-2:] == ("cli", "main.py")

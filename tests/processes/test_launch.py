@@ -1,0 +1,362 @@
+"""Launched processes: ready when they say so, heard when they die, and never left behind."""
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memoire
+from memoire.errors import ChildDied, MemoireTimeout
+from memoire.nodes import restarts
+from memoire.nodes.launcher import Child, Launcher
+from memoire.nodes.supervision import ABANDONED, LINE, Tether
+
+TESTS = Path(__file__).resolve().parents[1]
+PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(TESTS / "support")]))}
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    with Launcher() as made:
+        yield made
+
+
+def start(launcher: Launcher, *actions: str, name: str = "child-0") -> Child:
+    return launcher.start(name, "launched_child", *actions, environment=PATH)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie that nobody has buried yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def await_end(pids: list[int], seconds: float) -> list[int]:
+    """The processes among `pids` that still run after that time."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            watch = os.pidfd_open(pid)
+            try:
+                select.select([watch], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(watch)
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_child_is_ready_when_it_says_so_and_says_where(launcher: Launcher) -> None:
+    child = start(launcher, "ready", "wait")
+    assert child.facts is None
+    assert launcher.await_ready([child])
+    assert child.facts == {"pid": child.process.pid, "threads": "1"}
+    assert child.status is None
+
+
+def test_the_newest_report_counts(launcher: Launcher) -> None:
+    child = start(launcher, "ready", "count")
+    assert launcher.wait_for([child], 20.0)
+    assert child.reports == {"number": 999}
+    assert child.status == 0
+
+
+def test_a_child_finishes_on_order(launcher: Launcher) -> None:
+    child = start(launcher, "ready", "wait")
+    launcher.await_ready([child])
+    child.order("finish")
+    assert launcher.wait_for([child], 20.0)
+    assert list(child.tail) == ["finishing"]
+
+
+def test_the_last_words_of_a_child_that_dies_are_in_the_error(launcher: Launcher) -> None:
+    child = start(launcher, "die-early", name="server-3")
+    with pytest.raises(ChildDied) as caught:
+        launcher.await_ready([child])
+    text = str(caught.value)
+    assert "server-3 ended with status 3" in text
+    assert "I cannot find my feet\n    so I leave" in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_child_that_dies_later_is_noticed_while_others_run(launcher: Launcher) -> None:
+    healthy = start(launcher, "ready", "wait", name="proxy-0")
+    doomed = start(launcher, "ready", "abort", name="server-0")
+    with pytest.raises(ChildDied, match="server-0 was killed by signal 6") as caught:
+        launcher.await_ready([healthy, doomed])
+        while launcher.pump(20.0):
+            pass
+    assert "something is very wrong" in caught.value.last_words
+    assert healthy.status is None
+
+
+def restarted(launcher: Launcher, child: Child) -> None:
+    """Kill it, and wait until another process has its place."""
+    former = child.process.pid
+    os.kill(former, signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while child.process.pid == former or child.facts is None:
+        assert launcher.pump(1.0) and time.monotonic() < deadline
+    assert child.facts["pid"] != former
+
+
+def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_one_line() -> None:
+    said: list[str] = []
+    with Launcher(say=said.append) as launcher:
+        child, other = start(launcher, "ready", "wait"), start(launcher, "ready", "wait", name="child-1")
+        launcher.await_ready([child, other])
+        launcher.supervise([child], lambda facts: (f"first-was-{facts['pid']}",))
+        first = child.process.pid
+        restarted(launcher, child)
+        assert said == ["child-0 was killed by signal 9; it is started again in 0.5 s"]
+        command = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert f"first-was-{first}".encode() in command
+        assert other.status is None
+        os.kill(other.process.pid, signal.SIGKILL)  # nobody supervises this one
+        with pytest.raises(ChildDied, match="child-1"):
+            while launcher.pump(60.0):
+                pass
+    assert child.status == 0
+
+
+def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(restarts, "MOST_FAILED_STARTS", 2)
+    said: list[str] = []
+    with Launcher(say=said.append) as launcher:
+        child = start(launcher, "ready", "wait")
+        launcher.await_ready([child])
+        launcher.supervise([child])
+        child.command = ("launched_child", "die-early")
+        os.kill(child.process.pid, signal.SIGKILL)
+        with pytest.raises(ChildDied, match="child-0 ended with status 3"):
+            while launcher.pump(60.0):
+                pass
+    assert len(said) == 2
+    assert said[1].endswith("(its last words: so I leave)")
+
+
+def test_a_supervised_child_that_cannot_start_at_all_is_not_started_again(launcher: Launcher) -> None:
+    child = start(launcher, "die-early")
+    launcher.supervise([child])
+    with pytest.raises(ChildDied, match="child-0 ended with status 3"):
+        launcher.await_ready([child])
+
+
+def test_a_child_that_waits_to_be_started_again_can_be_left_behind(launcher: Launcher) -> None:
+    child = start(launcher, "ready", "wait")
+    launcher.await_ready([child])
+    launcher.supervise([child])
+    os.kill(child.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while child.restarts is not None and child.restarts.due is None:
+        assert launcher.pump(1.0) and time.monotonic() < deadline
+    launcher.abandon([child])
+    assert launcher.wait_for([child], 60.0)
+    assert launcher.pump(0.0)
+
+
+def test_a_child_that_never_gets_ready_is_named(launcher: Launcher) -> None:
+    child = start(launcher, "wait", name="server-1")
+    with pytest.raises(MemoireTimeout, match="no readiness from server-1 within 0.1 s"):
+        launcher.await_ready([child], timeout=0.1)
+
+
+def test_output_is_passed_on_line_by_line_and_never_blocks_the_child() -> None:
+    heard: list[tuple[str, str]] = []
+    with Launcher(on_output=lambda name, line: heard.append((name, line))) as launcher:
+        child = start(launcher, "chatter")
+        assert launcher.wait_for([child], 30.0)
+    assert len(heard) == 20_000
+    assert set(heard) == {("child-0", "x" * 60)}
+
+
+def test_children_end_with_the_launcher_the_newest_kind_first() -> None:
+    with Launcher() as launcher:
+        kinds = ["server-0", "server-1", "proxy-0", "actor-0"]
+        children = [start(launcher, "ready", "wait", name=name) for name in kinds]
+        launcher.await_ready(children)
+        ended: list[list[str]] = []
+        stop = launcher.stop
+        launcher.stop = lambda group, grace=5.0: (ended.append([child.name for child in group]), stop(group, grace))[1]  # type: ignore[method-assign,assignment,func-returns-value]
+    assert ended == [["actor-0"], ["proxy-0"], ["server-0", "server-1"]]
+    assert [child.status for child in children] == [0, 0, 0, 0]
+    assert all(list(child.tail) == ["stopping"] for child in children)
+
+
+def test_a_child_that_ignores_the_request_to_end_is_killed() -> None:
+    launcher = Launcher()
+    child = start(launcher, "ready", "hang")
+    launcher.await_ready([child])
+    launcher.close(grace=0.2)
+    assert child.status in (-signal.SIGKILL, 0)
+    assert not is_alive(child.process.pid)
+    launcher.close()  # again is fine
+
+
+def test_signals_go_back_to_whoever_had_them() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Launcher():
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] != before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_pump_at_once(number: signal.Signals, launcher: Launcher) -> None:
+    child = start(launcher, "ready", "wait")
+    launcher.await_ready([child])
+    os.kill(os.getpid(), number)
+    while launcher.pump(300.0):
+        pass
+    assert launcher.stop_signal == number
+    assert not launcher.await_ready([start(launcher, "wait")])
+
+
+def test_a_child_finds_what_its_launcher_found_whatever_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Launcher
+) -> None:
+    """`./memoire` is a package to whoever looks in the working directory first, as `python -m` does."""
+    (tmp_path / "memoire").mkdir()
+    (tmp_path / "memoire" / "__init__.py").write_text("raise SystemExit('this is not the memoire that was asked')")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "only_here.py").write_text("print('found'); import memoire; print(memoire.__file__)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "extra")
+    child = launcher.start("child-0", "only_here")
+    launcher.wait_for([child], 60.0)
+    assert list(child.tail) == ["found", memoire.__file__]
+
+
+def test_a_program_of_the_package_sees_the_arguments_that_it_was_given(launcher: Launcher) -> None:
+    child = launcher.start("child-0", "memoire", "--version")
+    assert launcher.wait_for([child], 60.0)
+    assert list(child.tail) == [f"memoire {memoire.__version__}"]
+
+
+PARENT = textwrap.dedent("""
+    import json, sys
+    from memoire.nodes.launcher import Launcher
+    with Launcher() as launcher:
+        children = [launcher.start(f"child-{n}", "launched_child", "ready", action) for n, action in enumerate(sys.argv[1:])]
+        launcher.await_ready(children)
+        print(json.dumps([child.process.pid for child in children]), flush=True)
+        while launcher.pump(30.0):
+            pass
+""")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_no_process_is_left_behind_however_the_launcher_ends(number: signal.Signals) -> None:
+    actions = ["wait", "wait", "hang"] if number == signal.SIGKILL else ["wait", "wait"]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *actions], env={**os.environ, **PATH}, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        pids = json.loads(parent.stdout.readline())
+        assert all(is_alive(pid) for pid in pids)
+        parent.send_signal(number)
+        parent.wait(100.0)
+        assert await_end(pids, 20.0) == []
+
+
+@contextlib.contextmanager
+def tied(
+    *actions: str, program: tuple[str, ...] = ("-m", "launched_child")
+) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]:
+    """A child with a line to this process, which takes in nothing; killed at the end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-u", *program, *actions],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **PATH, "OMP_NUM_THREADS": "1", LINE: str(theirs.fileno())},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        theirs.close()
+        with process:
+            try:
+                yield process, ours
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize(("action", "status"), [("wait", 0), ("hang", ABANDONED)])
+@pytest.mark.timeout(90)
+def test_a_line_that_ends_with_a_report_unread_is_the_end_of_the_child(action: str, status: int) -> None:
+    """Linux resets a Unix stream then, in place of ending it."""
+    with tied("ready", action) as (process, line):
+        assert select.select([line], [], [], 60.0)[0], "the child says that it is ready"
+        line.close()
+        assert process.wait(60.0) == status
+
+
+def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
+    with tied("ready", "wait") as (process, line):
+        line.sendall(b"Finish!\n")
+        assert process.wait(60.0) == 0
+        assert process.stdout is not None
+        assert "stopping" in process.stdout.read()
+
+
+def test_a_report_that_nobody_takes_wakes_whoever_waits() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LINE, "")
+        with Tether() as tether:
+            tether._line = theirs  # without the thread that listens
+            ours.close()
+            tether.report(number=1)
+            assert select.select([tether._woken], [], [], 60.0)[0]
+            assert not tether.wait(60.0)
+
+
+HOLDER = textwrap.dedent("""
+    import os, signal, time
+    from memoire.nodes.launcher import Launcher
+    launcher = Launcher()
+    child = launcher.start("child-0", "launched_child", "ready", "wait")
+    launcher.await_ready([child])
+    copy = os.fork()
+    if copy == 0:
+        while True:
+            signal.pause()
+    print(child.process.pid, copy, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_child_ends_with_its_launcher_where_a_copy_of_that_holds_the_line() -> None:
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, env={**os.environ, **PATH}, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child, copy = map(int, parent.stdout.readline().split())
+        try:
+            parent.wait(60.0)
+            assert await_end([child], 60.0) == []
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+
+MOVED = "import os; pids = iter([7, 1]); os.getppid = lambda: next(pids); import launched_child; launched_child.main()"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_launcher_that_died_before_the_kernel_was_asked_is_noticed() -> None:
+    with tied("ready", "wait", program=("-c", MOVED)) as (process, _):
+        assert process.wait(60.0) == 0

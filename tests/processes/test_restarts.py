@@ -1,0 +1,271 @@
+"""Servers as processes, with a state folder: killed, told to end, and started again, they count exactly."""
+
+import contextlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memoire
+from history.ports import block
+from memoire.client.stats import ClientStats
+from memoire.errors import MemoireTimeout
+from netkit import QUICK, SCHEMA, record, until
+from rawpeer import flood
+from tcpkit import place
+
+
+class Process:
+    """`memoire server` on a folder and ports of its own; it can be killed and started again."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
+        self.endpoint = f"tcp://127.0.0.1:{block(3)}"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, program: tuple[str, ...] = ("-m", "memoire")) -> None:
+        command = [sys.executable, "-u", *program, "server", "--http", "off", "--name", "home"]
+        command += ["--endpoint", self.endpoint, "--schema", SCHEMA.to_json(), "--state-dir", str(self.folder)]
+        self.process = subprocess.Popen(
+            [*command, *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.endpoint.rpartition(":")[2] in self.process.stdout.readline()
+
+    def end(self, number: int) -> int:
+        """Send a signal; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(100.0)
+        self.process.communicate()
+        return status
+
+    def saved(self) -> memoire.Server:
+        """What is in the folder, as a server that nobody can reach shows it."""
+        return memoire.Server(None, SCHEMA, name="home", state_dir=self.folder)
+
+
+@contextlib.contextmanager
+def node(folder: Path, *options: str) -> Iterator[Process]:
+    made = Process(folder, *options)
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.end(signal.SIGKILL)
+
+
+class Talker:
+    """A client that counts, logs and pushes in a thread of its own until it is told to end."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.client = memoire.connect(endpoint, seed=1, capacity=1000, limits=QUICK, timeout=100.0)
+        self.lines = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def _talk(self) -> None:
+        while not self._stopping.wait(0.01):
+            record(self.client, length=5)
+            self.client.push_cache(timeout=0.0)
+            self.lines += self.client.log(f"line {self.lines}")
+
+    def end(self) -> ClientStats:
+        """Stop, and have everything acknowledged."""
+        self._stopping.set()
+        self._thread.join()
+        self.client.update(100.0)
+        return self.client.stats()
+
+
+def check_identity(server: memoire.Server) -> None:
+    """Whatever was pushed was accepted, rejected, lost, or is on its way."""
+    account = next(iter(server._dispatcher.ledger), None)
+    if account is None:  # the client has not spoken to this life of the server: its account is on disk
+        (row,) = server.accounts().rows
+        assert server._dispatcher.ledger.find(row["client"].tobytes()) is not None
+    (client,) = server.clients()
+    caches = client.accepted_caches + sum(client.rejected.values()) + client.lost_caches + client.in_flight_caches
+    assert client.pushed_caches == caches
+    assert client.pushed_bytes == client.received_bytes + client.lost_bytes + client.in_flight_bytes
+
+
+def test_a_server_that_is_killed_again_and_again_counts_exactly(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        for _ in range(2):
+            before = talker.client.stats().updates
+            until(lambda before=before: talker.client.stats().updates > before + 3)
+            server.end(signal.SIGKILL)
+            server.start()
+        until(lambda: talker.client.stats().accepted_caches)
+        told = talker.end()
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            texts = [entry.line.text for entry in saved.search(most=10_000)]
+            assert texts == [f"line {number}" for number in range(talker.lines)]
+            check_identity(saved)
+            assert saved.total_caches >= told.accepted_caches > 0, "nothing that was confirmed is gone"
+        talker.client.close()
+
+
+def end_from_outside(server: Process, rounds: int = 10) -> int:
+    """Be a raw peer until the process ends; its exit status. A libzmq that is mended outlives all rounds: then kill it."""
+    assert server.process is not None
+    for _ in range(rounds):
+        if server.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            flood(place(server.endpoint), b"DEALER")
+    return server.end(signal.SIGKILL)
+
+
+def test_a_server_that_a_raw_peer_ends_from_outside_goes_on_exactly_when_it_is_started_again(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        until(lambda: talker.client.stats().updates > 3)
+        assert end_from_outside(server) in (-signal.SIGABRT, -signal.SIGKILL)
+        server.start()
+        told = talker.end()
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            texts = [entry.line.text for entry in saved.search(most=10_000)]
+            assert texts == [f"line {number}" for number in range(talker.lines)]
+        talker.client.close()
+
+
+def test_a_server_that_is_told_to_end_under_load_has_saved_what_it_said_and_exits_with_0(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        talker = Talker(server.endpoint)
+        until(lambda: talker.client.stats().updates > 3)
+        assert server.end(signal.SIGTERM) == 0
+        server.start()
+        told = talker.end()
+        server.end(signal.SIGTERM)
+        with server.saved() as saved:
+            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            check_identity(saved)
+        talker.client.close()
+
+
+def test_a_second_server_on_a_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server:
+        assert server.process is not None
+        second = Process(tmp_path / "state")
+        with pytest.raises(AssertionError):
+            second.start()
+        assert second.process is not None
+        _, words = second.process.communicate(timeout=100.0)
+        assert second.process.returncode == 1
+        assert f"in use by process {server.process.pid}" in words and "Traceback" not in words
+
+
+def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: Path) -> None:
+    """It waits for a client that has not heard that the run is over: it was stopped."""
+    with node(tmp_path / "state") as server:
+        server.end(signal.SIGKILL)
+        server.start(("-c", PATIENT))
+        stopped = subprocess.Popen([sys.executable, "-c", LISTENER, server.endpoint], stdout=subprocess.PIPE, text=True)
+        try:
+            assert stopped.stdout is not None and stopped.stdout.readline() == "ready\n"
+            stopped.send_signal(signal.SIGSTOP)
+            with memoire.Reader([server.endpoint]) as reader:
+                reader.finish()
+            assert server.process is not None and server.process.stderr is not None
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(0.7)
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        finally:
+            stopped.kill()
+            stopped.communicate()
+        server.start()  # nothing of the folder minds
+        assert server.end(signal.SIGTERM) == 0
+
+
+PATIENT = """
+import sys, memoire.cli.main, memoire.server.io_requests
+memoire.server.io_requests.UNTOLD = 300.0  # it does not matter how long ago the client was heard
+sys.exit(memoire.cli.main.main(sys.argv[1:]))
+"""
+LISTENER = """
+import sys, time, memoire
+with memoire.connect(sys.argv[1]) as client:
+    client.on_episode(0, 1, 1.0)
+    client.update()
+    print("ready", flush=True)
+    time.sleep(60.0)
+"""
+
+
+def test_held_caches_survive_an_orderly_restart_of_the_process(tmp_path: Path) -> None:
+    with node(tmp_path / "state", "--snapshot-caches", "--close-timeout", "30") as server:
+        with memoire.connect(server.endpoint, seed=1) as client:
+            record(client)
+            assert client.push_cache()
+            until(lambda: client.update() or client.stats().accepted_caches)
+        assert server.end(signal.SIGTERM) == 0
+        server.start()
+        with memoire.Reader([server.endpoint]) as reader:
+            assert len(reader.get_batch(16, timeout=100.0).ids) == 16
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_next_one(tmp_path: Path) -> None:
+    with node(tmp_path / "state") as server, memoire.connect(server.endpoint, seed=1, limits=QUICK) as client:
+        client.update()
+        assert server.process is not None
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # each write fails from now on, for good
+        client.on_episode(0, 10, 1.0)
+        with pytest.raises(MemoireTimeout):
+            client.update(timeout=0.4)
+        _, words = server.process.communicate(timeout=100.0)
+        assert server.process.returncode == 1 and "Traceback" not in words.splitlines()[-1]
+        assert "could not be saved" in words and "start the server again" in words
+        server.start()
+        client.update(100.0)
+        assert server.end(signal.SIGTERM) == 0
+        with server.saved() as saved:
+            assert saved.total_episodes == 1
+
+
+def test_a_whole_cluster_goes_on_where_it_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    command = [sys.executable, "-u", "-m", "memoire", "up", "--port", "0", "--schema", SCHEMA.to_json()]
+    command += ["--state-dir", str(folder)]
+
+    def life(number: int) -> None:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                assert process.stdout is not None
+                endpoint = process.stdout.readline().split()[-1]
+                with memoire.Reader([endpoint]) as reader:
+                    assert reader.totals().totals.episodes == number
+                with memoire.connect(endpoint, seed=1) as client:
+                    client.on_episode(0, 10, 1.0)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(100.0) == 0
+            finally:
+                process.kill()
+
+    life(0)
+    life(1)
+    assert sorted(path.name for path in folder.iterdir()) == ["server-0"]
+
+
+def test_a_run_is_begun_and_ended_from_the_command_line() -> None:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home") as server:
+        for options, words in ([], "counted from now on at home"), (["--finish"], "over at home"):
+            command = [sys.executable, "-m", "memoire", "run", "next", server.endpoint, *options]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=True).stdout
+            assert f"run 'next' is {words}" in said
+            assert (server.run, server.finished) == ("next", bool(options))

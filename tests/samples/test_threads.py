@@ -1,0 +1,199 @@
+"""Many threads, one client, server or reader: nothing is lost or counted twice, and whoever waits hears of a close at once.
+
+Waiting calls that other files already end by a close: tests/samples/test_server_client.py, tests/reader/test_reader.py.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import zmq
+
+from memoire.client.client import Client
+from memoire.errors import Closed
+from memoire.limits import Limits
+from memoire.replay.parameters import Parameters
+from netkit import DEADLINE, QUICK, Cluster, in_thread, record, until
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def joined(threads, seconds=DEADLINE):
+    """Values of threads that all end in time; the first error is raised here."""
+    for thread, _ in threads:
+        thread.join(seconds)
+        assert not thread.is_alive()
+    for _, box in threads:
+        if "error" in box:
+            raise box["error"]
+    return [box["value"] for _, box in threads]
+
+
+def test_everything_that_a_client_does_may_be_done_at_once(cluster):
+    server = cluster.server()
+    client = cluster.client(server, limits=QUICK, capacity=5000)
+    zeros, none = np.zeros((2, 4), np.float32), np.zeros(2, bool)
+
+    def act():
+        with client.writer(num_envs=2, autoreset="disabled") as writer:
+            for step in range(600):
+                ends = np.full(2, step % 20 == 19)
+                writer.step(zeros, np.zeros(2, np.int32), np.ones(2, np.float32), none, ends, zeros.copy(), {})
+
+    def push(number):
+        until(lambda: client.memory.num_positive)
+        return sum(client.push_cache(100.0) for _ in range(15))
+
+    def tell(number):
+        for step in range(40):
+            client.log(f"{number} {step}")
+            client.scalars({f"thread {number}": step})
+            if step % 10 == 0:
+                client.update(100.0)
+
+    def hear():
+        receiver, model = client.subscribe("news"), client.model("policy")
+        first = model.wait(100.0)
+        heard = [receiver.receive_model(100.0).version]
+        while heard[-1] < 30:
+            heard.append(receiver.receive_model(100.0).version)
+        assert model.wait(20.0, after=first.version).version > first.version
+        return heard
+
+    def publish():
+        for number in range(30):
+            server.publish("news", f"{number}")
+            server.publish("policy", bytes(20_000 + number))
+            client.update(100.0)
+
+    def change():
+        for beta in np.linspace(0.1, 0.9, 9):
+            server.configure(importance_exponent=float(beta))
+            client.update(100.0)
+
+    def learn():
+        batches = 0
+        while batches < 20:
+            batch = server.get_batch(64, 100.0)
+            batch.update_priorities(np.ones(64))
+            batches += 1
+        return batches
+
+    done = joined(
+        [in_thread(act), in_thread(push, 0), in_thread(push, 1), in_thread(tell, 0), in_thread(tell, 1)]
+        + [in_thread(work) for work in (hear, publish, change, learn)]
+    )
+    assert done[1:3] == [15, 15] and done[8] == 20
+    assert done[5] == sorted(set(done[5]))  # versions only grow
+    client.update(100.0)
+    assert (server.total_steps, server.total_episodes) == (1200, 60)
+    assert (client.stats().steps, client.stats().episodes) == (1200, 60)
+    until(lambda: server.total_caches == client.stats().pushed_caches)
+    texts = [entry.line.text for entry in server.lines(most=5000)]
+    for number in range(2):
+        assert [text for text in texts if text.startswith(f"{number} ")] == [f"{number} {step}" for step in range(40)]
+    (seen,) = server.clients()
+    assert seen.scalars == {"thread 0": 39.0, "thread 1": 39.0}
+    assert client.parameters.importance_exponent == server.parameters.importance_exponent == pytest.approx(0.9)
+    assert not client.stats().faults and not server.stats().faults
+    assert set(server.stats().refused) <= {"missing"}  # a model that newer ones had overtaken when it was fetched
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("first", ["client", "server", "reader"])
+def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
+    server = cluster.server()
+    client = cluster.client(server, limits=QUICK)
+    reader = cluster.reader([server], limits=QUICK)
+    record(client, episodes=5)
+    for _ in range(4):
+        assert client.push_cache(100.0)
+    client.update(100.0)
+    calls = {
+        "client": [
+            lambda: client.push_cache(300.0), lambda: client.update(300.0), lambda: client.log("x"),
+            lambda: client.scalars({"x": 1.0}), lambda: client.model("t").newest(), lambda: client.finished,
+            lambda: client.sync(timeout=100.0),
+        ],
+        "server": [
+            lambda: server.get_batch(16, 100.0).update_priorities(np.ones(16)), lambda: server.publish("t", b"x" * 10),
+            lambda: server.configure(importance_exponent=0.5),
+        ],
+        "reader": [lambda: reader.get_batch(8, 300.0), lambda: reader.publish("r", b"x"), lambda: reader.configure(cache_size=256)],
+    }[first]  # fmt: skip
+    started = threading.Barrier(len(calls) + 1)
+
+    def again(call):
+        started.wait(100.0)
+        while True:
+            call()
+
+    threads = [in_thread(again, call) for call in calls]
+    started.wait(100.0)
+    threading.Event().wait(moment)  # into the middle of whatever they do; any moment must do
+    node = {"client": client, "server": server, "reader": reader}[first]
+    node.close(1.0)
+    for thread, box in threads:
+        thread.join(DEADLINE)
+        assert isinstance(box.get("error"), Closed), box
+    assert node.closed
+
+
+def test_a_writer_that_waits_for_room_ends_with_its_client(cluster):
+    server = cluster.server(limits=Limits(credit=1), parameters=Parameters(cache_size=8))
+    stalled = cluster.context.socket(zmq.PULL)  # takes the first cache, and tells nobody
+    port = stalled.bind_to_random_port("tcp://127.0.0.1")
+    client = Client(
+        server.endpoint, push=f"tcp://127.0.0.1:{port}", when_full="block", capacity=1000, context=cluster.context
+    )
+    cluster.made.append(client)
+    writer = client.writer(num_envs=1, autoreset="disabled")
+    obs, none = np.zeros((1, 4), np.float32), np.zeros(1, bool)
+
+    def act():
+        while True:
+            writer.step(obs, np.zeros(1, np.int32), np.ones(1, np.float32), none, none, obs.copy(), {})
+
+    thread, box = in_thread(act)
+    until(lambda: client.stats().pushed_caches == 1)
+    thread.join(0.1)
+    assert thread.is_alive()
+    client.close(0.1)
+    thread.join(DEADLINE)
+    assert isinstance(box["error"], Closed)
+
+
+@pytest.mark.parametrize("ends", ["client", "run"])
+def test_batches_drawn_through_a_client_end_with_it_or_with_the_run(cluster, ends):
+    server = cluster.server()
+    client = cluster.client(server)
+    record(client, episodes=3)
+    assert client.push_cache(100.0)
+    seen = []
+
+    def learn():
+        for batch in client.batches(32, 300.0):
+            seen.append(len(batch["ids"]))
+
+    thread, box = in_thread(learn)
+    until(lambda: len(seen) == 256 // 32)  # and now it waits for more
+    client.close(0.2) if ends == "client" else server.finish()
+    thread.join(DEADLINE)
+    assert box == {"value": None}
+
+
+def test_loops_of_plain_proxies_end_with_their_server(cluster):
+    server = cluster.server()
+    loops = [
+        in_thread(server.run_request_proxy, "inproc://a", "inproc://b"),
+        in_thread(server.run_pull_proxy, "inproc://c", "inproc://d"),
+    ]
+    waiting = in_thread(server.wait_closed)
+    until(lambda: server._io.proxies.running == 2)
+    server.close()
+    assert joined([*loops, waiting]) == [None, None, True]

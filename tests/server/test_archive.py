@@ -1,0 +1,450 @@
+"""A server's snapshots end to end: taken under way, ordered from far away, on a timer; restored into another cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from memoire.cli import main
+from memoire.errors import Closed, MemoireError, ParameterError, Refused, SnapshotMismatch
+from memoire.nodes import snapshots
+from memoire.pool.tables import Table
+from memoire.replay import dataset
+from memoire.replay.parameters import Parameters
+from memoire.server.io_snapshots import MEMORY
+from memoire.storage import snapshot
+from memoire.storage.snapshot_file import SnapshotFile
+from memoire.wire import messages
+from memoire.wire.frames import Header
+from netkit import QUICK, SCHEMA, Cluster, record, until
+
+SMALL = Parameters(cache_size=16)
+TABLES = {"online": Table(SCHEMA, parameters=SMALL), "whole": Table(SCHEMA, storage="episodes", capacity=1000)}
+HEADER = Header(messages.Type.TAKE_SNAPSHOT, 0, b"c" * 16, 0, 0, 1, 0, 0, 0)
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def filled(cluster, clients=3, caches=4, **options):
+    """A server that holds caches of several clients of unequal weights."""
+    server = cluster.server(**{"limits": QUICK, "parameters": SMALL} | options)
+    for number in range(clients):
+        client = cluster.client(server, limits=QUICK, seed=number)
+        record(client, episodes=number + 1, value=number + 1)
+        for _ in range(caches):
+            assert client.push_cache()
+        client.update()
+    until(lambda: server.total_caches == clients * caches)
+    return server
+
+
+def numbers(batch):
+    return sorted(map(bytes, batch.ids))
+
+
+def test_a_server_goes_on_where_another_one_was(cluster, tmp_path):
+    server = filled(cluster)
+    server.publish("policy", b"x")
+    server.publish("policy", b"y")
+    server.get_batch(20)
+    made = server.snapshot(tmp_path / "a")
+    assert (made.caches, made.unused, made.complete) == (server.stats().held_caches, 12 * 16 - 20, True)
+    assert made.bytes == (tmp_path / "a").stat().st_size
+    again = cluster.server(parameters=SMALL, limits=QUICK)
+    done = again.restore([tmp_path / "a"])
+    assert (done.unused, done.clients, done.accounts) == (made.unused, 3, 3)
+    assert again.stats().unused_samples == server.stats().unused_samples
+    mine, theirs = server.totals(), again.totals()
+    assert (theirs.episodes, theirs.steps, theirs.accepted_caches) == (mine.episodes, mine.steps, mine.accepted_caches)
+    assert numbers(again.get_batch(172)) == numbers(server.get_batch(172))
+    assert again.publish("policy", b"z") == 3, "versions go back for nobody"
+
+
+def test_three_servers_share_out_what_two_had(cluster, tmp_path):
+    servers = [filled(cluster, clients=4) for _ in range(2)]
+    for number, server in enumerate(servers):
+        server.get_batch(10)
+        server.snapshot(tmp_path / str(number))
+    paths = [tmp_path / "0", tmp_path / "1"]
+    others = [cluster.server(parameters=SMALL, limits=QUICK) for _ in range(3)]
+    done = [other.restore(paths, part=(rank, 3)) for rank, other in enumerate(others)]
+    assert sum(each.unused for each in done) == sum(server.stats().unused_samples for server in servers) == 492
+    assert all(each.caches + each.elsewhere == sum(other.caches for other in done) for each in done)
+    totals = [server.totals() for server in servers]
+    with cluster.reader(others, limits=QUICK) as reader:
+        assert reader.totals().totals.steps == sum(total.steps for total in totals)
+        drawn = [reader.get_batch(41).ids for _ in range(12)]
+    assert len(np.unique(np.concatenate(drawn))) <= 492
+    until(lambda: sum(other.stats().unused_samples for other in others) == 0)
+
+
+def shipped(cluster, **options):
+    """A server with a table of each storage, of which one has caches of two clients and the other 30 episodes."""
+    server = cluster.server(schema=None, tables=TABLES, limits=QUICK, **options)
+    for number in range(2):
+        client = cluster.client(server, limits=QUICK, seed=number, table="online")
+        record(client, value=number + 1)
+        assert client.push_cache()
+    pool = server._tables["whole"].pool
+    rng = np.random.default_rng(1)
+    for length in range(1, 31):
+        pool.memory.open()
+        values = [
+            rng.random((length, 4), np.float32),
+            np.arange(length, dtype=np.int32),
+            rng.random(length, np.float32),
+        ]
+        numbers = pool.memory.extend(0, values)
+        pool.memory.close(terminated=True)
+        pool.memory.update_priorities(numbers, rng.random(length))
+    until(lambda: server.stats().tables["online"].held_caches == 2)
+    return server
+
+
+@pytest.mark.parametrize("of", [1, 2, 3])
+def test_stored_episodes_are_drawn_after_a_restore_as_before(cluster, tmp_path, of):
+    """By the content of what a reader over all of them draws, against the weights that it had."""
+    server = shipped(cluster)
+    server.snapshot(tmp_path / "a")
+    memory = server._tables["whole"].pool.memory
+    entries = dict(zip(*weights_of(memory), strict=True))
+    others = [cluster.server(schema=None, tables=TABLES, limits=QUICK) for _ in range(of)]
+    done = [other.restore([tmp_path / "a"], part=(rank, of)) for rank, other in enumerate(others)]
+    assert (sum(each.episodes for each in done), sum(each.caches for each in done)) == (30, 2)
+    with cluster.reader(others, limits=QUICK, table="whole") as reader:
+        batches = [reader.get_batch(600) for _ in range(10)]
+    drawn = Counter(row.tobytes() for batch in batches for row in batch["obs"])
+    assert drawn.keys() <= entries.keys()
+    counts, weights = zip(*((drawn[entry], weight) for entry, weight in entries.items()), strict=True)
+    expected = np.array(weights) / sum(weights) * 6000
+    kept = expected > 5
+    rare = [np.array(values)[~kept].sum() for values in (counts, expected)]
+    assert chisquare([*np.array(counts)[kept], rare[0]], [*expected[kept], rare[1]]).pvalue > 1e-6
+    # and importance: the weighted mean over what is drawn is the plain mean over what is stored
+    values = np.concatenate([batch["obs"][:, 0] for batch in batches])
+    chance = np.array([entries[row.tobytes()] for batch in batches for row in batch["obs"]]) / sum(weights)
+    plain = np.mean([np.frombuffer(entry, np.float32)[0] for entry in entries])
+    assert np.average(values, weights=1 / chance) == pytest.approx(plain, abs=0.05)
+
+
+def weights_of(memory):
+    """Each entry's observation, and its weight."""
+    names, weights = [], []
+    for number, episode in dataset.walk(memory):
+        numbers = np.arange(number, number + len(episode))
+        names += [row.tobytes() for row in episode.columns["obs"]]
+        weights += memory.weights(numbers).tolist()
+    return names, weights
+
+
+def test_feedback_reaches_restored_episodes_and_ids_of_the_former_server_are_stale(cluster, tmp_path):
+    server = shipped(cluster)
+    server.snapshot(tmp_path / "a")
+    old = server.table("whole").get_batch(8)
+    other = cluster.server(schema=None, tables=TABLES, limits=QUICK)
+    other.restore([tmp_path / "a"])
+    memory = other._tables["whole"].pool.memory
+    before = memory.total_weight
+    assert other.table("whole").update_priorities(old.ids, np.full(8, 9.0)) == 8, "nobody here is called so"
+    assert memory.total_weight == before
+    new = other.table("whole").get_batch(8)
+    assert new.update_priorities(np.full(8, 9.0)) == 0 and memory.total_weight > before
+
+
+def test_a_table_that_is_not_there_is_said_before_anything_is_taken(cluster, tmp_path):
+    shipped(cluster).snapshot(tmp_path / "a")
+    alone = cluster.server(schema=None, tables={"online": Table(SCHEMA, parameters=SMALL)}, limits=QUICK)
+    with pytest.raises(SnapshotMismatch, match="table 'whole', and this server has 'online'"):
+        alone.restore([tmp_path / "a"])
+    assert alone.stats().held_caches == 0
+
+
+def test_an_orderly_end_keeps_all_tables(cluster, tmp_path):
+    server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
+    before = content_of(server)
+    server.close(100.0)
+    again = cluster.server(schema=None, tables=TABLES, state_dir=tmp_path, snapshot_caches=True)
+    assert content_of(again) == before and again.stats().tables["online"].held_caches == 2
+    assert not (tmp_path / MEMORY).exists()
+
+
+def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(cluster, tmp_path, monkeypatch):
+    server = shipped(cluster, state_dir=tmp_path, snapshot_caches=True)
+    until = []
+    monkeypatch.setattr(server._archive, "save", until.append)
+    begun = time.monotonic()
+    server.close(80.0)
+    assert begun + 50.0 < until[0] < begun + 65.0
+
+
+def content_of(server):
+    names, weights = weights_of(server._tables["whole"].pool.memory)
+    return sorted(zip(names, weights, strict=True))
+
+
+def test_a_snapshot_restores_into_another_run_without_its_totals(cluster, tmp_path):
+    filled(cluster, run="one").snapshot(tmp_path / "a")
+    again = cluster.server(parameters=SMALL, run="two")
+    assert again.restore([tmp_path / "a"]).caches == 12
+    assert (again.total_steps, again.totals("one").steps) == (0, 120)
+
+
+@pytest.mark.parametrize("form", [{"sequence_length": 4, "burn_in": 1}, {"multi_step": 3, "compression": "zlib"}])
+def test_caches_of_every_form_come_back(cluster, tmp_path, form):
+    parameters = SMALL.replace(**form)
+    server = filled(cluster, clients=1, parameters=parameters)
+    server.snapshot(tmp_path / "a")
+    again = cluster.server(parameters=parameters)
+    again.restore([tmp_path / "a"])
+    mine, theirs = server.get_batch(64), again.get_batch(64)
+    order = [np.argsort(batch.ids["number"], kind="stable") for batch in (mine, theirs)]
+    np.testing.assert_array_equal(mine["obs"][order[0]], theirs["obs"][order[1]])
+
+
+def test_parameters_come_along_when_they_are_asked_for(cluster, tmp_path):
+    stacked = SMALL.replace(frame_stack=2, importance_exponent=0.9)
+    filled(cluster, parameters=stacked).snapshot(tmp_path / "a")
+    again = cluster.server()
+    with pytest.raises(SnapshotMismatch, match="frame_stack=2"):
+        again.restore([tmp_path / "a"])
+    assert again.restore([tmp_path / "a"], configure=True).caches == 12
+    assert again.parameters == stacked
+    again.get_batch(5)
+
+
+def test_a_client_that_goes_on_is_counted_once(cluster, tmp_path):
+    """It dials the server that has its memory now, and pushes there."""
+    server = cluster.server(parameters=SMALL, limits=QUICK)
+    client = cluster.client(server, limits=QUICK)
+    record(client)
+    assert client.push_cache()
+    client.update()
+    until(lambda: server.total_caches == 1)
+    server.snapshot(tmp_path / "a")
+    place = {"endpoint": server.endpoint, "push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint}
+    server.close()
+    again = cluster.server(parameters=SMALL, limits=QUICK, **place)
+    again.restore([tmp_path / "a"])
+    record(client)
+    until(lambda: client.push_cache() and True)
+    client.update(100.0)
+    until(lambda: again.stats().held_caches >= 2)
+    assert again.totals().steps == 40
+
+
+def test_every_server_writes_what_is_ordered_behind_a_proxy(cluster, tmp_path, capsys):
+    servers = [filled(cluster, state_dir=tmp_path / str(number), name=f"s{number}") for number in range(2)]
+    proxy = cluster.proxy(servers)
+    assert snapshots.order(proxy.endpoint, "nightly", timeout=100.0) == 0
+    said = capsys.readouterr().out
+    for number in range(2):
+        path = tmp_path / str(number) / "snapshots" / "nightly.snapshot"
+        assert f"s{number}: {path}: 12 caches of 192 samples" in said
+        assert snapshots.show(str(path), check=True) == 0
+    assert "  default: 12 caches of 192 samples, 192 not drawn yet, of 3 clients" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_path):
+    good, bad = cluster.server(state_dir=tmp_path / "s", name="good"), cluster.server(name="bad")
+    with cluster.reader([good, bad], limits=QUICK) as reader:
+        told = reader.snapshot("one")
+        assert told["good"].state == "done" and "no state folder" in str(told["bad"])
+        for wrong in ("", "../x", ".hidden", "a/b", "x" * 101):
+            assert "is no name" in str(reader.snapshot(wrong)["good"]), wrong
+        (tmp_path / "s" / "snapshots" / "dir.snapshot").mkdir()
+        refused = reader.snapshot("dir")["good"]
+        assert isinstance(refused, Refused) and refused.code == "failed"
+        assert [path.name for path in (tmp_path / "s" / "snapshots").iterdir() if path.is_file()] == ["one.snapshot"]
+
+
+def test_the_same_order_is_carried_out_once(cluster, tmp_path):
+    server = cluster.server(state_dir=tmp_path)
+    body = messages.TakeSnapshot(name="a", order=bytes(16))
+    assert server._archive.order(HEADER, body, None).body.state == "writing"
+    done = until(lambda: (told := server._archive.order(HEADER, body, None).body).state == "done" and told)
+    assert server._archive.taken == 1 and done.path == str(tmp_path / "snapshots" / "a.snapshot")
+
+
+def test_one_snapshot_is_ordered_at_a_time(cluster, tmp_path, monkeypatch):
+    server = cluster.server(state_dir=tmp_path)
+    go_on = threading.Event()
+    monkeypatch.setattr(server._archive, "take", lambda path: go_on.wait(100.0) and 1 / 0)
+    first = messages.TakeSnapshot(name="a", order=bytes(16))
+    server._archive.order(HEADER, first, None)
+    with pytest.raises(MemoireError, match="'a' is being written"):
+        server._archive.order(HEADER, messages.TakeSnapshot(name="b", order=bytes([1] * 16)), None)
+    go_on.set()
+    failed = until(lambda: (told := server._archive.order(HEADER, first, None).body).state == "failed" and told)
+    assert "ZeroDivisionError" in failed.text
+
+
+def test_a_run_that_begins_meanwhile_is_not_mixed_in(cluster, tmp_path):
+    server = filled(cluster)
+    server._archive._at = lambda point: server.begin_run("next")
+    with pytest.raises(Refused, match="another run than 'default' began meanwhile"):
+        server.snapshot(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
+    server = filled(cluster, state_dir=tmp_path, snapshot_every=0.05)
+    file, half = tmp_path / MEMORY, tmp_path / (MEMORY + ".new")
+    until(lambda: file.exists() and snapshot.facts(file)["tables"][0]["caches"] == 12)
+    kept = file.read_bytes()
+    server.get_batch(50)
+    server.close(100.0)
+    file.write_bytes(kept)  # as a kill leaves it
+    half.write_bytes(b"half of the next one")
+    again = cluster.server(state_dir=tmp_path, parameters=SMALL, snapshot_every=1000.0)
+    assert again.stats().unused_samples == 192 and not half.exists()
+    again.get_batch(100)
+    again.close(100.0)
+    third = cluster.server(state_dir=tmp_path, parameters=SMALL, snapshot_every=1000.0)
+    assert third.stats().unused_samples == 92
+
+
+def test_settings_that_cannot_be_are_refused(cluster, tmp_path):
+    with pytest.raises(ParameterError, match="snapshot_every"):
+        cluster.server(snapshot_every=5.0)
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ParameterError, match="snapshot_every"):
+            cluster.server(snapshot_every=wrong, state_dir=tmp_path)
+    for wrong in ("3", "0/3", "4/3", "1/0", "-1/3", "1/3/5"):
+        with pytest.raises(ParameterError, match="--part"):
+            snapshots.part_of(wrong)
+    assert [snapshots.part_of(text) for text in (None, "1/1", "3/3")] == [(0, 1), (0, 1), (2, 3)]
+
+
+def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
+    filled(cluster).snapshot(tmp_path / "a")
+    first = cluster.server(state_dir=tmp_path / "s", parameters=SMALL)
+    snapshots.restore(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    first.publish("other", b"x")  # saved with the setting, or after it
+    first.close()
+    again = cluster.server(state_dir=tmp_path / "s", parameters=SMALL)
+    snapshots.restore(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    assert again.stats().held_caches == 0
+    assert "restored nothing; 1 of the files were restored here before" in capsys.readouterr().err
+
+
+def test_a_timer_that_cannot_write_says_so_and_tries_again(cluster, tmp_path):
+    server = filled(cluster, clients=1, state_dir=tmp_path, snapshot_every=0.02)
+    until(lambda: server.stats().snapshots)
+    (tmp_path / MEMORY).unlink()
+    (tmp_path / MEMORY).mkdir()
+    assert "no snapshot could be written" in until(lambda: server.stats().snapshot_trouble)
+    (tmp_path / MEMORY).rmdir()
+    until(lambda: not server.stats().snapshot_trouble)
+
+
+def test_a_server_that_is_closed_gives_up_what_it_writes(cluster, tmp_path, monkeypatch):
+    server = filled(cluster)
+    before = (tmp_path / "a").write_bytes(b"former")
+    asked = threading.Event()
+    monkeypatch.setattr(server._archive, "_at", lambda point: asked.set() or time.sleep(0.02))
+    box = []
+
+    def take():
+        try:
+            server.snapshot(tmp_path / "a")
+        except Closed as error:
+            box.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert asked.wait(100.0)
+    server.close()
+    thread.join(100.0)
+    assert box and before == 6 and (tmp_path / "a").read_bytes() == b"former"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+KILLED = """
+    import sys, threading
+    import numpy as np
+    from memoire import Server, connect
+    from netkit import QUICK, SCHEMA, record
+    from memoire.replay.parameters import Parameters
+    with Server("tcp://127.0.0.1:0", SCHEMA, parameters=Parameters(cache_size=64), limits=QUICK) as server:
+        client = connect(server.endpoint, limits=QUICK)
+        record(client)
+        threading.Thread(target=lambda: [client.push_cache() for _ in range(10**9)], daemon=True).start()
+        for number in range(10**9):
+            server.snapshot(sys.argv[1])
+            print(number, flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_kill_under_load_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "a"
+    for extra in range(2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(KILLED), str(path)], env=environment(), stdout=subprocess.PIPE
+        )
+        with child:
+            for _ in range(5 * extra + 1):
+                assert child.stdout.readline()
+            child.send_signal(signal.SIGKILL)
+        with SnapshotFile(path) as file:
+            assert not file.verify() and file.end.complete
+
+
+def command(capsys, *words):
+    """Exit status of a command, and what it said."""
+    status = main.main([*map(str, words)])
+    return status, "".join(capsys.readouterr())
+
+
+def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
+    server = filled(cluster, state_dir=tmp_path / "s", name="one")
+    file = tmp_path / "s" / "snapshots" / "now.snapshot"
+    status, said = command(capsys, "snapshot", server.endpoint, "--to", "now")
+    assert status == 0 and f"one: {file}: 12 caches of 192 samples" in said
+    status, said = command(capsys, "snapshot", "--show", file, "--json", "--check")
+    assert status == 0 and '"unused": 192' in said
+    for wrong in ([], [server.endpoint], ["--show", file, "--to", "x"]):
+        status, said = command(capsys, "snapshot", *wrong)
+        assert status == 1 and "an address with --to NAME, or left out with --show FILE" in said
+    starts = ("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off", "--restore")
+    file.write_bytes(file.read_bytes()[:-50])
+    status, said = command(capsys, *starts, file)
+    assert status == 1 and "nobody knows how many caches" in said and "--skip-damaged" in said, said
+    status, said = command(capsys, *starts, file, "--part", "3/2")
+    assert status == 1 and "K/N for the K-th of N servers" in said
+    status, said = command(capsys, "snapshot", "--show", file)
+    assert status == 3 and "It is damaged: its end is damaged or cut off." in said
+
+
+@pytest.mark.processes
+def test_the_process_of_a_server_takes_its_part_and_the_files_parameters(cluster, tmp_path):
+    filled(cluster, parameters=SMALL.replace(frame_stack=2)).snapshot(tmp_path / "a")
+    mine = cluster.server(limits=QUICK)
+    here = mine.restore([tmp_path / "a"], part=(0, 2), configure=True)
+    words = ["server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "memoire", *words, "--restore", str(tmp_path / "a"), "--part", "2/2"],
+        env=environment(), stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        said = child.stderr.readline()
+        child.terminate()
+    assert f"restored {12 - here.caches} caches" in said.replace("nothing", "0 caches"), said
+
+
+def environment():
+    tests = Path(__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests), str(tests / "support")])}

@@ -1,0 +1,254 @@
+"""A disk that is full, read-only or failing under a server's files."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memoire.errors import StateLost, StateUnusable
+from memoire.limits import Limits
+from memoire.models.model import make
+from memoire.storage.file_system import check_file_system
+from memoire.storage.state_folder import Store
+from netkit import until
+from statekit import CLIENTS, Keeper, account, contents, filled, own_accounts, text_of_log
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def failing(code, name):
+    error = sqlite3.OperationalError("made for this test")
+    error.sqlite_errorcode, error.sqlite_errorname = code, name
+    return error
+
+
+class Faulty:
+    """Raises at a point while it is told to."""
+
+    def __init__(self, point):
+        self.point, self.error, self.raised = point, None, 0
+
+    def __call__(self, point):
+        if point == self.point and self.error is not None:
+            self.raised += 1
+            raise self.error
+
+
+# ------------------------------------------------------------------------------------------------------- full
+
+
+@pytest.mark.parametrize("room", [0, 20_000, 60_000, 200_000])
+def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
+    """`room` is left when the filling begins: the disk becomes full at another place each time."""
+    keeper = Keeper(small_disk / "state", limits=Limits(log_bytes=1 << 20))
+    ballast = small_disk / "ballast"
+    free = shutil.disk_usage(small_disk).free
+    ballast.write_bytes(b"x" * max(0, free - room))
+    tickets = []
+    for n in range(1, 100):
+        lines = [(client, n, f"line {n} " + "x" * 400) for client in CLIENTS]
+        models = [make("policy", bytes([n]) * 30_000, n)] if n % 3 == 0 else []
+        tickets.append(keeper.post(accounts=[account(CLIENTS[0], n)], lines=lines, models=models))
+        if not until(lambda: tickets[-1] in keeper.acknowledged or keeper.store.trouble):
+            break
+        if not keeper.store.is_healthy:
+            break
+    until(lambda: not keeper.store.is_healthy)
+    assert "the disk is full since" in keeper.store.trouble and "nothing is acknowledged" in keeper.store.trouble
+    before = len(keeper.acknowledged)
+    assert tickets[-1] not in keeper.acknowledged
+    assert own_accounts(keeper.store) == [] or own_accounts(keeper.store)[0].report.episodes < n
+    ballast.write_bytes(b"")
+    until(lambda: tickets[-1] in keeper.acknowledged)
+    assert len(keeper.acknowledged) > before and not keeper.failures
+    assert keeper.store.is_healthy
+    keeper.save(lines=[(CLIENTS[0], n + 1, "more")])
+    found = contents(keeper.store)
+    assert keeper.close()
+    with Store(small_disk / "state") as store:
+        assert contents(store) == found
+        assert found["accounts"][0].report.episodes == n and found["count"] == 8 * n + 1
+        assert text_of_log(small_disk / "state").count(b"\n") == found["count"]
+
+
+def test_a_folder_on_a_full_disk_is_refused_and_opens_when_there_is_room(small_disk):
+    ballast = small_disk / "ballast"
+    for name in ("new", "old"):
+        folder = small_disk / name
+        folder.mkdir()
+        if name == "old":
+            filled(folder).close()
+        before = {path.name: path.read_bytes() for path in folder.glob("state.db")}
+        ballast.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+        with pytest.raises(StateUnusable, match="disk is full"):
+            Store(folder, "home")
+        assert {path.name: path.read_bytes() for path in folder.glob("state.db")} == before
+        ballast.write_bytes(b"")
+        with Store(folder, "home") as store:
+            assert len(own_accounts(store)) == (8 if name == "old" else 0)
+
+
+def test_a_full_disk_is_found_whatever_says_so(tmp_path):
+    for point, error in [
+        ("before commit", failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")),
+        ("before model", OSError(28, "No space left on device")),
+        ("before begin", failing(sqlite3.SQLITE_BUSY, "SQLITE_BUSY")),
+    ]:
+        fault = Faulty(point)
+        with Keeper(tmp_path / point, at=fault) as keeper:
+            fault.error = error
+            ticket = keeper.post(accounts=[account(CLIENTS[0], 3)], models=[make("m", b"x" * 20_000, 1)])
+            until(lambda keeper=keeper: not keeper.store.is_healthy)
+            assert ticket not in keeper.acknowledged
+            fault.error = None
+            until(lambda ticket=ticket, keeper=keeper: ticket in keeper.acknowledged)
+            assert keeper.store.is_healthy and keeper.store.trouble == ""
+            assert [one.report.episodes for one in own_accounts(keeper.store)] == [3]
+
+
+def test_closing_with_a_full_disk_ends_in_time_and_says_that_something_is_unsaved(tmp_path):
+    fault = Faulty("before commit")
+    keeper = Keeper(tmp_path, at=fault)
+    fault.error = failing(sqlite3.SQLITE_FULL, "SQLITE_FULL")
+    ticket = keeper.post(accounts=[account(CLIENTS[0], 3)])
+    until(lambda: fault.raised)
+    assert not keeper.close(timeout=0.5)
+    assert ticket not in keeper.acknowledged
+    with Store(tmp_path) as store:
+        assert own_accounts(store) == []
+
+
+def test_text_that_cannot_be_written_holds_nobody_up_and_is_completed(tmp_path):
+    fault = Faulty("before text")
+    with Keeper(tmp_path, at=fault) as keeper:
+        keeper.save(lines=[(CLIENTS[0], 1, "one")])
+        shutil.rmtree(tmp_path / "log")
+        (tmp_path / "log").write_text("in the way")
+        keeper.save(lines=[(CLIENTS[0], 2, "two")])
+        assert "cannot be written" in keeper.store.trouble and keeper.store.is_healthy
+        (tmp_path / "log").unlink()
+        until(lambda: keeper.store.trouble == "")
+        keeper.save(lines=[(CLIENTS[0], 3, "three")])
+    assert b"two" in text_of_log(tmp_path) and b"three" in text_of_log(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- failing
+
+
+@pytest.mark.parametrize("name", ["SQLITE_IOERR_FSYNC", "SQLITE_IOERR_WRITE", "SQLITE_CORRUPT"])
+def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, name):
+    fault = Faulty("before commit")
+    keeper = Keeper(tmp_path, at=fault)
+    fault.error = failing(getattr(sqlite3, name), name)
+    ticket = keeper.post(accounts=[account(CLIENTS[0], 3)])
+    until(lambda: keeper.failures)
+    fault.error = None
+    assert isinstance(keeper.failures[0], StateLost) and name in str(keeper.failures[0])
+    assert str(keeper.failures[0]) == keeper.store.trouble and not keeper.store.is_healthy
+    later = keeper.post(accounts=[account(CLIENTS[0], 4)])
+    assert not keeper.close()
+    assert not {ticket, later} & set(keeper.acknowledged) and len(keeper.failures) == 1
+    with Store(tmp_path) as store:
+        assert own_accounts(store) == []
+
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <unistd.h>
+static int failing(void) { return access(FLAG, F_OK) == 0; }
+int fsync(int fd) { if (failing()) { errno = EIO; return -1; } return syncfs(fd); }
+int fdatasync(int fd) { return fsync(fd); }
+"""
+VICTIM = """
+import sys
+from pathlib import Path
+from statekit import *
+keeper = Keeper(Path(sys.argv[1]))
+keeper.save(accounts=[account(CLIENTS[0], 1)])
+Path(sys.argv[2]).touch()
+ticket = keeper.post(accounts=[account(CLIENTS[0], 2)])
+until(lambda: keeper.failures)
+assert ticket not in keeper.acknowledged and not keeper.close()
+print(keeper.failures[0])
+"""
+
+
+def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
+    """A library that is loaded before all others has fdatasync fail, as a dying disk would."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to make a failing disk with")
+    flag, source, shim = tmp_path / "flag", tmp_path / "shim.c", tmp_path / "shim.so"
+    source.write_text(SHIM.replace("FLAG", f'"{flag}"'))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")]),
+        "LD_PRELOAD": str(shim),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", VICTIM, str(tmp_path / "state"), str(flag)],
+        env=environment, timeout=100, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "SQLITE_IOERR_FSYNC" in done.stdout
+    with Store(tmp_path / "state") as store:
+        assert own_accounts(store)[0].report.episodes >= 1
+
+
+# --------------------------------------------------------------------------------------------------- read-only
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, request):
+    folder = tmp_path / "state"
+    Store(folder, "a").close()
+    if os.getuid():
+        folder.chmod(0o500)
+        for path in folder.iterdir():
+            path.chmod(0o500 if path.is_dir() else 0o400)
+    else:
+        bound = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, check=False)
+        if bound.returncode:
+            pytest.skip("mounting a small disk needs root")
+        request.addfinalizer(lambda: subprocess.run(["umount", "-l", str(folder)], check=True))
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+    with pytest.raises(StateUnusable, match="read-only|may not write"):
+        Store(folder, "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_refused"),
+    [("ext4", False), ("overlay", False), ("fuseblk", False), ("nfs4", True), ("cifs", True), ("fuse.sshfs", True)],
+)
+def test_network_file_systems_are_refused(kind, is_refused):
+    mounts = (
+        "22 1 254:0 / / rw,relatime - ext4 /dev/root rw\n"
+        f"30 22 0:1 / /no\\040where rw shared:1 - {kind} server:/x rw\n"
+        "31 22 0:2 / /no rw - tmpfs none rw\n"
+    )
+    check_file_system(Path("/no/where else"), mounts)
+    check_file_system(Path("/no where2"), mounts)
+    if not is_refused:
+        check_file_system(Path("/no where/state"), mounts)
+        return
+    with pytest.raises(StateUnusable, match=rf"network or user-space file system \({kind}\).*local disk"):
+        check_file_system(Path("/no where/state"), mounts)

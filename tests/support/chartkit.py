@@ -1,0 +1,163 @@
+"""Render the Helm chart, and walk what came out: what test_chart*.py stand on."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "memoire"
+CASES = [
+    *sorted((CHART / "ci").glob("*-values.yaml")),
+    *sorted((ROOT / "deploy" / "examples").glob("*.yaml")),
+    *sorted((ROOT / "tests" / "kubernetes").glob("*.yaml")),
+]
+"""Values with which it is rendered: every kind of cluster, what the examples say, and what is installed for tests."""
+INSECURE = ("security.insecure=true", "server.env=CartPole-v1")
+KUBERNETES = "1.34.0"
+
+
+def helms():
+    """Every helm there is: those that MEMOIRE_HELM names, with : between, or the one on PATH."""
+    named = [path for path in os.environ.get("MEMOIRE_HELM", "").split(os.pathsep) if path]
+    found = named or [path for path in [shutil.which("helm")] if path]
+    return found or [None]
+
+
+def run(helm, *arguments):
+    """What helm says: its exit status, stdout and stderr."""
+    if helm is None:
+        pytest.skip("helm is not installed")
+    done = subprocess.run([helm, *map(str, arguments)], capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout, done.stderr
+
+
+@functools.cache
+def text(*, helm=None, values=None, sets=(), chart=CHART, kubernetes=KUBERNETES, release="memoire"):
+    """The chart as it is rendered; `values` is one of the CASES."""
+    files = ["--values", values] if values else []
+    given = [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
+    code, out, err = run(
+        helm or helms()[0],
+        "template",
+        release,
+        chart,
+        "--namespace",
+        "rl",
+        "--kube-version",
+        kubernetes,
+        *files,
+        *given,
+    )
+    assert code == 0, err
+    return out
+
+
+@functools.cache
+def _objects(written):
+    return [each for each in yaml.load_all(written, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if each]
+
+
+def render(**how):
+    """The objects of it. They are everybody's: look, and change nothing."""
+    return _objects(text(**how))
+
+
+def refusal(*sets, values=None):
+    """What the chart says to values that it does not take."""
+    files = ["--values", str(values)] if values else []
+    given = [part for one in sets for part in ("--set-json" if "=[" in one or "={" in one else "--set", one)]
+    code, _, err = run(helms()[0], "template", "memoire", CHART, "--kube-version", KUBERNETES, *files, *given)
+    assert code != 0, "it was taken"
+    return err
+
+
+def of(objects, kind, name=None):
+    """The only object of a kind, or of a kind and name."""
+    found = [each for each in objects if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    assert len(found) == 1, (kind, name, [each["metadata"]["name"] for each in found])
+    return found[0]
+
+
+def kinds(objects):
+    return {(each["kind"], each["metadata"]["name"]) for each in objects}
+
+
+def pods(objects):
+    """The name and spec, and labels, of every Pod that would be made."""
+    for each in objects:
+        template = each if each["kind"] == "Pod" else each["spec"].get("template") if "spec" in each else None
+        if template:
+            yield f"{each['kind']}/{each['metadata']['name']}", template["spec"], template["metadata"]["labels"]
+
+
+def containers(spec):
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+# ------------------------------------------------------------------------------------------------- NetworkPolicies
+
+
+def _matches(selector, labels):
+    assert set(selector) <= {"matchLabels"}, selector
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def _allows(rules, peers, labels, port):
+    for rule in rules:
+        ports = [each["port"] for each in rule.get("ports", ())]
+        if ports and port not in ports:
+            continue
+        among = rule.get(peers)
+        if not among or any("podSelector" in peer and _matches(peer["podSelector"], labels) for peer in among):
+            return True
+    return False
+
+
+def connects(policies, source, target, port):
+    """Whether Pods with these labels may connect, in a namespace in which everything else is denied.
+
+    `source` or `target` None is somebody outside, who has no labels and no policies.
+    """
+    here = [each["spec"] for each in policies if each["kind"] == "NetworkPolicy"]
+    leaves = source is None or any(
+        _allows(each.get("egress", ()), "to", target or {}, port)
+        for each in here
+        if _matches(each["podSelector"], source)
+    )
+    enters = target is None or any(
+        _allows(each.get("ingress", ()), "from", source or {}, port)
+        for each in here
+        if _matches(each["podSelector"], target)
+    )
+    return leaves and enters
+
+
+def halves(policies):
+    """What each half of each policy lets through by itself: {component: (ingress, egress)}, texts as "peer TCP/5560"."""
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: tuple(
+            {f"{peer} {port['protocol']}/{port['port']}" for rule in each["spec"].get(half, ())
+             for peer in map(_peer, rule.get(peers) or [{}]) for port in rule["ports"]}
+            for half, peers in (("ingress", "from"), ("egress", "to"))
+        )
+        for each in policies if each["kind"] == "NetworkPolicy"
+    }  # fmt: skip
+
+
+def _peer(said):
+    """A peer in a word: the component of this release, the labels it is chosen by, its network, or anybody."""
+    if not said:
+        return "anybody"
+    if "ipBlock" in said:
+        return said["ipBlock"]["cidr"]
+    (selector,) = said.values()
+    labels = dict(selector["matchLabels"])
+    component = labels.pop("app.kubernetes.io/component", "")
+    own = {"app.kubernetes.io/name": "memoire", "app.kubernetes.io/instance": "memoire"}
+    return component if component and labels == own else json.dumps(selector["matchLabels"])

@@ -1,0 +1,186 @@
+"""The benchmarks run, say who is missing, and docs/benchmarks/README.md is what their figures make of the aims."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+PAGES = FOLDER.parent / "docs" / "benchmarks"
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmarks' own modules, which lie beside them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import aims
+    import measure
+    import peers
+
+    return aims, measure, peers
+
+
+class Timed:
+    """A side that takes as long as it says."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.most = list(seconds), 4
+
+    def clock(self, count: int) -> float:
+        assert count == 4
+        return self.seconds.pop(0)
+
+
+def test_ratios_are_taken_in_each_round(modules):
+    _, measure, _ = modules
+    theirs = {"slow": Timed(2.0, 3.0, 20.0), "quick": Timed(0.5, 0.5, 5.0)}
+    found = measure.contest("x", Timed(1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
+    assert [(each.baseline, each.ratio.middle, each.ours.middle) for each in found] == [
+        ("slow", 2.0, 4.0),
+        ("quick", 0.5, 4.0),
+    ]
+    assert [each.aim for each in found] == ["draw-W1-cpprb", ""]
+
+
+def test_the_page_of_aims_is_what_the_figures_make_of_it(modules):
+    aims, *_ = modules
+    assert (PAGES / "README.md").read_text(encoding="utf-8") == aims.render(), "run: python benchmarks/aims.py"
+
+
+def test_an_aim_is_reached_missed_or_not_measured(modules, tmp_path):
+    aims, measure, _ = modules
+    known = aims.read()
+    key = "draw-W1-numpy"
+    assert "**no**" not in aims.render(tmp_path) and "not measured" in aims.render(tmp_path)
+    for ratio, reached in ((0.79, "**no**"), (0.8, "yes")):
+        measure.record(str(tmp_path), "core", {key: measure.Spread(ratio, ratio, ratio)})
+        row = next(line for line in (tmp_path / "README.md").read_text().splitlines() if known[key].against in line)
+        assert f"| 0.8 | {ratio} ({ratio} to {ratio}) | {reached} |" in row
+    assert known["atari-bytes"].is_reached(0.2) and not known["atari-bytes"].is_reached(0.21)
+
+
+def test_every_aim_names_one_bound_and_a_benchmark(modules):
+    aims, *_ = modules
+    for key, aim in aims.read().items():
+        assert (aim.least is None) != (aim.most is None), key
+        assert (FOLDER / f"{aim.shown_by}.py").exists() or not (PAGES / f"{aim.shown_by}.json").exists(), key
+
+
+def fake_peer(peers, monkeypatch, folder: Path, source: str):
+    """This Python as a peer's environment, with a side of ours."""
+    (folder / "with_cpprb.py").write_text(source)
+    (folder / "child.py").write_text((FOLDER / "peers" / "child.py").read_text())
+    monkeypatch.setattr(peers, "HERE", folder)
+    monkeypatch.setattr(peers, "environment_of", lambda name: (Path(sys.executable).parent.parent, "1.2"))
+    return peers.Company("cpprb")
+
+
+def test_a_peer_takes_its_turns_in_a_process_of_its_own(modules, monkeypatch, tmp_path):
+    source = """
+class Side:
+    def __init__(self, factor): self.factor = factor
+    def clock(self, count): print("no answer"); return self.factor * count
+side = Side
+def plain(): return lambda: None
+"""
+    *_, peers = modules
+    company = fake_peer(peers, monkeypatch, tmp_path, source)
+    sides = company.sides({"cpprb": ("side", 0.5), "torchrl": ("side", 1)})
+    assert list(sides) == ["cpprb 1.2"]  # torchrl was not asked for
+    assert sides["cpprb 1.2"].clock(6) == 3.0
+    assert company.sides({"cpprb": ("plain",)})["cpprb 1.2"].clock(2) >= 0.0
+    company.part()
+    assert company.facts() == [] and not company.running
+
+
+def test_a_peer_that_does_not_work_is_left_out_and_told_of(modules, monkeypatch, tmp_path):
+    *_, peers = modules
+    company = fake_peer(peers, monkeypatch, tmp_path, "raise ImportError('no extension for this torch')")
+    assert company.sides({"cpprb": ("side",)}) == {}
+    assert "no extension for this torch" in company.facts()[0]
+    assert company.sides({"cpprb": ("side",)}) == {}  # and not tried again
+
+
+def test_unknown_peers_are_refused(modules):
+    *_, peers = modules
+    with pytest.raises(SystemExit, match="there is no peer acme: --peers takes cpprb, sb3, torchrl, reverb, or none"):
+        peers.Company("cpprb,acme")
+
+
+def test_the_learners_benchmark_runs_without_peers_and_writes_its_page(tmp_path):
+    command = [sys.executable, FOLDER / "learner.py", "--quick", "--peers", "none", "--write", tmp_path]
+    subprocess.run(command, check=True, timeout=110, stdout=subprocess.DEVNULL)
+    page = (tmp_path / "learner.md").read_text(encoding="utf-8")
+    rows = json.loads((tmp_path / "learner.json").read_text())["rows"]
+    assert {what for what, *_ in rows} >= {"draw + gather 256, W1", "insert a step, episode close included, W2"}
+    assert all(what in page for what, *_ in rows) and "![ratios](learner.svg)" in page
+    assert (tmp_path / "learner.svg").stat().st_size < 60_000
+
+
+def test_the_benchmark_of_frames_runs_and_answers_its_aim(modules, tmp_path):
+    command = [sys.executable, FOLDER / "frames.py", "--quick", "--only", "pong", "--write", tmp_path]
+    subprocess.run(command, check=True, timeout=110, stdout=subprocess.DEVNULL)
+    page = (tmp_path / "frames.md").read_text(encoding="utf-8")
+    assert "| pong |" in page and "![shares](frames.svg)" in page
+    (share, *_) = json.loads((tmp_path / "frames.json").read_text())["aims"]["atari-bytes"]
+    assert 0.0 < share < 0.2
+    assert (tmp_path / "frames.svg").stat().st_size < 60_000
+
+
+def test_costs_are_the_line_through_the_points(modules):
+    import scaling
+
+    def point(messages, size, seconds):
+        return scaling.Point("x", messages, 256 * messages, size * messages, 1.0, seconds * messages, 0.0)
+
+    points = [point(count, size, 1e-4 + 5e-10 * size) for count, size in ((10, 1e4), (7, 1e5), (3, 1e7))]
+    message, byte = scaling.line_through(points, lambda each: each.server)
+    assert (message, byte) == (pytest.approx(1e-4), pytest.approx(5e-10))
+    assert scaling.line_through([point(1, 1e3, 2e-4), point(1, 1e6, 1e-4)], lambda each: each.server)[1] == 0.0
+
+
+def test_a_shrunk_picture_keeps_its_brightness(modules):
+    import frames
+
+    weights = frames.area_weights(210, 84)
+    assert weights.shape == (84, 210)
+    assert weights.sum(axis=1) == pytest.approx(1.0) and weights.sum(axis=0) == pytest.approx(84 / 210)
+
+
+REPORT = """
+# Overhead;Command   ;Shared Object     ;Symbol
+    40.00%;ZMQbg/IO/0;[kernel.kallsyms]                         ;[k] _copy_to_iter    -      -
+    25.00%;python    ;_core.abi3.so                             ;[.] __pyx_f_7memoire_5_core__checksum    -      -
+    20.00%;python    ;libpython3.11.so.1.0                      ;[.] _PyEval_EvalFrameDefault    -      -
+    10.00%;python    ;_core.cpython-311-x86_64-linux-gnu.so     ;[.] mpack_decode    -      -
+     5.00%;python    ;libc.so.6                                 ;[.] __memmove_avx_unaligned_erms    -      -
+
+"""
+
+
+def test_a_profile_says_which_part_of_a_process_its_time_went_to(modules, monkeypatch):
+    import profiles
+
+    samples = profiles.parsed(REPORT)
+    assert [sample.function for sample in samples][:2] == ["_copy_to_iter", "__pyx_f_7memoire_5_core__checksum"]
+    page = "\n".join(profiles.tables("A server", samples))
+    for row in (
+        "| ZeroMQ's thread: the system: copies between sockets and memory, wake-ups | 40 % |",
+        "| Python's threads: the interpreter, with msgspec and NumPy | 30 % |",  # msgspec's module is called _core, too
+        "| Python's threads: memoire's compiled modules | 25 % |",
+        "| `_copy_to_iter` | ZMQbg/IO/0 | 40 % |",
+    ):
+        assert row in page
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has grown by is read from /proc")
+@pytest.mark.parametrize(("where", "least"), [("in a process", 4.0), ("episodes", 2.0), ("caches", 0.5)])
+def test_a_frame_is_held_once_wherever_it_is_held(where, least, tmp_path):
+    """A sample is 8 frames, of which each entry has one of its own; at a server messages on their way are counted, too."""
+    command = [sys.executable, FOLDER / "footprint.py", "--quick", "--peers", "none", "--only", where]
+    subprocess.run([*command, "--write", tmp_path], check=True, timeout=110, stdout=subprocess.DEVNULL)
+    assert "memoire is smaller" in (tmp_path / "footprint.md").read_text(encoding="utf-8")
+    ((what, _, ratio),) = json.loads((tmp_path / "footprint.json").read_text())["rows"]
+    assert where in what and ratio > least

@@ -1,0 +1,201 @@
+"""What goes out: archives with nothing in them that does not belong there, and dependencies that somebody looked up."""
+
+import importlib.util
+import io
+import json
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging import requirements, utils
+
+from memoire.security import keypairs
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "tools"
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+contents, audit, lock = tool("package_contents"), tool("audit"), tool("lock")
+GOOD = {
+    "memoire/__init__.py": b"",
+    "memoire/_core.abi3.so": b"\x7fELF",
+    "memoire/wire/_bytes.abi3.so": b"\x7fELF",
+    "memoire/py.typed": b"",
+    "memoire/dashboard/static/index.html": b"<html>",
+    "memoire_rl-1.0.dist-info/METADATA": b"",
+    "memoire_rl-1.0.dist-info/licenses/LICENSE": b"",
+}
+TOKEN = "ghp_" + 36 * "a"
+
+
+def wheel(folder, files):
+    path = folder / "memoire_rl-1.0-cp311-abi3-linux.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        for name, body in files.items():
+            made.writestr(name, body)
+    return path
+
+
+def test_a_wheel_of_the_package_alone_is_fine(tmp_path, capsys):
+    assert contents.main([str(wheel(tmp_path, GOOD))]) == 0
+    assert "7 files, 0 faults" in capsys.readouterr().out
+    assert contents.main([]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("memoire/_core.c", b"", "does not belong here"),
+        ("memoire/_core.pyx", b"", "does not belong here"),
+        ("memoire/wire/_bytes.pxd", b"", "does not belong here"),
+        ("memoire/_kernels/native.h", b"", "does not belong here"),
+        ("tests/wire/test_wire.py", b"", "does not belong here"),
+        ("memoire/own.key", b"", "has the name of a secret"),
+        ("memoire/state/state.db", b"", "what a run left behind"),
+        ("memoire/settings.py", keypairs.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
+        ("memoire/settings.py", b"-----BEGIN EC PRIVATE KEY-----\n" + 64 * b"A", "holds a private key"),
+        ("memoire/settings.py", b"AKIA" + 16 * b"A", "holds a key of a cloud"),
+        ("memoire/settings.py", TOKEN.encode(), "holds a token of a forge"),
+        ("memoire/settings.py", b"https://somebody:" + b"secret123@registry.example", "holds a password in an address"),
+    ],
+)
+def test_what_does_not_belong_into_a_wheel_is_named(tmp_path, capsys, name, body, words):
+    assert contents.main([str(wheel(tmp_path, GOOD | {name: body}))]) == 1
+    said = capsys.readouterr().out
+    assert f"{name} " in said and words in said
+
+
+def test_a_source_archive_has_what_git_knows_and_nothing_else(tmp_path):
+    path = tmp_path / "memoire_rl-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        for name in ("PKG-INFO", "README.md", "dashboard/web/api.py", "memoire/dashboard/web/api.py", "notes.txt"):
+            info = tarfile.TarInfo(f"memoire_rl-1.0/{name}")
+            made.addfile(info, io.BytesIO())
+        link = tarfile.TarInfo("memoire_rl-1.0/README.md")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(link)
+    found = contents.faults(contents.files_of(path), {"README.md", "dashboard/web/api.py"})
+    assert found == ["notes.txt does not belong here", "README.md is no plain file"]
+
+
+def image(folder, files, environment=()):
+    """An image as `docker save` writes it, of one layer."""
+
+    def packed(name, entries, mode="w"):
+        with tarfile.open(folder / name, mode) as made:
+            for each, body in entries.items():
+                info = tarfile.TarInfo(each)
+                info.size = len(body)
+                made.addfile(info, io.BytesIO(body))
+        return folder / name
+
+    layer = packed("layer", files).read_bytes()
+    config = json.dumps({"config": {"Env": list(environment)}}).encode()
+    manifest = json.dumps([{"Config": "c.json", "Layers": ["layer.tar"]}]).encode()
+    return packed("image.tar", {"manifest.json": manifest, "c.json": config, "layer.tar": layer})
+
+
+def test_an_image_holds_no_secret_beside_those_that_its_base_tests_itself_with(tmp_path, capsys):
+    private = b"-----BEGIN PRIVATE KEY-----\n" + 64 * b"A"
+    good = {"usr/lib/libgnutls.so": private, "opt/memoire/lib/certifi/cacert.pem": b"", "opt/memoire/x.py": b""}
+    assert contents.main([str(image(tmp_path, good))]) == 0
+    assert contents.main([str(image(tmp_path, good | {"opt/memoire/keys/own.key": private}, [f"A={TOKEN}"]))]) == 1
+    said = capsys.readouterr().out
+    assert "own.key has the name of a secret" in said and "own.key holds a private key" in said
+    assert "(its settings) holds a token of a forge" in said and "libgnutls" not in said
+
+
+def test_nothing_that_git_knows_holds_a_secret():
+    try:
+        names = contents.tracked() - {""}
+    except (OSError, contents.subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout")
+    here = Path(__file__).resolve().parents[2]
+    files = [contents.File(name, (here / name).read_bytes()) for name in names if (here / name).is_file()]
+    found = contents.faults(iter(files), names)
+    assert found == []
+
+
+# --------------------------------------------------------------------------------------------------- known weaknesses
+
+
+def report(**packages):
+    said = []
+    for name, facts in packages.items():
+        known = {"skip_reason": "not found"} if facts is None else {"version": "1", "vulns": facts}
+        said.append({"name": name, **known})
+    return {"dependencies": said}
+
+
+WEAK = {"id": "CVE-1", "fix_versions": ["2"]}
+
+
+def test_weaknesses_are_named_once_with_the_version_that_mends_them():
+    status, lines, left = audit.verdict({"osv": report(a=[WEAK], b=[]), "pypi": report(a=[WEAK], b=[])})
+    assert (status, left) == (1, [])
+    assert lines == ["a 1: CVE-1, mended in 2", "2 packages were looked up, 1 weaknesses are known"]
+
+
+def test_a_package_that_no_database_knew_is_said_and_is_no_good_news():
+    status, lines, left = audit.verdict({"osv": report(a=[], b=None)})
+    assert (status, left) == (3, ["b"]) and lines[-1] == "NOT LOOKED UP: b"
+    assert audit.verdict({"osv": report(a=[], b=None), "pypi": report(a=None, b=[])})[0] == 0
+
+
+def test_databases_that_cannot_be_asked_are_no_good_news():
+    status, lines, left = audit.verdict({"osv": "no route", "pypi": report(a=None, b=None, **{"memoire-rl": None})})
+    assert (status, left) == (3, ["all 2 packages"]) and lines[0] == "osv could not be asked: no route"
+    assert audit.verdict({"pip-audit": "it could not be installed"})[0] == 3
+
+
+# --------------------------------------------------------------------------------------------- what images install
+
+
+def pins(name):
+    """Each package of an environment's file: its versions, and how many hashes each has."""
+    found, version = {}, None
+    for line in (ROOT / "deploy" / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.strip().startswith("--hash=sha256:"):
+            version["hashes"] += 1
+        elif not line.startswith("#"):
+            package, _, rest = line.partition("==")
+            version = {"version": rest.split()[0], "hashes": 0}
+            found.setdefault(package, []).append(version)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, _ in lock.requirements()])
+def test_what_an_image_has_is_pinned_as_the_package_demands(name):
+    wanted, pinned = dict(lock.requirements())[name], pins(name)
+    assert wanted and all(version["hashes"] for versions in pinned.values() for version in versions)
+    for each in map(requirements.Requirement, wanted):
+        versions = pinned.get(utils.canonicalize_name(each.name), [])
+        assert versions and all(version["version"] in each.specifier for version in versions), f"{each}: make lock"
+
+
+def test_a_package_has_the_same_version_in_every_image():
+    """The demo's is made of the actor's, and what is read by one is written by another."""
+    known = {}
+    for name, _ in lock.requirements():
+        for package, versions in pins(name).items():
+            said = {version["version"] for version in versions}
+            assert known.setdefault(package, said) >= said, f"{package} of {name}: make lock"
+
+
+def test_the_dockerfile_installs_nothing_that_is_not_pinned():
+    said = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [
+        line for line in said.splitlines() if "pip" in line and " install " in line and not line.startswith("#")
+    ]
+    assert len(installs) == 5
+    assert all("--require-hashes" in line or "--no-deps" in line for line in installs)

@@ -1,0 +1,81 @@
+"""Setting up a clean clone: where something is missing, the message names it and says how to install it."""
+
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "setup_venv.py"
+
+
+@pytest.fixture
+def setup() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_venv", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "OLDEST", (3, 99))
+    monkeypatch.setattr(setup, "NAMES", [])
+    with pytest.raises(SystemExit, match=r"python3 is 3\.\d+\.\d+, and 3\.99 or newer is needed"):
+        setup.check_python()
+
+
+def test_a_newer_python_of_another_name_is_used(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[str] = []
+    monkeypatch.setattr(setup, "OLDEST", (3, 99))
+    monkeypatch.setattr(setup, "NAMES", ["python3.99"])
+    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(setup.os, "execv", lambda path, arguments: run.append(path))
+    with pytest.raises(SystemExit):
+        setup.check_python()
+    assert run == ["/usr/bin/python3.99"]
+
+
+def test_a_missing_venv_module_names_the_package(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(SystemExit, match=r"no venv module[^$]*python3-venv|no venv module[^$]*Install it"):
+        setup.check_venv()
+
+
+def test_a_missing_compiler_names_the_package(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(SystemExit, match=r"there is no C compiler \(no-such-compiler\)[^$]*gcc"):
+        setup.check_compiler()
+
+
+def test_a_compiler_that_cannot_compile_is_quoted(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{sys.executable} -c 'raise SystemExit(\"no libc\")'")
+    with pytest.raises(SystemExit, match=r"cannot compile a file that includes stdio\.h[^$]*no libc"):
+        setup.check_compiler()
+
+
+def test_missing_python_headers_name_the_package(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = {**sysconfig.get_paths(), "include": str(tmp_path)}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    with pytest.raises(SystemExit, match=r"Python's headers are missing[^$]*dev"):
+        setup.check_compiler()
+
+
+def test_a_failing_step_shows_what_it_printed(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="a step failed: counting"):
+        setup.call("counting", sys.executable, "-c", "print('one, two'); raise SystemExit(3)")
+    assert "one, two" in capsys.readouterr().out
+
+
+def test_a_step_is_done_once_until_what_it_depends_on_changes(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(setup, "STAMPS", str(tmp_path / "stamps"))
+    assert not setup.is_done("build", "a")
+    setup.done("build", "a")
+    assert setup.is_done("build", "a")
+    assert not setup.is_done("build", "b")

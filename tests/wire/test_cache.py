@@ -1,0 +1,565 @@
+"""Containers: built from a memory they hold what the memory gathers; received ones are checked to the last byte."""
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import containers
+import make_vectors
+from memoire.errors import EmptyMemory, ProtocolError
+from memoire.limits import Limits
+from memoire.pool.caches import Pool
+from memoire.replay import batch
+from memoire.replay.columns import Column
+from memoire.replay.memory import Memory
+from memoire.replay.parameters import Parameters
+from memoire.replay.schema import Schema
+from memoire.wire import _bytes, compression, pack, unpack
+from memoire.wire.compression import _COMPRESS, codecs
+from memoire.wire.layout import Layout, layout_of, usual_bytes
+from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ZERO_FRAME, Kind, Part
+
+SCHEMA = Schema(
+    {
+        "state": {"image": (np.uint8, (3, 2)), "speed": np.float32},
+        "action": (np.float32, (2,)),
+        "reward": (np.float32, (2,)),
+        "value": (np.float32, (2,)),
+        "done": np.bool_,
+    }
+)
+STACKED = Parameters(frame_stack=3, multi_step=2, discount_factor=(0.5, 0.9), start="zero")
+ONE_SIDED = STACKED.replace(prev=("state.image", "action", "qvest"), next=("state.speed", "reward", "value"))
+SEQUENCES = Parameters(frame_stack=2, sequence_length=4, sequence_overlap=1, burn_in=2, start="zero")
+KINDS = (Kind.CACHE, Kind.DRAWN, Kind.EPISODE, Kind.FEEDBACK)
+GOLDEN = {
+    "cache": Kind.CACHE, "drawn": Kind.DRAWN, "episode": Kind.EPISODE, "feedback": Kind.FEEDBACK,
+    "sequences": Kind.CACHE, "drawn_sequences": Kind.DRAWN,
+    "ragged": Kind.CACHE, "ragged_drawn": Kind.DRAWN, "ragged_episode": Kind.EPISODE, "ragged_sequences": Kind.CACHE,
+}  # fmt: skip
+VECTORS = Path(__file__).parents[1] / "vectors"
+
+
+def golden(name: str) -> tuple[bytes, Layout]:
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    return data, layout_of(*golden_settings(name), GOLDEN[name], final=True)
+
+
+def golden_settings(name: str) -> tuple[Schema, Parameters]:
+    if "sequences" in name:
+        parameters = Parameters(sequence_length=3)
+    else:
+        parameters = Parameters(frame_stack=1 if "ragged" in name else 2, multi_step=2)
+    return make_vectors.RAGGED if "ragged" in name else make_vectors.SCHEMA, parameters
+
+
+def refused(payload: Any, layout: Layout, limits: Limits | None = None, **options: Any) -> str:
+    try:
+        unpack.check(payload, layout, limits or Limits(), **options)
+    except ProtocolError as problem:
+        return problem.code
+    return ""
+
+
+def filled(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: int = 0) -> Memory:
+    memory = Memory(SCHEMA, 200, parameters, seed=seed)
+    rng = np.random.default_rng(seed)
+    for _ in range(episodes):
+        memory.open(0)
+        for _ in range(steps):
+            image, speed = rng.integers(0, 256, (3, 2)).astype(np.uint8), np.float32(rng.normal())
+            pair = [rng.normal(size=2).astype(np.float32) for _ in range(3)]
+            memory.add(0, (image, speed, *pair, True), model_version=3)
+        memory.close(0, final_state=(image, speed), terminated=True)
+    return memory
+
+
+def same(left: batch.Gathered, right: batch.Gathered, ids: bool = False) -> None:
+    for side in ("prev", "next"):
+        one, other = getattr(left, side), getattr(right, side)
+        assert list(one) == list(other)
+        for name in one:
+            assert one[name].dtype == other[name].dtype
+            np.testing.assert_array_equal(one[name], other[name])
+    for name in ("reward", "discount", "steps", "weight", "model_version", "mask", "max_share") + (
+        ("ids",) if ids else ()
+    ):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lz4"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        Parameters(), STACKED, ONE_SIDED, STACKED.replace(prev=(), next=()),
+        SEQUENCES, SEQUENCES.replace(frame_stack=1, prev=("state.speed", "done")), SEQUENCES.replace(prev=()),
+    ],
+)  # fmt: skip
+def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, compression: str) -> None:
+    memory = filled(parameters.replace(compression=compression))
+    payload = pack.build(memory, 100, now=123.5, parameters_version=9)
+    held = unpack.check(payload, layout_of(SCHEMA, parameters), checksum=_bytes.checksum(payload))
+    total, positives, minimum = memory.sums()
+    assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
+    assert (held.made_at, held.parameters_version, held.multi_step) == (
+        123.5, 9, parameters.sequence_length or parameters.multi_step,
+    )  # fmt: skip
+    assert payload.ctypes.data % ALIGNMENT == 0
+    pool = Pool(SCHEMA, parameters, seed=1)
+    pool.add(b"client-number-01", 1, held)
+    gathered = pool.get(100).gathered
+    same(gathered, memory.gather(gathered.ids["number"]))
+    assert gathered.ids["client"].tobytes() == b"client-number-01" * 100
+    assert np.isfinite(gathered.age).all()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [Parameters(), Parameters(frame_stack=2, multi_step=3), SEQUENCES, SEQUENCES.replace(frame_stack=1)],
+)
+def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(parameters: Parameters) -> None:
+    """By columns that are large beside what a sample has besides: its index, weight, age and so on."""
+    schema = Schema({"state": Column(np.float32, (500,), "state"), "action": Column(np.float32, (100,))})
+    memory = Memory(schema, 20_000, parameters, seed=0)
+    for _ in range(20):
+        memory.open(0)
+        memory.extend(0, (np.ones((1000, 500), np.float32), np.ones((1000, 100), np.float32)))
+        memory.close(0)
+    usual = usual_bytes(schema, parameters.replace(cache_size=50))
+    assert 0.8 * usual < pack.build(memory, 50, now=0.0).nbytes < 1.2 * usual
+
+
+def test_nobody_knows_how_large_caches_are_whose_values_have_lengths_of_their_own() -> None:
+    schema = Schema({"state": Column(np.float32, (None, 4), "state")})
+    assert usual_bytes(schema, Parameters()) == 0
+
+
+def test_a_frame_crosses_the_wire_once() -> None:
+    memory = filled(STACKED, episodes=1)
+    payload = pack.build(memory, 500, now=0.0)
+    rows = {row.rows for row in unpack.table(payload) if row.part == Part.FRAMES}
+    assert rows == {16}  # 15 entries and the final state, each drawn again and again in stacks of 3 on both sides
+
+
+def test_parameters_that_change_before_the_memory_is_held_shape_the_cache() -> None:
+    memory = filled(Parameters())
+    held = memory.held
+
+    def change_first() -> Any:
+        memory.held = held  # type: ignore[method-assign]
+        memory.configure(frame_stack=3)
+        return held()
+
+    memory.held = change_first  # type: ignore[method-assign]
+    payload = pack.build(memory, 8, now=0.0)
+    assert unpack.check(payload, layout_of(memory.schema, memory.parameters)).samples == 8
+
+
+def test_blocks_take_just_their_bytes() -> None:
+    layout = layout_of(SCHEMA, Parameters())
+    made = pack.Container(layout, pack.Head(), 4, 4)
+    with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
+        made.fill(Part.NUMBER, np.zeros(5, np.int64))
+    with pytest.raises(IndexError):
+        made.fill_blocks({99: np.zeros(4)})
+    with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
+        pack.Container(layout, pack.Head(), 2**32)
+    large = Schema({"state": (np.uint8, (1 << 25,))})
+    with pytest.raises(MemoryError, match="a container of 144115"):
+        pack.Container(layout_of(large, Parameters()), pack.Head(), 1, 2**32 - 1)
+
+
+def test_an_empty_memory_builds_no_cache() -> None:
+    with pytest.raises(EmptyMemory):
+        pack.build(Memory(SCHEMA, 10), 5, now=0.0)
+
+
+def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = pack.build(filled(STACKED), 50, now=0.0, compression="lz4")
+    assert any(row.codec == 2 for row in unpack.table(payload))
+    assert codecs() == ["zlib", "lz4"]
+    monkeypatch.setattr(compression, "_lz4", None)
+    assert codecs() == ["zlib"]
+    with pytest.raises(ValueError, match="compression must be one of none, zlib, which are available here, got 'lz4'"):
+        pack.build(filled(STACKED), 5, now=0.0, compression="lz4")
+    with pytest.raises(ProtocolError, match="lz4 is not installed here: pip install"):
+        unpack.check(payload, layout_of(SCHEMA, STACKED))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -> None:
+    data, layout = golden(name)
+    held = unpack.check(data, layout)
+    told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
+    assert told["kind"] == layout.kind.name
+    assert [held.block(i).hex() for i in range(len(layout.blocks))] == [block["hex"] for block in told["blocks"]]
+    assert [(form.column, form.part.name) for form in layout.blocks] == [
+        (block["column"], block["part"]) for block in told["blocks"]
+    ]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_golden_container_has_the_table_that_the_json_says(name: str) -> None:
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]["blocks"]
+    rows = unpack.table(data)
+    assert [data[row.offset : row.offset + row.stored].hex() for row in rows] == [block["hex"] for block in told]
+    for cut in range(len(data)):
+        with pytest.raises(ProtocolError):
+            unpack.table(data[:cut])
+
+
+def test_the_golden_cache_gathers_to_the_arrays_it_was_made_of() -> None:
+    data, layout = golden("cache")
+    pool = Pool(make_vectors.SCHEMA, Parameters(frame_stack=2, multi_step=2), seed=0)
+    assert pool.layout is layout
+    pool.add(make_vectors.CLIENT, 1, unpack.check(data, pool.layout))
+    gathered = pool.get(3).gathered
+    first = int(np.flatnonzero(gathered.ids["number"] == 41)[0])
+    np.testing.assert_array_equal(gathered.prev["obs"][first], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(gathered.next["obs"][first], [[5, 6], [7, 8]])
+    other = (first + 1) % 3
+    np.testing.assert_array_equal(gathered.prev["obs"][other], [[0, 0], [1, 2]])
+    assert gathered.reward[first] == -0.25
+    assert gathered.weight[other] == 2.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
+def test_containers_of_every_kind_hold_what_was_put_in(kind: Kind, parameters: Parameters) -> None:
+    layout = layout_of(SCHEMA, parameters, kind, final=True)
+    made = containers.make(layout, 9, seed=4)
+    held = made.held()
+    for i, form in enumerate(layout.blocks):
+        name = None if form.column == BOOKKEEPING else SCHEMA.names[form.column]
+        assert held.block(i) == made.block(form.part, name).tobytes()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_container_cut_or_lengthened_anywhere_is_refused(name: str) -> None:
+    data, layout = golden(name)
+    for size in range(len(data)):
+        assert refused(data[:size], layout)
+    assert refused(data + b"\0", layout) == "container"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_flipped_bit_is_found_by_the_checksum_and_never_breaks_the_check(name: str) -> None:
+    data, layout = golden(name)
+    right = _bytes.checksum(data)
+    room = bytearray(data)
+    for at in range(len(data)):
+        for bit in range(8):
+            room[at] ^= 1 << bit
+            refused(bytes(room), layout)
+            if bit == at % 8:
+                assert refused(bytes(room), layout, checksum=right) == "payload"
+            room[at] ^= 1 << bit
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_flipped_bits_in_head_and_table_are_refused_without_the_checksum(name: str) -> None:
+    data, layout = golden(name)
+    room = bytearray(data)
+    free = {*range(6, 40), *range(48, 56)}  # steps, sums, version and time may have other values
+    for at in sorted(set(range(64 + 32 * len(layout.blocks))) - free):
+        for bit in range(8):
+            room[at] ^= 1 << bit
+            assert refused(bytes(room), layout), (at, bit)
+            room[at] ^= 1 << bit
+
+
+@pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_absurd_sizes_allocate_nothing(name: str, value: int) -> None:
+    data, layout = golden(name)
+    tracemalloc.start()
+    for i in range(len(layout.blocks)):
+        for offset, width in ((4, 4), (8, 8), (16, 8), (24, 8)):
+            room = bytearray(data)
+            at = 64 + 32 * i + offset
+            room[at : at + width] = (value & (2 ** (8 * width) - 1)).to_bytes(width, "little")
+            assert refused(room, layout) in ("container", "schema"), (i, offset)
+    for offset, width in ((0, 4), (40, 4)):
+        room = bytearray(data)
+        room[offset : offset + width] = (value & 0xFFFFFFFF).to_bytes(width, "little")
+        assert refused(room, layout)
+    assert tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
+
+
+FINITE = {
+    "index of a frame that is not there": (Part.PREV_INDEX, 5, "index"),
+    "steps of 0": (Part.STEPS, 0, "index"),
+    "more steps than multi_step": (Part.STEPS, 4, "index"),
+    "a weight of 0": (Part.WEIGHT, 0.0, "value"),
+    "a negative weight": (Part.WEIGHT, -1.0, "value"),
+    "a weight that is no number": (Part.WEIGHT, np.nan, "value"),
+    "an infinite weight": (Part.WEIGHT, np.inf, "value"),
+    "a weight above the total": (Part.WEIGHT, 1001.0, "value"),
+    "a discount above 1": (Part.DISCOUNT, 1.5, "value"),
+    "a discount that is no number": (Part.DISCOUNT, np.nan, "value"),
+    "an infinite age": (Part.AGE, np.inf, "value"),
+    "a negative number": (Part.NUMBER, -1, "value"),
+}
+
+
+@pytest.mark.parametrize("what", FINITE)
+def test_values_outside_their_range_are_refused(what: str) -> None:
+    part, value, code = FINITE[what]
+    layout = layout_of(SCHEMA, STACKED)
+    made = containers.make(layout, 6)
+    for row in range(6):
+        values = np.array(made.block(part))
+        values[row] = value
+        assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        (Part.CHANCE, 0.0, "value"),
+        (Part.CHANCE, 1.1, "value"),
+        (Part.POPULATION, 0.0, "value"),
+        (Part.OWNER, 2, "index"),
+    ],
+)
+def test_drawn_values_outside_their_range_are_refused(part: Part, value: float, code: str) -> None:
+    layout = layout_of(SCHEMA, STACKED, Kind.DRAWN)
+    values = np.array(containers.make(layout, 6).block(part))
+    values[3] = value
+    assert refused(containers.make(layout, 6, replace={part: values}).payload, layout) == code
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value"),
+    [
+        (8, "<d", 0.0),
+        (8, "<d", -1.0),
+        (8, "<d", np.nan),
+        (8, "<d", np.inf),
+        (16, "<Q", 0),
+        (16, "<Q", 2**53),
+        (24, "<d", 0.0),
+        (24, "<d", np.nan),
+        (24, "<d", 2000.0),
+        (48, "<d", np.nan),
+        (48, "<d", -1.0),
+    ],
+)
+def test_sums_outside_their_range_are_refused(offset: int, form: str, value: float) -> None:
+    layout = layout_of(SCHEMA, STACKED)
+    payload = containers.make(layout, 6).payload.copy()
+    struct.pack_into(form, payload.data, offset, value)
+    assert refused(payload, layout) == "value"
+
+
+def test_caches_of_other_parameters_or_schemas_say_so() -> None:
+    made = containers.make(layout_of(SCHEMA, STACKED), 6).payload
+    assert refused(made, layout_of(SCHEMA, STACKED.replace(frame_stack=2))) == "parameters"
+    assert refused(made, layout_of(SCHEMA, ONE_SIDED)) == "parameters"
+    wider = Schema.from_json(SCHEMA.to_json().replace('["action","<f4",[2]', '["action","<f4",[3]'))
+    assert refused(made, layout_of(wider, STACKED)) == "schema"
+    with pytest.raises(ProtocolError, match=r"block \d+ is 48 bytes raw, but the schema makes it 72"):
+        unpack.check(made, layout_of(wider, STACKED))
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_packed_blocks_come_out_as_they_were(codec: int) -> None:
+    layout = layout_of(SCHEMA, STACKED)
+    made = containers.make(layout, 6, codec=codec)
+    held = made.held()
+    place = layout.place(Part.FRAMES, "state.image")
+    assert place is not None
+    assert held.block(place) == made.block(Part.FRAMES, "state.image").tobytes()
+    assert held.nbytes > len(made.payload)
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_damaged_packed_blocks_are_refused(codec: int) -> None:
+    layout = layout_of(SCHEMA, STACKED)
+    data = bytes(containers.make(layout, 6, codec=codec).payload)
+    row = next(row for row in unpack.table(data) if row.codec)
+    for at in range(row.offset, row.offset + row.stored):
+        room = bytearray(data)
+        room[at] ^= 0x55
+        assert refused(room, layout) in ("codec", "")
+    room = bytearray(data)
+    room[row.offset : row.offset + row.stored] = bytes(row.stored)
+    assert refused(room, layout) == "codec"
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
+    schema = Schema({"obs": (np.uint8, (1 << 20,))})
+    layout = layout_of(schema, Parameters())
+    big = np.zeros((1, 40 << 20), np.uint8)
+    packed = {len(layout.blocks) - 1: (codec, _COMPRESS[codec](big[0]))}
+    form = pack.Container(layout, pack.Head(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
+        array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
+        assert array is not None
+        array[:] = value
+    for part in (Part.PREV_INDEX, Part.NEXT_INDEX, Part.NUMBER, Part.DISCOUNT, Part.AGE, Part.MODEL):
+        array = form.array(part, "u1")
+        assert array is not None
+        array[:] = 0
+    del big
+    assert refused(form.payload, layout) == ""
+    tracemalloc.start()
+    assert refused(form.payload, layout, Limits(message_bytes=30 << 20)) == "too_large"
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    place = next(i for i, row in enumerate(unpack.table(form.payload)) if row.codec)
+    # It says 20 frames and packs 40 MiB: not more than the 20 MiB are unpacked.
+    struct.pack_into("<I", form.payload.data, 64 + 32 * place + 4, 20)
+    struct.pack_into("<Q", form.payload.data, 64 + 32 * place + 24, 20 << 20)
+    assert refused(form.payload, layout) == "codec"
+    assert tracemalloc.get_traced_memory()[1] < 45 << 20
+    tracemalloc.stop()
+
+
+def test_a_cache_that_came_with_its_checksum_lets_go_of_what_was_received() -> None:
+    data, layout = golden("cache")
+    received = bytearray(b"x" + data)
+    held = unpack.check(memoryview(received)[1:], layout, checksum=_bytes.checksum(data))
+    received[:] = bytes(len(received))  # the next message is received into the same memory
+    assert bytes(held.payload) == data and held.payload.readonly
+    kept = unpack.check(memoryview(data), layout)
+    assert bytes(kept.payload) == data
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 4096, (1 << 20) - 1, (1 << 20) + 45])
+def test_a_copy_made_with_the_checksum_has_every_byte(size: int) -> None:
+    schema = Schema({"info": (np.uint8, (size,)), "state": np.uint8})
+    values = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    memory = Memory(schema, 4, Parameters(), seed=1)
+    memory.open(0)
+    memory.add(0, (values, np.uint8(3)))
+    memory.close(0, terminated=True, final_state=(np.uint8(4),))
+    payload, layout = pack.build(memory, 1, now=0.0), layout_of(schema, Parameters())
+    for offset in (0, 1, 8):
+        received = np.empty(payload.nbytes + offset, np.uint8)[offset:]
+        received[:] = payload
+        held = unpack.check(received, layout, checksum=_bytes.checksum(payload))
+        received[:] = 0
+        assert bytes(held.payload) == payload.tobytes()
+
+
+def test_memory_that_is_used_again_is_nobodys_meanwhile() -> None:
+    memory, layout = filled(STACKED.replace(cache_size=2000)), layout_of(SCHEMA, STACKED)
+    for _ in range(2):
+        payloads = [pack.build(memory, now=float(i)) for i in range(50)]
+        assert payloads[0].nbytes > 1 << 16  # those of the first turn left such memory behind
+        held = [unpack.check(payload, layout, checksum=_bytes.checksum(payload)) for payload in payloads]
+        for i, (payload, each) in enumerate(zip(payloads, held, strict=True)):
+            assert each.made_at == float(i)
+            assert bytes(each.payload) == payload.tobytes()
+            assert payload.ctypes.data % ALIGNMENT == 0
+
+
+def test_a_checksum_is_compared_with_the_whole_payload() -> None:
+    layout = layout_of(SCHEMA, STACKED)
+    payload = containers.make(layout, 6).payload
+    assert refused(payload, layout, checksum=_bytes.checksum(payload)) == ""
+    assert refused(payload, layout, checksum=0) == "payload"
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 2000), st.binary(min_size=1, max_size=64))
+def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: bytes) -> None:
+    data, layout = golden(name)
+    at %= len(data)
+    room = bytearray(data)
+    room[at : at + len(patch)] = patch[: len(data) - at]
+    if refused(room, layout) == "" and layout.kind in (Kind.CACHE, Kind.SEQUENCES):
+        pool = Pool(*golden_settings(name), seed=0)
+        pool.add(make_vectors.CLIENT, 1, unpack.check(room, pool.layout))
+        picks = pool.get(2)  # whatever is accepted can be gathered
+        assert np.isfinite(picks.importance).all()
+
+
+@given(st.binary(max_size=2000))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    assert refused(data, golden("cache")[1])
+
+
+def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
+    ids = np.zeros(5, batch.ID)
+    ids["client"] = [[1, 2], [3, 4], [1, 2], [3, 4], [3, 4]]
+    ids["number"] = [10, 11, 12, 13, 14]
+    payload = pack.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
+    found = unpack.read_feedback(payload, SCHEMA)
+    one, other = (np.array(pair, "<u8").tobytes() for pair in ([1, 2], [3, 4]))
+    assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in found.items()} == {
+        one: ([10, 12], [0.0, 2.0]),
+        other: ([11, 13, 14], [1.0, 3.0, 4.0]),
+    }
+    with pytest.raises(ProtocolError):
+        unpack.read_feedback(pack.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
+
+
+def test_equal_parameters_share_one_layout() -> None:
+    assert layout_of(SCHEMA, STACKED) is layout_of(SCHEMA, STACKED.replace(priority_exponent=0.9))
+    assert layout_of(SCHEMA, STACKED) is not layout_of(SCHEMA, ONE_SIDED)
+
+
+def test_a_checked_container_cannot_be_pickled_or_copied() -> None:
+    import copy
+
+    held = containers.make(layout_of(SCHEMA, STACKED), 6).held()
+    with pytest.raises(TypeError):
+        copy.copy(held)
+
+
+def test_the_page_names_every_part_and_kind() -> None:
+    page = (VECTORS.parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
+    for part in Part:
+        assert any(
+            f"{part.value}" in line.split("|")[1] and part.name in line for line in page.splitlines() if "|" in line
+        )
+    for kind in Kind:
+        assert kind.name in page
+
+
+def decoded(name: str) -> dict[tuple[int, Part], Any]:
+    """Blocks of a golden container, by column and part, as bytes with their rows."""
+    data = (VECTORS / f"{name}.payload").read_bytes()
+    return {
+        (row.column, Part(row.part)): (data[row.offset : row.offset + row.raw], row.rows) for row in unpack.table(data)
+    }
+
+
+def test_ragged_columns_are_laid_out_as_the_page_says() -> None:
+    blocks = decoded("ragged")
+    data, rows = blocks[1, Part.PREV]
+    lengths = np.frombuffer(blocks[1, Part.PREV_LENGTHS][0], "<u4")
+    assert rows == len(lengths) == 3
+    points = np.split(np.frombuffer(data, "<f4").reshape(-1, 3), np.cumsum(lengths)[:-1])
+    assert [one[:, 0].tolist() for one in points] == [[1.0, 2.0], [], [3.0]]
+    data, rows = blocks[0, Part.FRAMES]
+    lengths = np.frombuffer(blocks[0, Part.FRAMES_LENGTHS][0], "<u4")
+    assert rows == len(lengths) == 2
+    assert len(data) == 12 * lengths.sum()
+
+
+def test_sequences_are_laid_out_as_the_page_says() -> None:
+    blocks = decoded("sequences")
+    own = {part: data for (column, part), (data, _) in blocks.items() if column == BOOKKEEPING}
+    entries = np.frombuffer(own[Part.ENTRY_INDEX], "<u4").reshape(2, 3)
+    frames = np.frombuffer(own[Part.PREV_INDEX], "<u4").reshape(2, 4)  # [n, k + m]
+    steps = np.frombuffer(own[Part.STEPS], "<u4")
+    discount = np.frombuffer(own[Part.DISCOUNT], "<f4").reshape(2, 3)
+    for i in range(2):
+        assert (entries[i, steps[i] :] == ZERO_FRAME).all()
+        assert (frames[i, steps[i] + 1 :] == ZERO_FRAME).all()
+        assert (frames[i, : steps[i] + 1] < blocks[0, Part.PREV_FRAMES][1]).all()
+        assert (discount[i, steps[i] - 1 :] == 0.0).all()
+    actions = np.frombuffer(blocks[1, Part.ENTRIES][0], "<i4")
+    assert actions[entries[1, : steps[1]]].tolist() == [5, 6]

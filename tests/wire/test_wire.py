@@ -1,0 +1,298 @@
+"""Every message goes to frames and back, golden vectors hold, and nothing but ProtocolError comes out of the parser."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import make_vectors
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.wire import _bytes, messages
+from memoire.wire.frames import encode, parse, parse_header, parse_notice, reply
+from memoire.wire.identity import name_hash, topic_frame
+from memoire.wire.refusals import CODES
+from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
+from wirekit import BODIES, VECTORS, changed, golden, refused, with_tail
+
+MESSAGES = make_vectors.messages()
+NAMES = sorted(MESSAGES)
+
+
+def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:
+    make_vectors.write(tmp_path)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_bytes() for path in VECTORS.iterdir()}
+    assert made == kept
+
+
+def test_every_type_has_a_vector() -> None:
+    assert {BODIES[name][0].type for name in NAMES} == set(messages.Type) == set(messages.BODIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
+    told = json.loads((VECTORS / "vectors.json").read_text())["messages"][name]
+    message = parse(golden(name))
+    assert message.type.name == told["type"]
+    assert message.header.client.hex() == told["header"]["client"]["hex"]
+    for field in ("sequence", "run", "home", "table", "fingerprint"):
+        assert getattr(message.header, field) == told["header"][field]
+    assert make_vectors._hex(make_vectors._plain(message.body)) == told["tail"]
+    assert message.header.payload_bytes == told["payload_bytes"]
+    assert (message.payload or b"") == BODIES[name][1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_message_encodes_to_its_bytes(name: str) -> None:
+    message = parse(golden(name))
+    head = message.header
+    assert encode(message.body, payload=message.payload, **make_vectors.header_of(name)) == golden(name)
+    assert reply(head, message.body, payload=message.payload) == golden(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_cut_anywhere_is_refused(name: str) -> None:
+    frames = golden(name)
+    for i, frame in enumerate(frames):
+        for size in range(len(frame)):
+            assert refused([*frames[:i], frame[:size], *frames[i + 1 :]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flipped_bit_anywhere_is_refused(name: str) -> None:
+    frames = golden(name)
+    for i, frame in enumerate(frames):
+        room = bytearray(frame)
+        for at in range(len(frame)):
+            for bit in range(8) if i == 0 else (at % 8,):
+                room[at] ^= 1 << bit
+                assert refused([*frames[:i], bytes(room), *frames[i + 1 :]])
+                room[at] ^= 1 << bit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_frame_and_one_too_many_are_refused(name: str) -> None:
+    frames = golden(name)
+    assert refused([]) == refused([*frames, b"x", b"y"]) == "frames"
+    assert refused([*frames, b""]) == refused([*frames, b"x"]) == "frames"
+    assert refused(frames[1:])
+    if len(frames) == 2:
+        assert refused(frames[:1]) == "frames"
+        assert refused(frames[::-1])
+    assert refused([frames[0] + b"x", *frames[1:]]) == "long"
+
+
+@pytest.mark.parametrize("size", [1, 2**31, 2**32, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_absurd_payload_sizes_allocate_nothing(name: str, size: int) -> None:
+    frames = changed(name, 64, size.to_bytes(8, "little"))
+    tracemalloc.start()
+    assert refused(frames) in ("frames", "size", "too_large", "payload")
+    assert refused([frames[0], b"x"]) in ("frames", "size", "too_large", "payload")
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, 2, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_absurd_tail_sizes_are_refused(name: str, size: int) -> None:
+    assert refused(changed(name, 80, size.to_bytes(4, "little"))) in ("short", "long", "too_large")
+
+
+def test_a_newer_version_is_refused_politely() -> None:
+    with pytest.raises(ProtocolError, match="version 2 of the protocol; this node speaks 1. Upgrade the older"):
+        parse(changed("hello", 4, b"\x02\x00"))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "code"),
+    [
+        (0, b"MEMQ", "magic"),
+        (6, b"\x00\x00", "type"),
+        (6, b"\xff\x00", "type"),
+        (8, b"\x01", "flags"),
+        (84, b"\x01", "flags"),
+        (72, b"\x01", "size"),
+    ],
+)
+def test_what_this_version_does_not_know_is_refused_by_its_name(offset: int, value: bytes, code: str) -> None:
+    assert refused(changed("hello", offset, value)) == code
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"",
+        b"\xc0",
+        b"\x90",
+        b"\x80\x80",
+        b"\xc1",
+        b"\x81\xa5label\xc3",  # a bool is no number
+        b"\x81\xa5label\xff",  # -1
+        b"\x81\xa5label\xcf\x00\x00\x00\x01\x00\x00\x00\x00",  # 2**32
+        b"\x81\xa6codecs\xdd\x7f\xff\xff\xff",  # a list of 2**31 - 1 in no bytes
+        b"\x81\xa6codecs\xdf\xff\xff\xff\xff",
+        b"\x81\xa6codecs\xc6\xff\xff\xff\xff",
+        b"\x81\xa4host\xdb\xff\xff\xff\xff",
+        b"\x81\xa4host\xa2\xff\xfe",  # no UTF-8
+        b"\x81\xa6codecs\xd4\x00\x00",  # an extension
+        b"\x81\xa4what" + b"\x91" * 500 + b"\xc0",  # deep nesting, in a field that is ignored
+        b"\x81\xa4host\xda\x04\x00" + b"h" * 1024,  # longer than a name may be
+    ],
+)
+def test_tails_that_are_not_the_map_of_their_type_are_refused(tail: bytes) -> None:
+    assert refused(with_tail("hello", tail)) == "tail"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("field", ["total_weight", "minimum"])
+def test_weights_that_are_not_finite_are_refused(field: str, number: float) -> None:
+    assert refused(with_tail("update", msgspec.msgpack.encode({field: number}))) == "tail"
+
+
+def test_fields_of_a_newer_node_are_ignored() -> None:
+    tail = msgspec.msgpack.encode({"label": 7, "from_the_future": {"a": [1, 2.5, None, True]}})
+    assert parse(with_tail("hello", tail)).body == messages.Hello(label=7)
+
+
+@pytest.mark.parametrize("field", ["total_weight", "minimum", "drawn_between"])
+def test_sums_that_are_not_finite_are_refused(field: str) -> None:
+    rows = np.zeros(2, CLIENT_SUMS)
+    rows[field][1] = np.nan
+    assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": rows.tobytes()}))) == "tail"
+
+
+def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
+    assert refused(with_tail("summed", msgspec.msgpack.encode({"clients": b"x" * 63}))) == "tail"
+    twice = np.zeros(2, CLIENT_COUNTS)
+    assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == "tail"
+    twice["client"][1] = 5
+    assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == ""
+    twice["zero"] = 1
+    assert refused(with_tail("draw", msgspec.msgpack.encode({"counts": twice.tobytes()}))) == "tail"
+
+
+def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
+    assert refused(golden("cache"), Limits(message_bytes=1000)) == "too_large"
+    assert refused(golden("chunk"), Limits(request_bytes=4)) == "too_large"
+    assert refused(golden("update"), Limits(tail_bytes=100)) == "too_large"
+
+
+def test_a_payload_that_is_checked_later_is_handed_on_as_it_is() -> None:
+    frames = golden("cache")
+    frames[1] = bytes(len(frames[1]))
+    message = parse(frames, verify_payload=False)
+    assert message.payload is frames[1]
+    assert refused(frames) == "payload"
+    header, tail = parse_header(frames)
+    assert header == message.header
+    assert bytes(tail) == frames[0][96:]
+
+
+def test_a_known_checksum_is_not_computed_again() -> None:
+    header = parse(golden("cache")).header
+    body, payload = BODIES["cache"]
+    again = encode(body, payload=payload, payload_checksum=header.payload_checksum, **make_vectors.header_of("cache"))
+    assert again == golden("cache")
+
+
+def test_a_message_without_the_payload_it_needs_is_not_made() -> None:
+    with pytest.raises(ValueError, match="CACHE needs a payload"):
+        encode(messages.Cache())
+    with pytest.raises(ValueError, match="HELLO has no payload"):
+        encode(messages.Hello(), payload=b"x")
+    assert len(encode(messages.Chunk(topic="t", version=1, size=0, sha256=bytes(32)), payload=b"")) == 1
+
+
+def test_a_notice_comes_under_its_own_topic_only() -> None:
+    frames = golden("notice")
+    assert parse_notice([topic_frame("policy"), *frames]).body == BODIES["notice"][0]
+    for topic, others, code in (
+        (b"polic\0", frames, "topic"),
+        (b"policy", frames, "topic"),
+        (b"\xff\0", frames, "topic"),
+        (b"policy\0", golden("hello"), "unexpected"),
+        (b"policy\0", [], "frames"),
+    ):
+        with pytest.raises(ProtocolError) as problem:
+            parse_notice([topic, *others])
+        assert problem.value.code == code
+    with pytest.raises(ProtocolError):
+        parse_notice([])
+
+
+def test_no_topic_is_a_prefix_of_another() -> None:
+    assert not topic_frame("policy-2").startswith(topic_frame("policy"))
+    with pytest.raises(ProtocolError):
+        parse(with_tail("fetch", msgspec.msgpack.encode({"topic": "a\0b"})))
+
+
+def test_names_become_words_that_are_never_zero() -> None:
+    assert name_hash("ant-7") == name_hash("ant-7") != name_hash("ant-8")
+    assert 0 < name_hash("") < 2**64
+
+
+@given(st.lists(st.binary(max_size=300), max_size=3))
+def test_random_frames_are_refused(frames: list[bytes]) -> None:
+    assert refused(frames)
+
+
+@given(st.sampled_from(NAMES), st.binary(max_size=200))
+def test_random_tails_are_parsed_or_refused(name: str, tail: bytes) -> None:
+    refused(with_tail(name, tail))
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(PLAIN)
+def test_whatever_msgpack_writes_is_plain_until_it_is_cut(value: Any) -> None:
+    data = msgspec.msgpack.encode(value)
+    assert _bytes.is_plain_msgpack(data)
+    assert not _bytes.is_plain_msgpack(data + b"\xc0")
+    for size in range(len(data)):
+        assert not _bytes.is_plain_msgpack(data[:size])
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_tails_of_the_right_names_and_wrong_values_are_parsed_or_refused(name: str, data: Any) -> None:
+    fields = [field.name for field in msgspec.structs.fields(type(BODIES[name][0]))]
+    tail = data.draw(st.dictionaries(st.sampled_from(fields), PLAIN, max_size=4)) if fields else {}
+    refused(with_tail(name, msgspec.msgpack.encode(tail)))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", list(messages.Type))
+def test_the_page_describes_every_message_and_field(number: messages.Type) -> None:
+    body = messages.BODIES[number]
+    assert f"| {int(number)} | {number.name} |" in PAGE
+    told = PAGE[PAGE.index(f"**{number.name}**") :].split("\n\n")[0]
+    for field in msgspec.structs.fields(body):
+        assert f"`{field.name}`" in told, field.name
+
+
+def test_the_page_lists_every_code_and_row() -> None:
+    for code, meaning in CODES.items():
+        assert f"| `{code}` | {meaning} |" in PAGE
+    assert f"`clients`, {CLIENT_SUMS.itemsize} bytes a client" in PAGE
+    assert f"`counts`, {CLIENT_COUNTS.itemsize} bytes a client" in PAGE
+    for field, (_, at) in CLIENT_SUMS.fields.items():
+        assert any(line.startswith(f"| {at} |") and f"| {field} |" in line for line in PAGE.splitlines())
