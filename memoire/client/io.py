@@ -13,14 +13,14 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memoire.errors import Closed, MemoireError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models.model import Model
-from memoire.models.topics import Topics, fetch_patience
+from memoire.models.topics import Topics
 from memoire.net.channel import Channel
 from memoire.net.context import Context
 from memoire.net.thread import Worker
@@ -81,8 +81,8 @@ class Connection:
         except BaseException:
             self.worker.stop(0.0)
             raise
-        self.data = DataSockets(self.worker.doors, given, context=context, limits=limits, keys=keys)
-        self.topics = Topics(limits, self._fetch, self.data.subscribe, self.worker.post, self._took)
+        self.data = DataSockets(self.worker.doors, self.channel, given, context=context, limits=limits, keys=keys)
+        self.topics = Topics(limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._took)
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._connections = 0  # of the channel, that were noticed
         self.worker.post(self.hello)
@@ -166,8 +166,7 @@ class Connection:
             session.schedule.hear_news(time.monotonic())  # whoever is there again may have forgotten something
         if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
             self.hello()  # its answer opens the other sockets anew
-        if self.data.has_notices(ready):
-            self.data.take_notices(self._take_notice, session.refuse)
+        self.data.feed.turn(ready, self._take_notice, session.refuse)
         self.topics.turn()
         if self.data.send(self._pushes) and session.is_leaving:
             self._notify()
@@ -275,8 +274,8 @@ class Connection:
         if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             is_cached = told.storage == "caches"
-            usual = usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
-            if self.data.open(self.channel.address, told.endpoints, usual):
+            usual = container.usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
+            if self.data.open(told.endpoints, usual):
                 self.topics.opened()
 
     # UPDATE and its answer
@@ -343,16 +342,12 @@ class Connection:
 
     # Models
 
-    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], None]) -> None:
-        asked = messages.Fetch(topic=topic, version=version, offset=offset, size=size)
-        self.channel.ask(asked, finish, patience=fetch_patience(self._limits))
-
     def _took(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
         """A model is here: the home is told which one is in use."""
         with self._waiting.changed:
             self._session.schedule.is_dirty = True
 
-    def _take_notice(self, message: Message) -> None:
+    def _take_notice(self, message: messages.Message, frames: Sequence[messages.Buffer]) -> None:
         if not isinstance(message.body, messages.Notice):
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):

@@ -32,11 +32,11 @@ from memoire.errors import Closed, EndpointError, MemoireError, ProtocolError, R
 from memoire.limits import Limits, MiB
 from memoire.models.model import Model, ModelStore, chunk_of
 from memoire.models.notices import Notices, notice_of
-from memoire.models.topics import Topics, fetch_patience
-from memoire.net import addresses, descriptors, link, process, sockets
+from memoire.models.topics import Topics
+from memoire.net import addresses, descriptors, link, sockets
 from memoire.net.channel import Channel
-from memoire.net.context import Context, Socket, shared_context
-from memoire.net.curve_server import Gate
+from memoire.net.curve_server import Gate, Security
+from memoire.net.feed import Feed
 from memoire.net.lanes import Lane, Lanes
 from memoire.net.thread import ENDING, Node, Worker, close_at_exit
 from memoire.security import exposure
@@ -170,7 +170,7 @@ class _Back:
         )
         self.dealer = self._open_dealer()
         self.push: Socket | None = None
-        self.sub: Socket | None = None
+        self.feed = Feed(self.doors, self.channel, context=context, limits=limits, keys=proxy.keys)
         self._renewals = 0  # of the channel, that the other sockets have followed
         self._denied_there = ""  # why the proxy that is there is not let in itself
         self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(proxy._queue_bytes)
@@ -178,7 +178,7 @@ class _Back:
         self._is_hearing = False
         self.topics = Topics(
             limits,
-            self._fetch,
+            self.feed.fetch,
             self._hear,
             proxy._worker.post,
             functools.partial(proxy._published, self),
@@ -215,8 +215,7 @@ class _Back:
                 if frames is None:
                     break
                 self._proxy._reply(self, frames)
-        if self.sub is not None and self.sub in ready:
-            self._take_notices(self.sub)
+        self.feed.turn(ready, self._take_notice, self._refuse_notice)
         self.topics.turn()
         self._send(self.dealer, self.requests, reading=True)
         if self.push is not None:
@@ -230,10 +229,10 @@ class _Back:
         self._close_data()
 
     def _close_data(self) -> None:
-        for made in (self.push, self.sub):
-            if made is not None:
-                self._drop(made, sockets.PARTING if made is self.push else 0.0)
-        self.push = self.sub = None
+        if self.push is not None:
+            self._drop(self.push, sockets.PARTING)
+        self.push = None
+        self.feed.close()
 
     def _drop(self, made: Socket, linger: float = 0.0) -> None:
         self.doors.drop(made, linger)
@@ -280,29 +279,17 @@ class _Back:
 
     def _open(self, told: messages.Welcome) -> None:
         """Connect the sockets whose addresses the other side has just said."""
-        limits, context = self._proxy._limits, self._proxy._context
-        push = sockets.data_sender(context)
-        link.dial(
-            self.doors, push, addresses.seen_from(self.channel.address, told.endpoints.push), keys=self._proxy.keys
-        )
+        push = sockets.data_sender(self._proxy._context)
+        link.dial(self.doors, push, sockets.seen_from(self.channel.address, told.endpoints.push), keys=self._proxy.keys)
         self.push = self.doors.add(push, reading=False)
         if told.endpoints.publish:
-            sub = sockets.subscriber(context, limits.request_bytes)
-            link.dial(
-                self.doors,
-                sub,
-                addresses.seen_from(self.channel.address, told.endpoints.publish),
-                keys=self._proxy.keys,
-            )
-            sub.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
-            self.sub = self.doors.add(sub)
+            self.feed.open(sockets.seen_from(self.channel.address, told.endpoints.publish))
             self._is_hearing = False
             self._hear("", True)
 
     def _hear(self, _: str, wanted: bool) -> bool:
         """Subscribe to all topics at once, or end that."""
-        if self.sub is not None and wanted != self._is_hearing:
-            self.sub.setsockopt(zmq.SUBSCRIBE if wanted else zmq.UNSUBSCRIBE, b"")
+        if wanted != self._is_hearing and self.feed.subscribe(b"", wanted):
             self._is_hearing = wanted
         return self._is_hearing
 
@@ -312,25 +299,20 @@ class _Back:
         except ValueError as error:
             _log.warning("proxy %s: %s", self._proxy.name, error)
 
-    def _take_notices(self, sub: Socket) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            frames = sockets.receive(sub, most=3)
-            if frames is None:
-                return
-            try:
-                message = parse_notice(frames, self._proxy._limits)
-                if isinstance(message.body, messages.News):
-                    self.look_at = 0.0  # it may be about more than clients: another run, or a server that leaves
-                    self._proxy._pass_news(frames)
-                    continue
-                assert isinstance(message.body, messages.Notice)
-                if message.header.run not in (0, self.run):
-                    self.look_at = 0.0  # another run than its server counted when it was asked last
-                    continue
-                self._want(message.body.topic)
-                self.topics.noticed(message.body, message.payload, message.header.home)
-            except ProtocolError as error:
-                self._proxy._refused[error.code] += 1
+    def _take_notice(self, message: messages.Message, frames: Sequence[Any]) -> None:
+        if isinstance(message.body, messages.News):
+            self.look_at = 0.0  # it may be about more than clients: another run, or a server that leaves
+            self._proxy._pass_news(frames)
+            return
+        assert isinstance(message.body, messages.Notice)
+        if message.header.run not in (0, self.run):
+            self.look_at = 0.0  # another run than its server counted when it was asked last
+            return
+        self._want(message.body.topic)
+        self.topics.noticed(message.body, message.payload, message.header.home)
+
+    def _refuse_notice(self, code: str) -> None:
+        self._proxy._refused[code] += 1
 
     def leave(self) -> None:
         """Close everything: the proxy goes on without this address, and what waits in its queues has no home."""
@@ -338,10 +320,6 @@ class _Back:
         self.channel.leave()
         self._drop(self.dealer)
         self._close_data()
-
-    def _fetch(self, topic: str, version: int, offset: int, size: int, finish: Any) -> None:
-        asked = messages.Fetch(topic=topic, version=version, offset=offset, size=size)
-        self.channel.ask(asked, finish, patience=fetch_patience(self._proxy._limits))
 
 
 class Proxy(Node):
