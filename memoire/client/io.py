@@ -251,9 +251,7 @@ class Connection:
         self._local.configure(welcomed.parameters, told.parameters_version)
         with self._waiting.changed:
             entered = session.enter(welcomed, time.monotonic())
-            self.channel.run, self.channel.home = session.run, session.home
-            self.channel.fingerprint, self.channel.table = session.fingerprint, session.table
-            self.channel.learned(told)
+            self.channel.learned(welcomed.header, told)
             self._waiting.changed.notify_all()
         self._say(entered.change)
         if entered.is_new_run:

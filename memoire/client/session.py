@@ -18,10 +18,8 @@ from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
-from memoire.wire import messages
-from memoire.wire.compression import codecs
-from memoire.wire.frames import Answer, Header, Message
-from memoire.wire.refusals import PASSING
+from memoire.wire import container, messages
+from memoire.wire.hello import HelloSchedule, Welcome, welcome_of
 
 from .counts import Boundary, ClientCounts, RunCounts
 from .home_watch import Change, HomeWatch
@@ -119,8 +117,7 @@ class Session:
         self.limits = limits
         self._table, self._rng = table, rng
         self._schema: Schema | None = None
-        self._is_hello_open = False
-        self._hello_at = float("inf")  # when to ask again a home that had no time
+        self._hello = HelloSchedule(due=float("inf"))  # due by itself where a home had no time
         self._is_moving = False  # while HELLO is to bring another home
         self._move_at = 0.0  # when to ask for another home again
 
@@ -171,11 +168,11 @@ class Session:
 
     def next_time(self) -> float:
         """When `hello_is_due`, an UPDATE or a word about the home is due."""
-        return min(self._hello_at, self.update_due(), float("inf") if self.welcome is None else self.watch.due)
+        return min(self._hello.next_time(), self.update_due(), float("inf") if self.welcome is None else self.watch.due)
 
     def hello_is_due(self, now: float) -> bool:
         """Whether to ask a home again that had no time."""
-        return now >= self._hello_at
+        return self._hello.is_due(now)
 
     def update_due(self) -> float:
         """When the next UPDATE is due; never while one is open, or while HELLO is to bring another home or run: what
@@ -191,9 +188,9 @@ class Session:
 
     def hello(self, host: str, pid: int) -> messages.Hello | None:
         """Ask for everything again; None while such a request is open."""
-        if self._is_hello_open:
+        if self._hello.is_open:
             return None
-        self._is_hello_open, self._hello_at = True, float("inf")
+        self._hello.begin()
         return messages.Hello(
             role="actor",
             table=self._table or ("" if self.welcome is None else self.told.table_name),  # the same at each home
@@ -211,20 +208,17 @@ class Session:
         Raises:
             MemoireError: the client cannot go on.
         """
-        self._is_hello_open = self._is_moving = False
-        if isinstance(answer, Refused) and answer.code in PASSING:
-            self._hello_at = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
+        self._hello.answered()
+        self._is_moving = False
+        if isinstance(answer, Refused) and answer.code in messages.PASSING:
+            self._hello.due = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
             self.put_off = answer
             return None
         self.put_off = None
-        if isinstance(answer, MemoireError):
-            raise answer
-        return self._read(answer)
+        return self._read(welcome_of(answer, self.endpoint))
 
-    def _read(self, answer: Message) -> Welcomed:
-        told, who = answer.body, self.client.hex()[:8]
-        if not isinstance(told, messages.Welcome):
-            raise Refused(self.endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
+    def _read(self, answer: Welcome) -> Welcomed:
+        told, who = answer.told, self.client.hex()[:8]
         schema = Schema.from_json(told.schema)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(who, "schema", str(schema), f"memory of {self._schema}")
@@ -313,7 +307,7 @@ class Session:
             return "hello"
         if is_home_leaving and not self.is_leaving and now >= self._move_at:
             self._move_at = now + MOVE_AGAIN * self._rng.uniform(0.5, 1.5)
-            self._is_moving = not self._is_hello_open
+            self._is_moving = not self._hello.is_open
             return "move"
         return "update"
 

@@ -192,8 +192,10 @@ class Channel:
         self.pump()
         return number
 
-    def learned(self, told: messages.Welcome) -> None:
-        """Mind what the other side takes."""
+    def learned(self, header: messages.Header, told: messages.Welcome) -> None:
+        """A WELCOME came: requests carry its facts from now on, and are no longer than the other side takes."""
+        self.run, self.home = header.run, header.home
+        self.fingerprint, self.table = header.fingerprint, told.table
         self.longest = min(self._limits.request_bytes, told.limits.get("request_bytes", self._limits.request_bytes))
 
     def drop(self, number: int) -> None:

@@ -16,8 +16,7 @@ from memoire.errors import SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
-from memoire.wire.frames import Header
-from memoire.wire.identity import name_hash
+from memoire.wire.hello import HelloSchedule
 
 HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
@@ -36,8 +35,7 @@ class Address:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.run = 0  # hash of the run that is counted there; 0 until somebody has answered
-        self.is_asked = False  # a HELLO is on its way
-        self.ask_at = 0.0  # when the next HELLO is due
+        self.hello = HelloSchedule()
         self.servers: tuple[str, ...] = ()  # names of those behind it; none until somebody has answered
         self.unmet: tuple[str, ...] = ()  # addresses behind it where nobody has answered yet
 
@@ -149,19 +147,19 @@ class Directory:
 
     def next_time(self) -> float:
         """When the next HELLO is due; infinity while each address has one to answer."""
-        return min((address.ask_at for address in self.addresses if not address.is_asked), default=float("inf"))
+        return min((address.hello.next_time() for address in self.addresses), default=float("inf"))
 
     def due(self, now: float) -> list[Address]:
         """Addresses that get a HELLO now; its answer, or the error that ends it, goes to `answered`."""
-        found = [address for address in self.addresses if not address.is_asked and now >= address.ask_at]
+        found = [address for address in self.addresses if address.hello.is_due(now)]
         for address in found:
-            address.is_asked, address.ask_at = True, now + HELLO_INTERVAL
+            address.hello.begin(now + HELLO_INTERVAL)
         return found
 
     def ask_soon(self) -> None:
         """Have every address get a HELLO at once: something may have changed."""
         for address in self.addresses:
-            address.ask_at = 0.0
+            address.hello.hurry()
 
     # What was answered
 
@@ -172,7 +170,7 @@ class Directory:
             SchemaMismatch: the server's table has other columns than the first one's.
         """
         if self.terms is not None and told.table_name != self.terms.table:
-            address.ask_at = 0.0  # a reader that names no table gets each server's first: it keeps the one it got first
+            address.hello.hurry()  # a reader that names no table gets each server's first, and keeps one
             return None
         terms = self._terms_of(told)
         run = self.enter(address, header.run)

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.errors import Closed, MemoireError, MemoireTimeout, Refused, SchemaMismatch
+from memoire.errors import Closed, MemoireError, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
 from memoire.net.context import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, Header, Message
+from memoire.wire.hello import welcome_of
 
 from .directory import Address, Directory, RemoteServer, RunChange
 from .feedback import FeedbackRouter
@@ -128,7 +128,7 @@ class ReaderThread:
     # Who is there
 
     def _greet(self, address: Address) -> None:
-        hello, deadline = self._hello(), address.ask_at  # when the next one is due
+        hello, deadline = self._hello(), address.hello.due  # when the next one is due
         self.channels.greet(address, hello, functools.partial(self._welcomed, address), deadline)
         for server in self.directory.known if self.publishing.is_used else ():
             if server.address is address:  # each by itself: has it restarted, and lost what was published?
@@ -142,16 +142,12 @@ class ReaderThread:
     def _met(self, server: RemoteServer, epoch: int) -> None:
         self.publisher.met(server, has_restarted=self.directory.met(server, epoch))
 
-    def _welcomed(self, address: Address, answer: Answer) -> None:
-        address.is_asked = False
+    def _welcomed(self, address: Address, answer: messages.Answer) -> None:
+        address.hello.answered()
         if isinstance(answer, (Closed, MemoireTimeout)):
             return
         try:
-            if isinstance(answer, MemoireError):
-                raise answer
-            if not isinstance(answer.body, messages.Welcome):
-                raise Refused(address.endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
-            self._learn(address, answer.header, answer.body)
+            self._learn(address, *welcome_of(answer, address.endpoint))
         except MemoireError as error:
             self._not_welcome(error)
 

@@ -112,10 +112,7 @@ class Channels:
 
     def learn(self, address: Address, header: Header, told: messages.Welcome) -> None:
         """Take the facts that stand in the headers of all requests there."""
-        channel = self.of[address]
-        channel.run, channel.fingerprint = header.run, header.fingerprint
-        channel.home, channel.table = header.home, told.table
-        channel.learned(told)
+        self.of[address].learned(header, told)
 
     def next_time(self) -> float:
         """When a turn has something to do."""

@@ -77,6 +77,6 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     assert "FEEDBACK of 1048577 bytes was not sent; 1048576 are taken (request_bytes)" in str(answers[0])
     welcome = answers[1].body
     assert isinstance(welcome, messages.Welcome) and channel.connections == 1
-    channel.learned(msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
+    channel.learned(answers[1].header, msgspec.structs.replace(welcome, limits={"request_bytes": 1000}))
     assert channel.longest == 1000
     doors.close()

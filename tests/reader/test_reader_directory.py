@@ -18,7 +18,7 @@ def test_each_address_gets_a_hello_at_once_and_the_next_one_after_the_answer_and
     first, second = made.due(5.0)
     assert (first.endpoint, second.endpoint) == ("tcp://a", "tcp://b") and made.due(99.0) == []
     assert made.next_time() == float("inf")
-    second.is_asked = False
+    second.hello.answered()
     assert made.next_time() == 5.0 + HELLO_INTERVAL and made.due(5.0 + HELLO_INTERVAL - 0.1) == []
     made.ask_soon()
     assert made.due(5.1) == [second]
@@ -122,7 +122,7 @@ def test_a_reader_that_names_no_table_keeps_the_first_one_and_asks_again():
     made = directory_of("a")
     made.due(1.0)
     assert learn(made, welcome("b", ["b"], table_name="another")) is None
-    assert list(made.servers) == ["a"] and made.addresses[0].ask_at == 0.0
+    assert list(made.servers) == ["a"] and made.addresses[0].hello.due == 0.0
 
 
 def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address():

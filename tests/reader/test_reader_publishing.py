@@ -147,7 +147,7 @@ def test_a_server_that_forgot_the_beginning_is_sent_all_of_it_again():
 def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then(code):
     world = World("a")
     order = world.publish()
-    world.directory.addresses[0].ask_at = 5.0
+    world.directory.addresses[0].hello.due = 5.0
     world.answer("a", refused(code))
     assert world.sends == [] and world.directory.next_time() == 0.0
     assert world.made.missing(order) == list(order.there) and world.made.refusal(order) is None
@@ -159,7 +159,7 @@ def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then
 def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
     world = World("a", "b")
     order = world.publish()
-    world.directory.addresses[0].ask_at = 5.0
+    world.directory.addresses[0].hello.due = 5.0
     world.answer("a", refused("stale"))
     assert world.directory.next_time() == 0.0  # at its version
     world.answer_all()

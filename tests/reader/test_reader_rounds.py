@@ -260,7 +260,7 @@ def test_no_batch_is_planned_while_no_server_is_there():
 def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
     world = World({"a": PoolServer([1])})
     world.directory.due(world.now)
-    world.directory.addresses[0].is_asked = False
+    world.directory.addresses[0].hello.answered()
     (ask,) = world.begin()
     world.answer(ask, by=answer)
     assert world.directory.next_time() == 0.0
