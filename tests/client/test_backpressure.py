@@ -167,13 +167,13 @@ def test_while_a_proxy_is_stopped_nobody_grows_and_no_cache_is_forgotten(cluster
     proxy = cluster.proxy([server])
     clients = actors(cluster, proxy, 3)
     books = Books(clients, 4 * SIZE * 1.01)
-    take = proxy._take_caches
-    proxy._take_caches = lambda: time.sleep(0.01)
+    front, take = proxy._thread.front, proxy._thread.front.take_caches
+    front.take_caches = lambda ready, take: time.sleep(0.01)
     for thread, _ in [in_thread(fill, client, None, 0.5) for client in clients]:
         thread.join(DEADLINE)
         assert not thread.is_alive()
     assert all(client.stats().in_flight_bytes > 0 for client in clients)
-    proxy._take_caches = take
+    front.take_caches = take
     settle(clients, server)
     books.end()
     assert sum(client.stats().lost_caches for client in clients) == 0

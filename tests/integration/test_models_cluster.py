@@ -110,7 +110,7 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
 
 
 def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.proxy.HOLD", 0.2)
+    monkeypatch.setattr("memoire.proxy.model_cache.HOLD", 0.2)
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
@@ -138,7 +138,7 @@ def test_of_two_servers_with_one_model_a_proxy_asks_one(cluster):
     servers[0].publish("policy", body)
     assert model.wait(100.0).body == body
     servers[1].publish("policy", body)
-    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._routes.backs))
+    until(lambda: all(back.topics.versions() == {"policy": 1} for back in proxy._thread.router.backs))
     # A topic is asked for when a proxy first hears of it and again when it is announced: one chunk may come twice.
     assert len(body) <= served[0][1] <= len(body) + 256 * KiB and served[1][1] <= 256 * KiB
 

@@ -571,7 +571,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers[:1])
     client = cluster.client(proxy, limits=QUICK)
-    hand_on, held, is_over = proxy._reply, [], threading.Event()
+    hand_on, held, is_over = proxy._thread.replied, [], threading.Event()
 
     def reply(back, frames):
         sizes = [len(frame) for frame in frames]
@@ -581,7 +581,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
         else:
             hand_on(back, frames)
 
-    monkeypatch.setattr(proxy, "_reply", reply)
+    monkeypatch.setattr(proxy._thread, "replied", reply)
     proxy.set_servers([servers[1].endpoint])
     until(lambda: held)
     counted, resends = servers[0].total_episodes, client.stats().resends

@@ -113,8 +113,8 @@ def way_to(cluster, server, through):
 
 
 def lanes_of(node):
-    """Replies of a server or proxy that wait for room."""
-    return node._io.lanes if isinstance(node, Server) else [node._lanes]
+    """What waits in a server or a proxy."""
+    return [node._thread.front.lanes] if isinstance(node, Proxy) else node._all_lanes
 
 
 @pytest.mark.parametrize("through", ["server", "proxy", "plain proxy"])
@@ -130,10 +130,10 @@ def test_one_connection_that_reads_late_gets_every_reply(cluster, monkeypatch, t
     late.send_multipart([b"", *encode(messages.Hello(role="actor"), client=bytes(15) + b"1", sequence=1)])
     home = parse(late.recv_multipart()[1:]).header.home
     for number in range(2, 2 + REPLIES):
-        late.send_multipart([b"", *encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
+        late.send_multipart([b"", *messages.encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
     nodes = [node for node in cluster.made if isinstance(node, (Server, Proxy))]
     until(lambda: any(lanes for node in nodes for lanes in lanes_of(node)))
-    came = [parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
+    came = [messages.parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
     assert sorted(came) == list(range(2, 2 + REPLIES))
     assert [node.stats().dropped_replies for node in nodes] == [0] * len(nodes)
 
@@ -143,6 +143,6 @@ def test_a_dropped_reply_shows_as_a_metric(cluster):
     proxy = cluster.proxy([server])
     for node, entries in ((server, metrics.SERVER), (proxy, metrics.PROXY)):
         for dropped in (0, 1):
-            next(iter(lanes_of(node))).dropped = dropped
+            lanes_of(node)[0].dropped = dropped
             assert metrics.DROPPED_REPLIES in entries
             assert node.stats().dropped_replies == dropped

@@ -369,7 +369,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.proxy.AWAY_AFTER", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.proxy.io_backend.AWAY_AFTER", 300.0)  # it does not wait for that
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)

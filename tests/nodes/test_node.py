@@ -462,7 +462,7 @@ def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, monkeypatch):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
         until(lambda: ask(pages, "/readyz")[0] == 200)
         server.close()
-        monkeypatch.setattr(memoire.proxy.proxy, "AWAY_AFTER", 0.2)
+        monkeypatch.setattr("memoire.proxy.io_backend.AWAY_AFTER", 0.2)
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert ask(pages, "/readyz")[2]["reasons"] == [f"away: none of {server.endpoint} answers"]
         assert ask(pages, "/livez")[0] == 200

@@ -107,7 +107,7 @@ def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there
     place = address()
     proxy = cluster.proxy([place])
     thread, box = in_thread(lambda: cluster.client(proxy))
-    until(lambda: proxy._pending)
+    until(lambda: proxy._thread.requests.pending)
     cluster.server(place, push_endpoint="tcp://127.0.0.1:0", pub_endpoint="tcp://127.0.0.1:0", name="late")
     thread.join(100.0)
     assert box["value"].home == "late"

@@ -1,0 +1,99 @@
+"""What is known of one address behind a proxy, and what each of its WELCOMEs changes. Pure: no socket, no clock.
+
+A server answers there, or another proxy: then one WELCOME names all servers behind it, and a different one of them may
+answer each time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from memoire.errors import Refused
+from memoire.models.topics import Topics
+from memoire.wire import messages
+from memoire.wire.hello import HelloSchedule
+
+
+class Change(NamedTuple):
+    """What a WELCOME has changed."""
+
+    has_moved: bool
+    """Whether caches and notices have other addresses there, or this is the first WELCOME."""
+    has_restarted: bool
+    """Whether the server that answered began again: it may have forgotten something."""
+    is_new_run: bool
+    """Whether another run is counted there."""
+
+
+class Backend(ABC):
+    """One address behind a proxy. Belongs to the proxy's thread; other threads may read."""
+
+    topics: Topics
+    """Models that were published there."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.names: tuple[str, ...] = ()
+        """Servers that are reached there; none until it has answered."""
+        self.leaving: tuple[str, ...] = ()
+        """Those that take no new clients; a proxy's list may be without them already."""
+        self.unmet: tuple[str, ...] = ()
+        """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
+        self.run = 0
+        """Hash of the run that is counted there."""
+        self.endpoints = messages.Endpoints()
+        """Where it takes caches and publishes, as it says."""
+        self.hello = HelloSchedule()
+        self.refusal = ""
+        """Why the proxy that is there is not let in itself; "" while it does not say so."""
+        self._epoch = 0  # of the newest WELCOME
+        self._epochs: dict[str, int] = {}  # by the name of the server that answered
+
+    @property
+    @abstractmethod
+    def is_away(self) -> bool:
+        """Whether it has not answered for a while."""
+
+    @property
+    @abstractmethod
+    def denied(self) -> str:
+        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+
+    def answered(self, answer: messages.Answer) -> None:
+        """HELLO has its answer; what a WELCOME says is for `learn`."""
+        self.hello.answered()
+        self.refusal = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
+
+    def learn(self, header: messages.Header, told: messages.Welcome) -> Change:
+        """Take what a WELCOME says."""
+        # Behind another proxy a different server may answer each time: only the same one can have begun again.
+        has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
+        has_moved = not self.names or told.endpoints != self.endpoints
+        change = Change(has_moved, has_restarted, self.run not in (0, header.run))
+        self._epochs[told.home_name] = self._epoch = told.epoch
+        self.run, self.endpoints = header.run, told.endpoints
+        self.names = tuple(told.servers or [told.home_name])
+        self.leaving, self.unmet = tuple(told.leaving), tuple(told.unmet)
+        return change
+
+    def heard_news(self) -> None:
+        """NEWS came from there. It may be about more than clients: another run, or a server that leaves."""
+        self.hello.hurry()
+
+    def hears(self, header: messages.Header) -> bool:
+        """Whether a notice is about the run that is counted there; if not, HELLO asks which run that is now."""
+        is_same = header.run in (0, self.run)
+        if not is_same:
+            self.hello.hurry()
+        return is_same
+
+    def publisher(self, noticed: tuple[int, int]) -> tuple[int, int]:
+        """Hash of the name and epoch of the server that has published a model here.
+
+        Args:
+            noticed: The same as the model's notice says, zeros if there was none.
+        """
+        if len(self.names) != 1:
+            return noticed
+        return messages.name_hash(self.names[0]), max(noticed[1], self._epoch)

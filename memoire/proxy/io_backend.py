@@ -1,0 +1,288 @@
+"""The sockets of one address behind a proxy. They belong to the proxy's thread.
+
+channel   HELLO, FETCH      ◀──▶ answers       for the proxy itself
+dealer    requests          ◀──▶ replies       of clients
+push      caches            ──▶
+feed      notices           ◀──                opened, like push, where WELCOME says
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from memoire.errors import Closed, MemoireError
+from memoire.limits import Limits
+from memoire.models.model import Model
+from memoire.models.topics import Topics
+from memoire.net import link, sockets
+from memoire.net.channel import Channel
+from memoire.net.feed import Feed
+from memoire.net.lanes import Lane
+from memoire.net.sockets import Context, Doors, Socket
+from memoire.net.thread import Worker
+from memoire.security.keyfolder import Keys
+from memoire.wire import messages
+from memoire.wire.hello import welcome_of
+from memoire.wire.messages import Buffer
+
+from .backend import Backend, Change
+from .io_front import MESSAGES_PER_TURN
+from .stats import BackStats
+
+_log = logging.getLogger(__name__)
+
+LOOK = 2.0
+"""Seconds between two HELLO messages to each server: is it there, is it the same one, what does it publish."""
+AWAY_AFTER = 7.0
+"""Seconds without a reply after which new clients are given to other servers."""
+
+
+class Owner(Protocol):
+    """What a proxy wants to hear of the addresses behind it."""
+
+    def replied(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
+        """A reply to a request of a client came."""
+
+    def welcomed(self, back: BackendLink, change: Change) -> None:
+        """A WELCOME was learned."""
+
+    def heard_news(self, frames: Sequence[Buffer]) -> None:
+        """NEWS came."""
+
+    def refused(self, code: str) -> None:
+        """A notice was refused."""
+
+    def find(self, topic: str, version: int, digest: bytes) -> Model | None:
+        """A model that came from another address already."""
+
+    def published(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
+        """A model is complete; see `Topics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all addresses behind a proxy have in common."""
+
+    worker: Worker
+    context: Context
+    limits: Limits
+    keys: Keys | None
+    rng: random.Random
+    client: bytes
+    """Id of the proxy, 16 bytes."""
+    name: str
+    """Of the proxy."""
+    queue_bytes: int
+    """Bytes of caches that wait for each address."""
+
+
+class Sender:
+    """A socket and the messages that wait until it has room.
+
+    Args:
+        is_reading: Whether answers come by it.
+    """
+
+    def __init__(self, doors: Doors, lane: Lane, *, is_reading: bool) -> None:
+        self.socket: Socket | None = None
+        """None while nobody is known who would take them."""
+        self._doors, self._lane, self._is_reading, self._is_blocked = doors, lane, is_reading, False
+
+    def use(self, made: Socket) -> None:
+        """Send by this socket from now on."""
+        self.socket = self._doors.add(made, reading=self._is_reading)
+
+    def drop(self, linger: float = 0.0) -> None:
+        """Close the socket; it goes on sending for `linger` seconds."""
+        if self.socket is not None:
+            self._doors.drop(self.socket, linger)
+        self.socket, self._is_blocked = None, False
+
+    def turn(self) -> None:
+        """Send what there is room for, and wait for room if that is not all."""
+        if self.socket is None:
+            return
+        is_blocked = not self._lane.send(self.socket)
+        if is_blocked != self._is_blocked:
+            self._is_blocked = is_blocked
+            self._doors.watch(self.socket, reading=self._is_reading, writing=is_blocked)
+
+
+class BackendLink(Backend):
+    """One address behind a proxy, with its sockets."""
+
+    def __init__(self, owner: Owner, endpoint: str, common: Common) -> None:
+        super().__init__(endpoint)
+        self._owner, self._common = owner, common
+        limits, doors = common.limits, common.worker.doors
+        self.requests, self.caches = Lane(limits.request_bytes * 64), Lane(common.queue_bytes)
+        """Messages of clients on their way there."""
+        self.channel = Channel(
+            doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys
+        )
+        self._renewals = 0  # of the channel, that the other sockets have followed
+        self._dealer = Sender(doors, self.requests, is_reading=True)
+        self._open_dealer()
+        self._push = Sender(doors, self.caches, is_reading=False)
+        self._feed = Feed(doors, self.channel, context=common.context, limits=limits, keys=common.keys)
+        self._is_hearing = False
+        self.topics = Topics(limits, self._feed.fetch, self._hear, common.worker.post, self._published, owner.find)
+
+    def _open_dealer(self) -> None:
+        made = sockets.request_client(self._common.context, self._common.limits.reply_bytes)
+        self._dealer.use(self.channel.join(made))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has not answered for a while. From any thread."""
+        return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_AFTER
+
+    @property
+    def denied(self) -> str:
+        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+        return str(self.channel.denied_for_good or self.refusal)
+
+    def stats(self) -> BackStats:
+        """All figures at this moment. From any thread."""
+        return BackStats(
+            endpoint=self.endpoint,
+            servers=self.names,
+            leaving=self.leaving,
+            is_away=self.is_away,
+            queued_bytes=self.requests.bytes + self.caches.bytes,
+            lost_requests=self.requests.lost,
+            lost_caches=self.caches.lost,
+            lost_bytes=self.caches.lost_bytes,
+        )
+
+    # Turns
+
+    def next_time(self) -> float:
+        """When `turn` has something to do."""
+        return min(self.channel.next_time(), self.topics.next_time(), self.hello.next_time())
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Take what came, send what is due."""
+        self.channel.turn(ready)
+        if self.channel.renewals != self._renewals:
+            self._renew()
+        self._say_hello(time.monotonic())
+        self._take_replies(ready)
+        self._feed.turn(ready, self._take_notice, self._owner.refused)
+        self.topics.turn()
+        self._dealer.turn()
+        self._push.turn()
+
+    def _renew(self) -> None:
+        """Make every socket anew: the channel found that this address has been silent for too long."""
+        self._renewals = self.channel.renewals
+        self._dealer.drop()
+        self._open_dealer()
+        self._close_data()
+
+    def _close_data(self) -> None:
+        self._push.drop(sockets.PARTING)
+        self._feed.close()
+
+    def leave(self) -> None:
+        """Close everything: the proxy goes on without this address, and what waits in its lanes has no home."""
+        self.close(Closed("this address"))
+        self.channel.leave()
+        self._dealer.drop()
+        self._close_data()
+
+    def close(self, error: Closed) -> None:
+        """End every open request of the proxy itself with this error."""
+        self.channel.close(error)
+
+    # Messages of clients
+
+    def forward_request(self, frames: Sequence[Buffer]) -> None:
+        """Send a request there, as soon as there is room for it."""
+        self.requests.put(frames, sum(len(frame) for frame in frames))
+
+    def forward_cache(self, frames: Sequence[Buffer], size: int) -> None:
+        """Send a cache or an episode there, as soon as there is room for it; `size` are the bytes of its payload."""
+        self.caches.put(frames, size)
+        # At once: a turn may bring more than the lane holds, while the server has room for all of it.
+        self.caches.send(self._push.socket)
+
+    def _take_replies(self, ready: dict[object, int]) -> None:
+        dealer = self._dealer.socket
+        if dealer is None or not ready.get(dealer, 0) & zmq.POLLIN:
+            return
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(dealer, most=sockets.ENVELOPE)
+            if frames is None:
+                return
+            self._owner.replied(self, frames)
+
+    # HELLO
+
+    def _say_hello(self, now: float) -> None:
+        if self.hello.is_due(now):
+            self.hello.begin(now + LOOK)
+            self.channel.ask(messages.Hello(role="proxy", host=self._common.name[:256]), self._welcomed)
+
+    def _welcomed(self, answer: messages.Answer) -> None:
+        self.answered(answer)
+        try:
+            header, told = welcome_of(answer, self.endpoint)
+        except MemoireError as error:
+            if not isinstance(error, Closed):
+                _log.warning("proxy %s: %s", self._common.name, error)
+            return
+        change = self.learn(header, told)
+        if change.has_moved or self._push.socket is None:
+            self._close_data()
+            self._open_data(told.endpoints)
+        if change.has_restarted:
+            self.topics.restarted()
+        self._owner.welcomed(self, change)
+        for topic in told.models:
+            self._want(topic)
+        self.topics.announced(told.models)
+
+    def _open_data(self, endpoints: messages.Endpoints) -> None:
+        """Connect the sockets whose addresses the other side has just said."""
+        push, address = sockets.data_sender(self._common.context), self.channel.address
+        link.dial(self._common.worker.doors, push, sockets.seen_from(address, endpoints.push), keys=self._common.keys)
+        self._push.use(push)
+        if endpoints.publish:
+            self._feed.open(sockets.seen_from(address, endpoints.publish))
+            self._is_hearing = False
+            self._hear("", True)
+
+    # Notices and models
+
+    def _hear(self, _: str, wanted: bool) -> bool:
+        """Subscribe to all topics at once, or end that."""
+        if wanted != self._is_hearing and self._feed.subscribe(b"", wanted):
+            self._is_hearing = wanted
+        return self._is_hearing
+
+    def _want(self, topic: str) -> None:
+        try:
+            self.topics.want(topic)
+        except ValueError as error:
+            _log.warning("proxy %s: %s", self._common.name, error)
+
+    def _take_notice(self, message: messages.Message, frames: Sequence[Buffer]) -> None:
+        if isinstance(message.body, messages.News):
+            self.heard_news()
+            self._owner.heard_news(frames)
+            return
+        assert isinstance(message.body, messages.Notice)
+        if self.hears(message.header):
+            self._want(message.body.topic)
+            self.topics.noticed(message.body, message.payload, message.header.home)
+
+    def _published(self, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
+        self._owner.published(self, model, is_renewed, noticed)

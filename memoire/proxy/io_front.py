@@ -1,0 +1,166 @@
+"""The sockets in front of a proxy, where clients and the proxies in front of it come: requests, caches, notices.
+
+Who comes in passes one of two doors, `take_requests` and `take_caches`. Belongs to the proxy's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.net import sockets
+from memoire.net.curve_server import Gate
+from memoire.net.lanes import Lanes
+from memoire.net.sockets import Context, Doors, Socket
+from memoire.security import exposure
+from memoire.security.keyfolder import OPEN, Peer
+from memoire.security.throttle import ConnectionClients
+from memoire.wire import messages
+from memoire.wire.messages import Buffer
+
+from .envelope import Request, opened
+from .stats import Counts
+
+MESSAGES_PER_TURN = 200
+
+
+class Front:
+    """Three sockets that others connect to.
+
+    Args:
+        given: Addresses for requests, caches and notices; the latter two are beside the first one if they are None.
+        name: Of the proxy.
+
+    Raises:
+        EndpointError: an address is in use or malformed.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        gate: Gate,
+        given: tuple[str, str | None, str | None],
+        *,
+        name: str,
+        context: Context,
+        limits: Limits,
+        counts: Counts,
+    ) -> None:
+        self._doors, self._gate, self._limits, self._counts = doors, gate, limits, counts
+        self.lanes = Lanes()
+        """Replies that wait until their connection has room."""
+        self._connections = ConnectionClients(limits.connection_clients, limits.connection_clients_rate)
+        request, push, publish = given
+        beside = sockets.beside(request)
+        self._pull = doors.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
+        self._pub = doors.add(sockets.publisher(context))
+        self._router = doors.add(sockets.request_server(context, limits.request_bytes))
+        self.endpoints = messages.Endpoints(
+            publish=self._bind(self._pub, publish or beside[1]),
+            push=self._bind(self._pull, push or beside[0]),
+            request=self._bind(self._router, request),
+        )
+        """The addresses, as bound."""
+        if gate.keys is None:
+            bound = [self.endpoints.request, self.endpoints.push, self.endpoints.publish]
+            exposure.warn(f"proxy {name!r}", bound, guard="keys (keys=)")
+
+    def _bind(self, made: Socket, endpoint: str) -> str:
+        bound, way = self._gate.bind(made, endpoint)
+        if way is not None:
+            self._doors.follow(made, way)
+        return bound
+
+    # Requests
+
+    def take_requests(self, ready: dict[object, int], take: Callable[[Request], None]) -> None:
+        """Hand over the requests that came and may come in; the rest of a flood waits for the next turn."""
+        if self._router not in ready:
+            return
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(self._router, most=sockets.ENVELOPE)
+            if frames is None:
+                return
+            request = self._admitted(frames)
+            if request is not None:
+                take(request)
+
+    def _admitted(self, frames: list[zmq.Frame]) -> Request | None:
+        received = len(frames)
+        try:
+            peer, frames = self._gate.admit(self._router, frames, 1)
+        except ProtocolError as error:
+            self._count(error)
+            return None
+        parts = opened(frames)
+        if parts is None or len(frames) >= sockets.ENVELOPE:  # this proxy puts one more address in front
+            self._counts.refuse("frames")
+            return None
+        is_passed_on = len(frames) < received or (peer is OPEN and len(frames) > 1 and len(frames[1]) > 0)
+        return Request(peer, *parts, not is_passed_on)
+
+    def check(self, request: Request, now: float) -> messages.Header:
+        """Header of a request that its sender may send.
+
+        Raises:
+            ProtocolError: it is damaged, or may not be sent by this peer, or its connection brings too many clients.
+        """
+        header, _ = messages.parse_header(request.message, self._limits)
+        request.peer.check(header.type, header.table)
+        if request.is_first:
+            self._connections.check(bytes(request.envelope[0]), header.client, now)
+        return header
+
+    def refuse(self, request: Request, error: ProtocolError) -> None:
+        """Count a request that is refused, and tell its sender why."""
+        self._count(error)
+        header = messages.peek(request.message)
+        if header is not None:
+            body = messages.Refused(code=error.code, text=error.detail[:1000])
+            self.reply([*request.envelope, *messages.reply(header, body)])
+
+    def _count(self, error: ProtocolError) -> None:
+        self._counts.refuse(error.code)
+        self._gate.refuse(error.code, error.detail)
+
+    def reply(self, frames: Sequence[Buffer]) -> None:
+        """Send a reply to a client, or to the proxy in front, now or when there is room for it."""
+        self.lanes.send(self._router, frames, time.monotonic())
+
+    # Caches
+
+    def take_caches(
+        self, ready: dict[object, int], take: Callable[[messages.Header, Peer, Sequence[Buffer]], None]
+    ) -> None:
+        """Hand over the caches and episodes that came and may come in."""
+        if self._pull not in ready:
+            return
+        for _ in range(MESSAGES_PER_TURN):
+            frames = sockets.receive(self._pull, most=3)
+            if frames is None:
+                return
+            try:
+                peer, frames = self._gate.admit(self._pull, frames, 0)
+                header, _ = messages.parse_header(frames, self._limits)
+                peer.check(header.type)
+                if header.type not in (messages.Type.CACHE, messages.Type.EPISODE):
+                    raise ProtocolError("unexpected", f"{header.type.name} was pushed")
+            except ProtocolError as error:
+                self._count(error)
+                continue
+            take(header, peer, frames)
+
+    # Notices
+
+    def subscribed(self, ready: dict[object, int]) -> list[bytes]:
+        """What peers have subscribed to since the last call: the bytes that a notice has to begin with."""
+        return sockets.subscribed(self._pub, self._gate.admits) if self._pub in ready else []
+
+    def publish(self, frames: Sequence[Any]) -> None:
+        """Tell all that have subscribed to it."""
+        sockets.send(self._pub, frames)

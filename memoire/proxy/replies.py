@@ -1,0 +1,71 @@
+"""What becomes of a server's reply on its way to a client. Pure.
+
+Most are handed on as they are. WELCOME gets this proxy's own addresses. UPDATED of a server that was taken off the list
+gets the word to leave it: the client has then nothing open there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.models.model import ModelStore
+from memoire.wire import messages
+from memoire.wire.messages import Buffer
+
+from .backend import Backend
+from .envelope import Opened, opened
+from .router import Router
+from .stats import Counts
+
+B = TypeVar("B", bound=Backend)
+
+
+class Replies(Generic[B]):
+    """Hands replies on. Belongs to the proxy's thread.
+
+    Args:
+        endpoints: The proxy's own.
+        models: Those that it hands out.
+    """
+
+    def __init__(
+        self, router: Router[B], endpoints: messages.Endpoints, models: ModelStore, limits: Limits, counts: Counts
+    ) -> None:
+        self._router, self._endpoints, self._models = router, endpoints, models
+        self._limits, self._counts = limits, counts
+
+    def take(self, back: B, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
+        """The reply as its client gets it, with its envelope; None if it is damaged, and refused."""
+        self._counts.replies += 1
+        reply = opened(frames)
+        if reply is None:
+            self._counts.refuse("frames")
+            return None
+        kind = _type_of(reply.message)
+        if kind != messages.Type.WELCOME and not (kind == messages.Type.UPDATED and back in self._router.retiring):
+            return frames
+        try:
+            return [*reply.envelope, *self._changed(back, reply)]
+        except ProtocolError as error:
+            self._counts.refuse(error.code)
+            return None
+
+    def _changed(self, back: B, reply: Opened) -> list[Buffer]:
+        message = messages.parse(reply.message, self._limits)
+        if isinstance(message.body, messages.Updated):
+            told = msgspec.structs.replace(message.body, leaving=True)
+            return messages.reply(message.header, told, payload=message.payload)
+        assert isinstance(message.body, messages.Welcome)
+        self._router.answered(message.header.home, back)
+        welcome = self._router.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
+        return messages.reply(message.header, welcome)
+
+
+def _type_of(message: Sequence[Buffer]) -> int:
+    """What a message says it is, unchecked; 0 if it says nothing."""
+    return 0 if messages.peek(message) is None else int.from_bytes(memoryview(message[0])[6:8], "little")

@@ -1,0 +1,113 @@
+"""What becomes of a request that was let in: an answer from here, a way to a server, or a wait. Pure.
+
+FETCH of a model ──▶ model_cache ──▶ answered here, or held
+HELLO for nobody ──▶ pending, until the servers are known ──▶ assigned to one of them
+anything else    ──▶ the server that it names
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+from memoire.errors import ProtocolError
+from memoire.limits import Limits
+from memoire.wire import messages
+from memoire.wire.messages import Buffer
+
+from .backend import Backend
+from .envelope import Request
+from .model_cache import ModelCache
+from .router import Router
+from .stats import Counts
+
+PENDING = 1024
+"""HELLO messages kept until the first server is known."""
+
+B = TypeVar("B", bound=Backend)
+
+
+class Forward(NamedTuple, Generic[B]):
+    """Send a request to a server."""
+
+    back: B
+    """The way to it."""
+    request: Request
+
+
+class Reply(NamedTuple):
+    """Answer a request."""
+
+    frames: list[Buffer]
+    """With the envelope."""
+
+
+class Requests(Generic[B]):
+    """Decides about requests. Belongs to the proxy's thread.
+
+    Methods that get a request return what is to be done with it; None: nothing, since it waits here, or its client is
+    to ask again. They raise ProtocolError if it is to be refused.
+    """
+
+    def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: Counts) -> None:
+        self.pending: deque[Request] = deque(maxlen=PENDING)
+        """HELLO messages that wait until servers are known."""
+        self._router, self._cache, self._limits, self._counts = router, cache, limits, counts
+
+    def next_time(self) -> float:
+        """When `assignable` may have something without an answer of a server."""
+        return self._router.ready_at() if self.pending else float("inf")
+
+    def assignable(self, now: float) -> Iterator[Request]:
+        """Requests that waited for servers to be known, as far as these are; they are to be taken in again."""
+        while self.pending and self._router.is_ready(now):
+            yield self.pending.popleft()
+
+    def take(self, request: Request, header: messages.Header, now: float) -> Forward[B] | Reply | None:
+        """A request came in, or waited for servers."""
+        if header.type is messages.Type.FETCH:
+            asked = self._fetch_of(request)
+            if self._cache.has_run(asked.topic, header.run):
+                reply = self._cache.reply(header, asked)
+                if reply is not None:
+                    return self._answer(request, reply)
+                if self._cache.hold(request, header, asked, now):
+                    return None
+        return self._route(request, header, now)
+
+    def release(self, request: Request, now: float) -> Forward[B] | Reply | None:
+        """A request for a model was held for long enough, or the model is here: it is held no longer."""
+        header, asked = messages.parse_header(request.message, self._limits)[0], self._fetch_of(request)
+        reply = self._cache.reply(header, asked) if self._cache.has_run(asked.topic, header.run) else None
+        return self._route(request, header, now) if reply is None else self._answer(request, reply)
+
+    def _fetch_of(self, request: Request) -> messages.Fetch:
+        body = messages.parse(request.message, self._limits).body
+        assert isinstance(body, messages.Fetch)
+        return body
+
+    def _answer(self, request: Request, reply: list[Buffer]) -> Reply:
+        self._counts.requests += 1
+        return Reply([*request.envelope, *reply])
+
+    def _route(self, request: Request, header: messages.Header, now: float) -> Forward[B] | None:
+        back = self._router.homes.get(header.home)
+        if back is None and header.type is messages.Type.HELLO:
+            if not self._router.is_ready(now):
+                self._keep(request)
+                return None
+            back = self._router.assign(header.client)
+        if back is None:
+            self._counts.homeless += 1
+            if self._router.is_unknown(header.home, now):
+                raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
+            return None  # its server may answer soon, and the request comes again
+        self._counts.requests += 1
+        return Forward(back, request)
+
+    def _keep(self, request: Request) -> None:
+        if why := self._router.denied:
+            raise ProtocolError("denied", why)
+        self._counts.homeless += len(self.pending) == PENDING  # the oldest goes; its client asks again
+        self.pending.append(request)

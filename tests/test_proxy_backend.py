@@ -1,0 +1,117 @@
+"""What the WELCOMEs of one address behind a proxy change, and the parts of what passes it."""
+
+import pytest
+
+from memoire.errors import Closed, Refused
+from memoire.proxy.backend import Change
+from memoire.proxy.envelope import Request, opened
+from memoire.security.keyfolder import OPEN
+from memoire.wire import messages
+from proxykit import HOME, RUN, Back, header, welcome
+
+pytestmark = pytest.mark.usefixtures("without_io")
+
+OTHER = messages.name_hash("two")
+PLACES = messages.Endpoints(push="tcp://p", publish="tcp://n")
+
+
+def learn(back, told, run=RUN):
+    return back.learn(header(messages.Welcome, run=run), told)
+
+
+# -------------------------------------------------------------------------------------------------------- WELCOME
+
+
+def test_the_first_welcome_says_who_is_there_and_where_caches_go():
+    back = Back()
+    told = welcome("a", servers=["a", "b"], leaving=["b"], unmet=["tcp://x"], endpoints=PLACES, epoch=5)
+    assert learn(back, told) == Change(has_moved=True, has_restarted=False, is_new_run=False)
+    assert (back.names, back.leaving, back.unmet) == (("a", "b"), ("b",), ("tcp://x",))
+    assert back.endpoints == PLACES and back.run == RUN
+
+
+def test_a_server_that_names_no_list_is_alone():
+    back = Back()
+    learn(back, welcome("a"))
+    assert back.names == ("a",)
+
+
+def test_a_first_welcome_moves_its_sockets_even_if_it_names_no_addresses():
+    assert learn(Back(), welcome("a")).has_moved
+
+
+@pytest.mark.parametrize("places", [PLACES, messages.Endpoints(push="tcp://p")])
+def test_sockets_move_when_other_addresses_are_said(places):
+    back = Back()
+    learn(back, welcome(endpoints=PLACES))
+    assert learn(back, welcome(endpoints=places)).has_moved == (places != PLACES)
+
+
+def test_only_the_same_server_can_have_begun_again():
+    back = Back()
+    assert not learn(back, welcome("a", epoch=5)).has_restarted
+    assert not learn(back, welcome("b", epoch=9)).has_restarted  # behind another proxy there are several
+    assert not learn(back, welcome("a", epoch=5)).has_restarted
+    assert learn(back, welcome("a", epoch=6)).has_restarted
+    assert not learn(back, welcome("a", epoch=6)).has_restarted
+
+
+def test_another_run_is_one_if_there_was_a_run_before():
+    back = Back()
+    assert not learn(back, welcome()).is_new_run and not learn(back, welcome()).is_new_run
+    assert learn(back, welcome(), run=OTHER).is_new_run and back.run == OTHER
+
+
+def test_why_the_proxy_there_is_not_let_in_is_known_until_something_else_is_said():
+    back = Back()
+    for answer, said in [
+        (Refused("tcp://a", "denied", "No key."), "No key."),
+        (Refused("tcp://a", "busy", "not now"), ""),
+        (Refused("tcp://a", "denied", "No key."), "No key."),
+        (Closed("this proxy"), ""),
+    ]:
+        back.hello.begin()
+        back.answered(answer)
+        assert back.refusal == said and not back.hello.is_open
+
+
+# -------------------------------------------------------------------------------------------------------- notices
+
+
+def test_a_notice_of_another_run_is_not_taken_and_has_hello_ask():
+    back = Back("a")
+    back.hello.due = 99.0
+    assert back.hears(header(messages.Notice)) and back.hears(header(messages.Notice, run=0))
+    assert not back.hello.is_due(98.0)
+    assert not back.hears(header(messages.Notice, run=OTHER))
+    assert back.hello.is_due(0.0)
+
+
+def test_news_has_hello_ask():
+    back = Back("a")
+    back.hello.due = 99.0
+    back.heard_news()
+    assert back.hello.is_due(0.0)
+
+
+def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
+    back = Back()
+    assert back.publisher((3, 4)) == (3, 4)
+    learn(back, welcome("a", epoch=7))
+    assert back.publisher((3, 4)) == (HOME("a"), 7) and back.publisher((3, 8)) == (HOME("a"), 8)
+    learn(back, welcome("b", servers=["a", "b"], epoch=9))
+    assert back.publisher((3, 4)) == (3, 4)
+
+
+# ------------------------------------------------------------------------------------------------------- envelope
+
+
+def test_the_first_empty_frame_parts_addresses_from_the_message():
+    assert opened([b"relay", b"client", b"", b"head", b""]) == ([b"relay", b"client", b""], [b"head", b""])
+    assert opened([b"", b"head"]) == ([b""], [b"head"])
+    assert opened([b"a", b""]) == ([b"a", b""], [])
+    assert opened([b"a", b"b"]) is None and opened([]) is None
+
+
+def test_a_request_is_handed_on_as_it_came():
+    assert Request(OPEN, [b"a", b""], [b"head"], True).frames == [b"a", b"", b"head"]
