@@ -34,7 +34,7 @@ class Heard:
         self.publisher.linger = 0
         self.endpoint = sockets.bind(self.publisher, "tcp://127.0.0.1:0")
         self.doors, self.asked = sockets.Doors(), Asked()
-        self.feed = Feed(self.doors, self.asked, context=context, limits=LIMITS)
+        self.feed = Feed(self.doors, self.asked, context=context, limits=LIMITS, keys=None)
         self.messages, self.frames, self.refused = [], [], []
 
     def take(self, message, frames):

@@ -153,6 +153,13 @@ def test_a_model_that_is_neither_here_nor_on_its_way_is_asked_of_the_server():
     assert world.take(older) == Forward(back, older) and len(back.topics.announcements) == 1
 
 
+def test_a_client_that_asks_for_any_version_has_heard_of_none():
+    back = Back("a")
+    world = World(back)
+    asked = request(fetch(0), home="a")
+    assert world.take(asked) == Forward(back, asked) and not back.topics.announcements
+
+
 def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
     first, second = Back("a"), Back("b", run=OTHER)
     world = World(first, second)

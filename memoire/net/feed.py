@@ -36,9 +36,7 @@ class Feed:
         channel: Requests to the same node.
     """
 
-    def __init__(
-        self, doors: Doors, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None = None
-    ) -> None:
+    def __init__(self, doors: Doors, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None) -> None:
         self._doors, self._channel, self._context, self._limits, self._keys = doors, channel, context, limits, keys
         self._socket: Socket | None = None
 
