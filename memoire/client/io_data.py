@@ -9,6 +9,7 @@ from memoire.limits import Limits
 from memoire.net import link, sockets
 from memoire.net.channel import Channel
 from memoire.net.feed import Feed
+from memoire.net.sender import Sender
 from memoire.net.sockets import Context, Doors, Socket
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -37,8 +38,7 @@ class DataSockets:
         self._doors, self._channel, self._given, self._context, self._keys = doors, channel, given, context, keys
         self.feed = Feed(doors, channel, context=context, limits=limits, keys=keys)
         """Notices and models of the home."""
-        self._push: Socket | None = None
-        self._is_blocked = False
+        self._push = Sender(doors, is_reading=False)
 
     def open(self, endpoints: messages.Endpoints, usual_bytes: int) -> bool:
         """Connect anew; returns whether notices are heard from now on.
@@ -53,28 +53,24 @@ class DataSockets:
         if push:
             made = sockets.data_sender(self._context, usual_bytes)
             link.dial(self._doors, made, push, keys=self._keys)
-            self._push = self._doors.add(made, reading=False)
+            self._push.use(made)
         if subscribe:
             self.feed.open(subscribe)
         return self.feed.is_open
 
     def _drop(self) -> None:
-        if self._push is not None:
-            self._doors.drop(self._push, sockets.PARTING)
-        self._push, self._is_blocked = None, False
+        self._push.drop(sockets.PARTING)
         self.feed.close()
 
     def send(self, queue: deque[list[Any]]) -> bool:
         """Send from the left as many messages as there is room for; returns whether all of them went."""
-        if self._push is None:
-            return False
-        while queue and sockets.send(self._push, queue[0]):
-            queue.popleft()
-        is_blocked = bool(queue)
-        if is_blocked != self._is_blocked:
-            self._is_blocked = is_blocked
-            self._doors.watch(self._push, reading=False, writing=is_blocked)
-        return not is_blocked
+
+        def send(made: Socket) -> bool:
+            while queue and sockets.send(made, queue[0]):
+                queue.popleft()
+            return not queue
+
+        return self._push.turn(send)
 
     def subscribe(self, topic: str, wanted: bool) -> bool:
         """Start or stop hearing of a topic; False while there is no socket yet."""

@@ -25,7 +25,8 @@ from memoire.net import link, sockets
 from memoire.net.channel import Channel
 from memoire.net.feed import Feed
 from memoire.net.lanes import Lane
-from memoire.net.sockets import Context, Doors, Socket
+from memoire.net.sender import Sender
+from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -83,38 +84,6 @@ class Common:
     """Bytes of caches that wait for each address."""
 
 
-class Sender:
-    """A socket and the messages that wait until it has room.
-
-    Args:
-        is_reading: Whether answers come by it.
-    """
-
-    def __init__(self, doors: Doors, lane: Lane, *, is_reading: bool) -> None:
-        self.socket: Socket | None = None
-        """None while nobody is known who would take them."""
-        self._doors, self._lane, self._is_reading, self._is_blocked = doors, lane, is_reading, False
-
-    def use(self, made: Socket) -> None:
-        """Send by this socket from now on."""
-        self.socket = self._doors.add(made, reading=self._is_reading)
-
-    def drop(self, linger: float = 0.0) -> None:
-        """Close the socket; it goes on sending for `linger` seconds."""
-        if self.socket is not None:
-            self._doors.drop(self.socket, linger)
-        self.socket, self._is_blocked = None, False
-
-    def turn(self) -> None:
-        """Send what there is room for, and wait for room if that is not all."""
-        if self.socket is None:
-            return
-        is_blocked = not self._lane.send(self.socket)
-        if is_blocked != self._is_blocked:
-            self._is_blocked = is_blocked
-            self._doors.watch(self.socket, reading=self._is_reading, writing=is_blocked)
-
-
 class BackendLink(Backend):
     """One address behind a proxy, with its sockets."""
 
@@ -128,9 +97,9 @@ class BackendLink(Backend):
             doors, common.context, endpoint, client=common.client, limits=limits, rng=common.rng, keys=common.keys
         )
         self._renewals = 0  # of the channel, that the other sockets have followed
-        self._dealer = Sender(doors, self.requests, is_reading=True)
+        self._dealer = Sender(doors, is_reading=True)
         self._open_dealer()
-        self._push = Sender(doors, self.caches, is_reading=False)
+        self._push = Sender(doors, is_reading=False)
         self._feed = Feed(doors, self.channel, context=common.context, limits=limits, keys=common.keys)
         self._is_hearing = False
         self.topics = Topics(limits, self._feed.fetch, self._hear, common.worker.post, self._published, owner.find)
@@ -177,13 +146,13 @@ class BackendLink(Backend):
         self._take_replies(ready)
         self._feed.turn(ready, self._take_notice, self._owner.refused)
         self.topics.turn()
-        self._dealer.turn()
-        self._push.turn()
+        self._dealer.turn(self.requests.send)
+        self._push.turn(self.caches.send)
 
     def _renew(self) -> None:
         """Make every socket anew: the channel found that this address has been silent for too long."""
         self._renewals = self.channel.renewals
-        self._dealer.drop()
+        self._dealer.drop(linger=0.0)
         self._open_dealer()
         self._close_data()
 
@@ -195,7 +164,7 @@ class BackendLink(Backend):
         """Close everything: the proxy goes on without this address, and what waits in its lanes has no home."""
         self.close(Closed("this address"))
         self.channel.leave()
-        self._dealer.drop()
+        self._dealer.drop(linger=0.0)
         self._close_data()
 
     def close(self, error: Closed) -> None:
