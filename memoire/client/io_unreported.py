@@ -39,9 +39,8 @@ class FormerClient:
 
     def _answered(self, answer: Answer) -> None:
         request = self._teller.answered(answer, time.monotonic())
-        if isinstance(answer, Message) and isinstance(answer.body, messages.Welcome):
-            self.channel.home, self.channel.table = answer.header.home, answer.body.table
-            self.channel.fingerprint = answer.header.fingerprint
+        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Welcome):
+            self.channel.learned(answer.header, answer.body)
         if request is not None:
             self._ask(request)
         elif self._teller.is_done:

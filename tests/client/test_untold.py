@@ -6,10 +6,12 @@ import re
 import pytest
 
 from fake_store import Disk, MemoryStore
-from memoire.client import home_watch, schedule
+from memoire.client import home_watch, schedule, unreported
+from memoire.client.unreported import Part
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
-from memoire.server import build
+from memoire.server import server as server_module
+from memoire.wire import messages
 from netkit import QUICK, Cluster, record, until
 
 RUN = "run"
@@ -214,3 +216,16 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
     client.update(100.0)
     assert client.stats().trouble == "" and client.readiness() == [] and server.total_steps == 20
     assert len(disk.saved) >= 1 and "disk" not in server.stats().refused
+
+
+def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluster, caplog, tmp_path):
+    lines = [messages.Line(number, 1.0, 0, "x" * 100) for number in range(1, 101)]
+    update = messages.Update(lines=lines)
+    part = Part(messages.name_hash(RUN), messages.tail_of(update))
+    facts = {"client": b"f" * 16, "label": 0, "table": "", "home": "home", "steps": 0, "episodes": 0, "lines": 100}
+    path = unreported.save(tmp_path, unreported.Untold(**facts, parts=[part]))
+    server = cluster.server(name="home", run=RUN, limits=Limits(request_bytes=8000))
+    client = cluster.client(server, limits=QUICK, state_dir=tmp_path)
+    until(lambda: "cannot be told, and stays" in caplog.text)
+    assert "8000 are taken (request_bytes)" in caplog.text and path.exists() and not server.lines()
+    assert client.close(100.0)
