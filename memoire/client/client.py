@@ -187,7 +187,7 @@ class Client(Node):
         limits, rng, numbers = self._limits, random.Random(secrets.randbits(64)), itertools.count(1)
         facts: dict[str, Any] = {"table": table, "label": self.uuid, "limits": limits, "rng": rng}
         self._session = Session(self.client_id, self.endpoint, now=time.monotonic(), **facts)
-        self._waiting = Waiting(self._session, limits.request_timeout)
+        self._waiting = Waiting(limits.request_timeout)
         self._pusher = Pusher(
             self._session, self._waiting, numbers, when_full=when_full, block_timeout=limits.block_timeout, clock=clock
         )
@@ -546,8 +546,8 @@ class Client(Node):
         """Why nothing that this client does is counted just now, a sentence each; empty while it is."""
         if self.closed:
             return ["closing: this client is about to end"]
-        if self._session.failed is not None:
-            return [str(self._session.failed)]
+        if self._waiting.failed is not None:
+            return [str(self._waiting.failed)]
         if self._session.trouble:
             return [f"unacknowledged: {self._io.advice()}"]
         return [f"silent: {self._io.advice()}"] if self._io.silent > SILENT_AFTER else []
@@ -586,7 +586,7 @@ class Client(Node):
         session, waiting = self._session, self._waiting
         with waiting.changed:
             if not waiting.is_closing:
-                has_home = session.failed is None and session.welcome is not None
+                has_home = waiting.failed is None and session.welcome is not None
                 waiting.is_parting = has_home and self.storage == "episodes"
                 waiting.closed_by = deadline
             waiting.is_closing = True

@@ -137,7 +137,7 @@ class Connection:
         """
         session, changed = self._session, self._waiting.changed
         with changed:
-            if session.welcome is None or not self.worker.is_alive or session.failed is not None:
+            if session.welcome is None or not self.worker.is_alive or self._waiting.failed is not None:
                 return False
             session.is_leaving = True
             ticket = session.schedule.ask(session.outbox.newest)
@@ -238,7 +238,8 @@ class Connection:
     def _fail(self, error: MemoireError) -> None:
         with self._waiting.changed:
             if not self._waiting.is_closing:
-                self._session.failed = error
+                self._waiting.failed = error
+                self._session.end()
             self._waiting.changed.notify_all()
 
     def _learn(self, welcomed: Welcomed) -> None:

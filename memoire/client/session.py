@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
-from memoire.errors import MemoireError, Refused, SchemaMismatch
+from memoire.errors import Refused, SchemaMismatch
 from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -92,8 +92,6 @@ class Session:
         self.watch = HomeWatch(now)
         self.welcome: messages.Welcome | None = None
         """The newest one."""
-        self.failed: MemoireError | None = None
-        """Why it cannot go on; for good."""
         self.put_off: Refused | None = None
         """What a home said that had no time for HELLO."""
         self.run = self.home = self.table = self.fingerprint = 0
@@ -118,6 +116,7 @@ class Session:
         self._table, self._rng = table, rng
         self._schema: Schema | None = None
         self._hello = HelloSchedule(due=float("inf"))  # due by itself where a home had no time
+        self._is_over = False  # the client cannot go on
         self._is_moving = False  # while HELLO is to bring another home
         self._move_at = 0.0  # when to ask for another home again
 
@@ -164,6 +163,10 @@ class Session:
         self.counts.close_episode(length, returned, now)
         self.schedule.is_dirty = True
 
+    def end(self) -> None:
+        """The client cannot go on, for good: no home is told anything more."""
+        self._is_over = True
+
     # When something is to be sent
 
     def next_time(self) -> float:
@@ -178,7 +181,7 @@ class Session:
         """When the next UPDATE is due; never while one is open, or while HELLO is to bring another home or run: what
         the former home is told after its last answer, it might count without our hearing of it.
         """
-        if self.schedule.is_open or self._is_moving or self.welcome is None or self.failed is not None:
+        if self.schedule.is_open or self._is_moving or self.welcome is None or self._is_over:
             return float("inf")
         if (boundary := self.counts.boundary) is not None:
             return float("inf") if boundary.is_told else self.schedule.soonest

@@ -3,7 +3,7 @@
                          ┌ directory    HELLO      WELCOME ┐
     calls ── post ──▶    │ rounds       SUMS, DRAW         │ ◀──▶ channels, one for each address
           ◀── notify ──  │ publishing   PUBLISH            │      (io_channels)
-      (io_monitor)       └ feedback     FEEDBACK           ┘
+        (monitor)        └ feedback     FEEDBACK           ┘
 
 The parts in the middle decide, and belong to the thread; what calls read of them while it goes on is replaced as a
 whole, or changed under the monitor's lock.
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
-from memoire.net.context import Context
+from memoire.net.node_monitor import Monitor
+from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
@@ -32,7 +33,6 @@ from memoire.wire.hello import welcome_of
 from .directory import Address, Directory, RemoteServer, RunChange
 from .feedback import FeedbackRouter
 from .io_channels import Channels, Finish
-from .io_monitor import Monitor
 from .io_publisher import Publisher
 from .prefetch import Prefetch
 from .publishing import Publishing
@@ -65,7 +65,7 @@ class ReaderThread:
         context: Context | None,
     ) -> None:
         numbers = itertools.count(1)
-        self.monitor, self.prefetch = Monitor(), prefetch
+        self.monitor, self.prefetch = Monitor("this reader"), prefetch
         self.directory = Directory(urls, reader_id.hex()[:8], self.monitor.now())
         self.rounds = Rounds(self.directory, prefetch, partition, limits=limits, numbers=numbers, rng=rng)
         self.publishing = Publishing(self.directory, limits.model_chunk)

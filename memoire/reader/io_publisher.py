@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from memoire.errors import MemoireTimeout
 from memoire.models.model import Model
+from memoire.net.node_monitor import Monitor
 from memoire.net.thread import Worker
 from memoire.wire.frames import Answer
 
 from .directory import RemoteServer
 from .io_channels import Channels
-from .io_monitor import Monitor
 from .publishing import Order, Publishing, Send
 
 

@@ -10,7 +10,7 @@ from memoire.client.home_watch import AWAY_AFTER
 from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, Sums, remainder_of, report_of
 from memoire.client.schedule import HEARTBEAT, PRESSED_INTERVAL
 from memoire.client.session import MOVE_AGAIN, Session
-from memoire.errors import Closed, MemoireTimeout, Refused, SchemaMismatch
+from memoire.errors import Closed, Refused, SchemaMismatch
 from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import update_of
@@ -375,7 +375,7 @@ def test_any_other_refusal_changes_nothing(session, home, answer):
 
 def test_a_client_that_failed_says_nothing_more(session, home):
     join(session, home)
-    session.failed = MemoireTimeout("x", "y", 1.0, "z")
+    session.end()
     assert session.update_due() == NEVER
 
 

@@ -319,7 +319,7 @@ def test_a_server_that_begins_anew_calls_old_ids_lost_and_its_clients_go_on(clus
         stats.rejected.values()
     )
     third = cluster.restart(again, limits=QUICK)  # stores caches from now on
-    until(lambda: client._session.failed)
+    until(lambda: client._waiting.failed)
     with pytest.raises(SchemaMismatch, match="storage"):
         record(client)
     assert third.stats().totals.clients <= 1
