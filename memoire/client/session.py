@@ -19,7 +19,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
 from memoire.wire import container, messages
-from memoire.wire.hello import HelloSchedule, Welcome, welcome_of
+from memoire.wire.hello import HelloAnswer, HelloSchedule, welcome_of
 
 from .counts import Boundary, ClientCounts, RunCounts
 from .home_watch import Change, HomeWatch
@@ -220,7 +220,7 @@ class Session:
         self.put_off = None
         return self._read(welcome_of(answer, self.endpoint))
 
-    def _read(self, answer: Welcome) -> Welcomed:
+    def _read(self, answer: HelloAnswer) -> Welcomed:
         told, who = answer.told, self.client.hex()[:8]
         schema = Schema.from_json(told.schema)
         if self._schema is not None and schema != self._schema:

@@ -15,7 +15,7 @@ from memoire.wire import messages
 from memoire.wire.hello import HelloSchedule
 
 
-class Change(NamedTuple):
+class BackendChange(NamedTuple):
     """What a WELCOME has changed."""
 
     has_moved: bool
@@ -65,12 +65,12 @@ class Backend(ABC):
         self.hello.answered()
         self.refusal = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
 
-    def learn(self, header: messages.Header, told: messages.Welcome) -> Change:
+    def learn(self, header: messages.Header, told: messages.Welcome) -> BackendChange:
         """Take what a WELCOME says."""
         # Behind another proxy a different server may answer each time: only the same one can have begun again.
         has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
         has_moved = not self.names or told.endpoints != self.endpoints
-        change = Change(has_moved, has_restarted, self.run not in (0, header.run))
+        change = BackendChange(has_moved, has_restarted, self.run not in (0, header.run))
         self._epochs[told.home_name] = self._epoch = told.epoch
         self.run, self.endpoints = header.run, told.endpoints
         self.names = tuple(told.servers or [told.home_name])

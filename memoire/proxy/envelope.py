@@ -28,7 +28,7 @@ def opened(frames: Sequence[Buffer]) -> Opened | None:
     return None if empty is None else Opened(list(frames[: empty + 1]), list(frames[empty + 1 :]))
 
 
-class Request(NamedTuple):
+class EnvelopedRequest(NamedTuple):
     """A request as it came in, and whose it is."""
 
     peer: Peer

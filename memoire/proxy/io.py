@@ -26,15 +26,15 @@ from memoire.security.keyfolder import Peer
 from memoire.wire import messages
 from memoire.wire.messages import Buffer
 
-from .backend import Change
-from .envelope import Request
+from .backend import BackendChange
+from .envelope import EnvelopedRequest
 from .io_backend import BackendLink, Common
 from .io_front import Front
 from .model_cache import ModelCache
 from .replies import Replies
-from .requests import Forward, Reply, Requests
+from .requests import Forward, Requests, Respond
 from .router import Router
-from .stats import Counts
+from .stats import ProxyCounts
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ProxyThread:
     ) -> None:
         self._name, self._gate = name, gate
         self.started = time.monotonic()
-        self.counts = Counts()
+        self.counts = ProxyCounts()
         self.router: Router[BackendLink] = Router(self.started)
         self.cache = ModelCache(self.router, limits)
         self.requests = Requests(self.router, self.cache, limits, self.counts)
@@ -144,7 +144,7 @@ class ProxyThread:
         if gone:
             self._send_news()
 
-    def welcomed(self, back: BackendLink, change: Change) -> None:
+    def welcomed(self, back: BackendLink, change: BackendChange) -> None:
         """An address has said who is there."""
         if change.has_restarted:
             self._send_news()  # its clients tell it at once what it may have forgotten
@@ -165,22 +165,22 @@ class ProxyThread:
 
     # Messages of clients
 
-    def _take_request(self, request: Request) -> None:
+    def _take_request(self, request: EnvelopedRequest) -> None:
         try:
             now = time.monotonic()
             self._carry_out(self.requests.take(request, self.front.check(request, now), now))
         except ProtocolError as error:
             self.front.refuse(request, error)
 
-    def _release(self, requests: Sequence[Request]) -> None:
+    def _release(self, requests: Sequence[EnvelopedRequest]) -> None:
         for request in requests:
             try:
                 self._carry_out(self.requests.release(request, time.monotonic()))
             except ProtocolError as error:
                 self.front.refuse(request, error)
 
-    def _carry_out(self, step: Forward[BackendLink] | Reply | None) -> None:
-        if isinstance(step, Reply):
+    def _carry_out(self, step: Forward[BackendLink] | Respond | None) -> None:
+        if isinstance(step, Respond):
             self.front.reply(step.frames)
         elif step is not None:
             step.back.forward_request([*self._gate.passport(step.request.peer), *step.request.frames])

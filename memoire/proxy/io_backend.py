@@ -33,7 +33,7 @@ from memoire.wire import messages
 from memoire.wire.hello import welcome_of
 from memoire.wire.messages import Buffer
 
-from .backend import Backend, Change
+from .backend import Backend, BackendChange
 from .io_front import MESSAGES_PER_TURN
 from .stats import BackStats
 
@@ -51,7 +51,7 @@ class Owner(Protocol):
     def replied(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
         """A reply to a request of a client came."""
 
-    def welcomed(self, back: BackendLink, change: Change) -> None:
+    def welcomed(self, back: BackendLink, change: BackendChange) -> None:
         """A WELCOME was learned."""
 
     def heard_news(self, frames: Sequence[Buffer]) -> None:

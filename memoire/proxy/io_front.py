@@ -23,8 +23,8 @@ from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
 from memoire.wire.messages import Buffer
 
-from .envelope import Request, opened
-from .stats import Counts
+from .envelope import EnvelopedRequest, opened
+from .stats import ProxyCounts
 
 MESSAGES_PER_TURN = 200
 
@@ -49,7 +49,7 @@ class Front:
         name: str,
         context: Context,
         limits: Limits,
-        counts: Counts,
+        counts: ProxyCounts,
     ) -> None:
         self._doors, self._gate, self._limits, self._counts = doors, gate, limits, counts
         self.lanes = Lanes()
@@ -78,7 +78,7 @@ class Front:
 
     # Requests
 
-    def take_requests(self, ready: dict[object, int], take: Callable[[Request], None]) -> None:
+    def take_requests(self, ready: dict[object, int], take: Callable[[EnvelopedRequest], None]) -> None:
         """Hand over the requests that came and may come in; the rest of a flood waits for the next turn."""
         if self._router not in ready:
             return
@@ -90,7 +90,7 @@ class Front:
             if request is not None:
                 take(request)
 
-    def _admitted(self, frames: list[zmq.Frame]) -> Request | None:
+    def _admitted(self, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
         received = len(frames)
         try:
             peer, frames = self._gate.admit(self._router, frames, 1)
@@ -102,9 +102,9 @@ class Front:
             self._counts.refuse("frames")
             return None
         is_passed_on = len(frames) < received or (peer is OPEN and len(frames) > 1 and len(frames[1]) > 0)
-        return Request(peer, *parts, not is_passed_on)
+        return EnvelopedRequest(peer, *parts, not is_passed_on)
 
-    def check(self, request: Request, now: float) -> messages.Header:
+    def check(self, request: EnvelopedRequest, now: float) -> messages.Header:
         """Header of a request that its sender may send.
 
         Raises:
@@ -116,7 +116,7 @@ class Front:
             self._connections.check(bytes(request.envelope[0]), header.client, now)
         return header
 
-    def refuse(self, request: Request, error: ProtocolError) -> None:
+    def refuse(self, request: EnvelopedRequest, error: ProtocolError) -> None:
         """Count a request that is refused, and tell its sender why."""
         self._count(error)
         header = messages.peek(request.message)

@@ -17,7 +17,7 @@ from memoire.models.notices import notice_of
 from memoire.wire import messages
 
 from .backend import Backend
-from .envelope import Request
+from .envelope import EnvelopedRequest
 from .router import Router
 
 HOLD = 5.0
@@ -25,7 +25,7 @@ HOLD = 5.0
 MOST_HELD = 4096
 
 
-class Source(NamedTuple):
+class ModelSource(NamedTuple):
     """Where the newest model of a topic came from."""
 
     back: Backend
@@ -43,7 +43,7 @@ class Held(NamedTuple):
     until: float
     topic: str
     version: int
-    request: Request
+    request: EnvelopedRequest
 
 
 class ModelCache:
@@ -56,7 +56,7 @@ class ModelCache:
     def __init__(self, router: Router[Any], limits: Limits) -> None:
         self.store = ModelStore(limits.model_bytes)
         self._router, self._limits = router, limits
-        self._sources: dict[str, Source] = {}  # of the newest model of each topic
+        self._sources: dict[str, ModelSource] = {}  # of the newest model of each topic
         self._held: dict[tuple[bytes, int], Held] = {}  # by client and number
 
     def next_time(self) -> float:
@@ -84,7 +84,7 @@ class ModelCache:
         chunk, payload = chunk_of(model, asked, self._limits, home=home, epoch=epoch)
         return messages.reply(header, chunk, payload=payload)
 
-    def hold(self, request: Request, header: messages.Header, asked: messages.Fetch, now: float) -> bool:
+    def hold(self, request: EnvelopedRequest, header: messages.Header, asked: messages.Fetch, now: float) -> bool:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
         home = self._router.homes.get(header.home)
         if home is not None and asked.version > self.store.version(asked.topic):
@@ -100,11 +100,11 @@ class ModelCache:
     def _is_coming(self, topic: str, version: int) -> bool:
         return any(back.topics.is_coming(topic, version) for back in self._router.backs)
 
-    def overdue(self, now: float) -> list[Request]:
+    def overdue(self, now: float) -> list[EnvelopedRequest]:
         """Requests that were held for long enough; they are held no longer."""
         return self._release([key for key, held in self._held.items() if now >= held.until])
 
-    def _release(self, keys: list[tuple[bytes, int]]) -> list[Request]:
+    def _release(self, keys: list[tuple[bytes, int]]) -> list[EnvelopedRequest]:
         return [self._held.pop(key).request for key in keys]
 
     # Models
@@ -126,10 +126,10 @@ class ModelCache:
             self.store.forget(model.topic)
         is_new = self.store.put(model)
         if is_new:
-            self._sources[model.topic] = Source(back, *back.publisher(noticed), back.run)
+            self._sources[model.topic] = ModelSource(back, *back.publisher(noticed), back.run)
         return is_new
 
-    def arrived(self, model: Model) -> list[Request]:
+    def arrived(self, model: Model) -> list[EnvelopedRequest]:
         """Requests that a model that is complete was awaited by; they are held no longer."""
         mine = [(key, held.version) for key, held in self._held.items() if held.topic == model.topic]
         here = model.version

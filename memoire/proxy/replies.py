@@ -20,7 +20,7 @@ from memoire.wire.messages import Buffer
 from .backend import Backend
 from .envelope import Opened, opened
 from .router import Router
-from .stats import Counts
+from .stats import ProxyCounts
 
 B = TypeVar("B", bound=Backend)
 
@@ -34,7 +34,7 @@ class Replies(Generic[B]):
     """
 
     def __init__(
-        self, router: Router[B], endpoints: messages.Endpoints, models: ModelStore, limits: Limits, counts: Counts
+        self, router: Router[B], endpoints: messages.Endpoints, models: ModelStore, limits: Limits, counts: ProxyCounts
     ) -> None:
         self._router, self._endpoints, self._models = router, endpoints, models
         self._limits, self._counts = limits, counts

@@ -17,10 +17,10 @@ from memoire.wire import messages
 from memoire.wire.messages import Buffer
 
 from .backend import Backend
-from .envelope import Request
+from .envelope import EnvelopedRequest
 from .model_cache import ModelCache
 from .router import Router
-from .stats import Counts
+from .stats import ProxyCounts
 
 PENDING = 1024
 """HELLO messages kept until the first server is known."""
@@ -33,10 +33,10 @@ class Forward(NamedTuple, Generic[B]):
 
     back: B
     """The way to it."""
-    request: Request
+    request: EnvelopedRequest
 
 
-class Reply(NamedTuple):
+class Respond(NamedTuple):
     """Answer a request."""
 
     frames: list[Buffer]
@@ -50,8 +50,8 @@ class Requests(Generic[B]):
     to ask again. They raise ProtocolError if it is to be refused.
     """
 
-    def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: Counts) -> None:
-        self.pending: deque[Request] = deque(maxlen=PENDING)
+    def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: ProxyCounts) -> None:
+        self.pending: deque[EnvelopedRequest] = deque(maxlen=PENDING)
         """HELLO messages that wait until servers are known."""
         self._router, self._cache, self._limits, self._counts = router, cache, limits, counts
 
@@ -59,12 +59,12 @@ class Requests(Generic[B]):
         """When `assignable` may have something without an answer of a server."""
         return self._router.ready_at() if self.pending else float("inf")
 
-    def assignable(self, now: float) -> Iterator[Request]:
+    def assignable(self, now: float) -> Iterator[EnvelopedRequest]:
         """Requests that waited for servers to be known, as far as these are; they are to be taken in again."""
         while self.pending and self._router.is_ready(now):
             yield self.pending.popleft()
 
-    def take(self, request: Request, header: messages.Header, now: float) -> Forward[B] | Reply | None:
+    def take(self, request: EnvelopedRequest, header: messages.Header, now: float) -> Forward[B] | Respond | None:
         """A request came in, or waited for servers."""
         if header.type is messages.Type.FETCH:
             asked = self._fetch_of(request)
@@ -76,22 +76,22 @@ class Requests(Generic[B]):
                     return None
         return self._route(request, header, now)
 
-    def release(self, request: Request, now: float) -> Forward[B] | Reply | None:
+    def release(self, request: EnvelopedRequest, now: float) -> Forward[B] | Respond | None:
         """A request for a model was held for long enough, or the model is here: it is held no longer."""
         header, asked = messages.parse_header(request.message, self._limits)[0], self._fetch_of(request)
         reply = self._cache.reply(header, asked) if self._cache.has_run(asked.topic, header.run) else None
         return self._route(request, header, now) if reply is None else self._answer(request, reply)
 
-    def _fetch_of(self, request: Request) -> messages.Fetch:
+    def _fetch_of(self, request: EnvelopedRequest) -> messages.Fetch:
         body = messages.parse(request.message, self._limits).body
         assert isinstance(body, messages.Fetch)
         return body
 
-    def _answer(self, request: Request, reply: list[Buffer]) -> Reply:
+    def _answer(self, request: EnvelopedRequest, reply: list[Buffer]) -> Respond:
         self._counts.requests += 1
-        return Reply([*request.envelope, *reply])
+        return Respond([*request.envelope, *reply])
 
-    def _route(self, request: Request, header: messages.Header, now: float) -> Forward[B] | None:
+    def _route(self, request: EnvelopedRequest, header: messages.Header, now: float) -> Forward[B] | None:
         back = self._router.homes.get(header.home)
         if back is None and header.type is messages.Type.HELLO:
             if not self._router.is_ready(now):
@@ -106,7 +106,7 @@ class Requests(Generic[B]):
         self._counts.requests += 1
         return Forward(back, request)
 
-    def _keep(self, request: Request) -> None:
+    def _keep(self, request: EnvelopedRequest) -> None:
         if why := self._router.denied:
             raise ProtocolError("denied", why)
         self._counts.homeless += len(self.pending) == PENDING  # the oldest goes; its client asks again

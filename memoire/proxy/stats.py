@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 
-class Counts:
+class ProxyCounts:
     """What was counted since the proxy began. The thread counts, and any thread may read."""
 
     def __init__(self) -> None:

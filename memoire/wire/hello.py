@@ -42,14 +42,14 @@ class HelloSchedule:
         self.due = 0.0
 
 
-class Welcome(NamedTuple):
+class HelloAnswer(NamedTuple):
     """The answer to a HELLO that was taken."""
 
     header: messages.Header
     told: messages.Welcome
 
 
-def welcome_of(answer: messages.Answer, endpoint: str) -> Welcome:
+def welcome_of(answer: messages.Answer, endpoint: str) -> HelloAnswer:
     """What a HELLO was answered.
 
     Args:
@@ -62,4 +62,4 @@ def welcome_of(answer: messages.Answer, endpoint: str) -> Welcome:
         raise answer
     if not isinstance(answer.body, messages.Welcome):
         raise Refused(endpoint, "unexpected", f"HELLO was answered by {answer.type.name}")
-    return Welcome(answer.header, answer.body)
+    return HelloAnswer(answer.header, answer.body)

@@ -3,8 +3,8 @@
 import pytest
 
 from memoire.errors import Closed, Refused
-from memoire.proxy.backend import Change
-from memoire.proxy.envelope import Request, opened
+from memoire.proxy.backend import BackendChange
+from memoire.proxy.envelope import EnvelopedRequest, opened
 from memoire.security.keyfolder import OPEN
 from memoire.wire import messages
 from proxykit import HOME, RUN, Back, header, welcome
@@ -25,7 +25,7 @@ def learn(back, told, run=RUN):
 def test_the_first_welcome_says_who_is_there_and_where_caches_go():
     back = Back()
     told = welcome("a", servers=["a", "b"], leaving=["b"], unmet=["tcp://x"], endpoints=PLACES, epoch=5)
-    assert learn(back, told) == Change(has_moved=True, has_restarted=False, is_new_run=False)
+    assert learn(back, told) == BackendChange(has_moved=True, has_restarted=False, is_new_run=False)
     assert (back.names, back.leaving, back.unmet) == (("a", "b"), ("b",), ("tcp://x",))
     assert back.endpoints == PLACES and back.run == RUN
 
@@ -114,4 +114,4 @@ def test_the_first_empty_frame_parts_addresses_from_the_message():
 
 
 def test_a_request_is_handed_on_as_it_came():
-    assert Request(OPEN, [b"a", b""], [b"head"], True).frames == [b"a", b"", b"head"]
+    assert EnvelopedRequest(OPEN, [b"a", b""], [b"head"], True).frames == [b"a", b"", b"head"]

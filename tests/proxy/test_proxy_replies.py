@@ -4,7 +4,7 @@ import pytest
 
 from memoire.models.model import ModelStore
 from memoire.proxy.replies import Replies
-from memoire.proxy.stats import Counts
+from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from proxykit import ADDRESS, HOME, LIMITS, Back, router, welcome
 
@@ -18,7 +18,7 @@ class World:
 
     def __init__(self):
         self.first, self.second = Back("a", endpoint="tcp://a"), Back("b", endpoint="tcp://b")
-        self.router, self.counts, self.store = router(self.first, self.second), Counts(), ModelStore(1 << 20)
+        self.router, self.counts, self.store = router(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
         self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts)
 
     def retire_first(self):

@@ -6,9 +6,9 @@ from memoire.errors import ProtocolError
 from memoire.models import model
 from memoire.proxy import requests as proxy_requests
 from memoire.proxy.model_cache import HOLD, ModelCache
-from memoire.proxy.requests import Forward, Reply, Requests
+from memoire.proxy.requests import Forward, Requests, Respond
 from memoire.proxy.router import GRACE, SETTLE
-from memoire.proxy.stats import Counts
+from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from proxykit import ADDRESS, HOME, LIMITS, Back, header_of, request, router
 
@@ -27,7 +27,7 @@ class World:
     """A proxy that decides, and nothing else."""
 
     def __init__(self, *backs, now=NOW):
-        self.router, self.counts = router(*backs, now=now), Counts()
+        self.router, self.counts = router(*backs, now=now), ProxyCounts()
         self.cache = ModelCache(self.router, LIMITS)
         self.requests = Requests(self.router, self.cache, LIMITS, self.counts)
 
@@ -41,7 +41,7 @@ class World:
 
 def chunk_of(step):
     """The chunk of a reply, whose envelope is the request's."""
-    assert isinstance(step, Reply) and step.frames[:2] == ADDRESS
+    assert isinstance(step, Respond) and step.frames[:2] == ADDRESS
     return messages.parse(step.frames[2:])
 
 
@@ -166,7 +166,7 @@ def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
     world.put(first, 3)
     asked = request(fetch(3), home="b", run=OTHER)
     assert world.take(asked) == Forward(second, asked) and not second.topics.announcements
-    assert isinstance(world.take(request(fetch(3), home="b", run=0)), Reply)  # any run will do
+    assert isinstance(world.take(request(fetch(3), home="b", run=0)), Respond)  # any run will do
 
 
 def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():

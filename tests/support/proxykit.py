@@ -2,7 +2,7 @@
 
 from memoire.limits import Limits
 from memoire.proxy.backend import Backend
-from memoire.proxy.envelope import Request
+from memoire.proxy.envelope import EnvelopedRequest
 from memoire.proxy.router import Router
 from memoire.security.keyfolder import OPEN
 from memoire.wire import messages
@@ -63,7 +63,7 @@ def request(body, client=b"c" * 16, sequence=1, home="", run=RUN, payload=None):
     """A request of a client."""
     hashed = HOME(home) if home else 0
     frames = messages.encode(body, client=client, sequence=sequence, home=hashed, run=run, payload=payload)
-    return Request(OPEN, ADDRESS, frames, True)
+    return EnvelopedRequest(OPEN, ADDRESS, frames, True)
 
 
 def header_of(asked):
