@@ -27,7 +27,7 @@ from memoire.net.thread import Worker
 from memoire.replay.parameters import Parameters
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages, unpack
-from memoire.wire.frames import Answer, Message
+from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.layout import usual_bytes
 
 from . import unreported
@@ -273,7 +273,7 @@ class Connection:
         if former is None or told.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             is_cached = told.storage == "caches"
-            usual = container.usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
+            usual = usual_bytes(welcomed.schema, welcomed.parameters) if is_cached else 0
             if self.data.open(told.endpoints, usual):
                 self.topics.opened()
 
@@ -346,7 +346,7 @@ class Connection:
         with self._waiting.changed:
             self._session.schedule.is_dirty = True
 
-    def _take_notice(self, message: messages.Message, frames: Sequence[messages.Buffer]) -> None:
+    def _take_notice(self, message: Message, frames: Sequence[Buffer]) -> None:
         if not isinstance(message.body, messages.Notice):
             self._session.schedule.hear_news(time.monotonic())
         elif message.header.run in (0, self._session.run):

@@ -7,14 +7,15 @@ from typing import Any
 
 from memoire.limits import Limits
 from memoire.net import link, sockets
+from memoire.net.addresses import seen_from
 from memoire.net.channel import Channel
+from memoire.net.context import Context, Socket
 from memoire.net.feed import Feed
+from memoire.net.poller import Poller
 from memoire.net.sender import Sender
-from memoire.net.sockets import Context, Doors, Socket
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Message, parse_notice
-from memoire.wire.identity import NEWS_FRAME, topic_frame
+from memoire.wire.identity import topic_frame
 
 
 class DataSockets:
@@ -27,7 +28,7 @@ class DataSockets:
 
     def __init__(
         self,
-        doors: Doors,
+        doors: Poller,
         channel: Channel,
         given: tuple[str | None, str | None],
         *,
@@ -48,8 +49,8 @@ class DataSockets:
         """
         self._drop()
         address = self._channel.address  # for endpoints without a host
-        push = self._given[0] or sockets.seen_from(address, endpoints.push)
-        subscribe = self._given[1] or sockets.seen_from(address, endpoints.publish)
+        push = self._given[0] or seen_from(address, endpoints.push)
+        subscribe = self._given[1] or seen_from(address, endpoints.publish)
         if push:
             made = sockets.data_sender(self._context, usual_bytes)
             link.dial(self._doors, made, push, keys=self._keys)
@@ -74,4 +75,4 @@ class DataSockets:
 
     def subscribe(self, topic: str, wanted: bool) -> bool:
         """Start or stop hearing of a topic; False while there is no socket yet."""
-        return self.feed.subscribe(messages.topic_frame(topic), wanted)
+        return self.feed.subscribe(topic_frame(topic), wanted)

@@ -39,7 +39,7 @@ class FormerClient:
 
     def _answered(self, answer: Answer) -> None:
         request = self._teller.answered(answer, time.monotonic())
-        if isinstance(answer, messages.Message) and isinstance(answer.body, messages.Welcome):
+        if isinstance(answer, Message) and isinstance(answer.body, messages.Welcome):
             self.channel.learned(answer.header, answer.body)
         if request is not None:
             self._ask(request)

@@ -18,8 +18,11 @@ from memoire.limits import Limits
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.version import SOFTWARE
-from memoire.wire import container, messages
+from memoire.wire import messages
+from memoire.wire.compression import codecs
+from memoire.wire.frames import Answer, Header
 from memoire.wire.hello import HelloAnswer, HelloSchedule, welcome_of
+from memoire.wire.refusals import PASSING
 
 from .counts import Boundary, ClientCounts, RunCounts
 from .home_watch import Change, HomeWatch
@@ -213,7 +216,7 @@ class Session:
         """
         self._hello.answered()
         self._is_moving = False
-        if isinstance(answer, Refused) and answer.code in messages.PASSING:
+        if isinstance(answer, Refused) and answer.code in PASSING:
             self._hello.due = now + self.limits.resend_after * self._rng.uniform(1.0, 2.0)
             self.put_off = answer
             return None

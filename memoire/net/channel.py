@@ -19,7 +19,7 @@ from memoire.errors import AuthError, MemoireError, MemoireTimeout, ProtocolErro
 from memoire.limits import Limits
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
-from memoire.wire.frames import Answer, encode, parse
+from memoire.wire.frames import Answer, Header, encode, parse
 
 from . import sockets
 from .calls import Call, Calls
@@ -192,7 +192,7 @@ class Channel:
         self.pump()
         return number
 
-    def learned(self, header: messages.Header, told: messages.Welcome) -> None:
+    def learned(self, header: Header, told: messages.Welcome) -> None:
         """A WELCOME came: requests carry its facts from now on, and are no longer than the other side takes."""
         self.run, self.home = header.run, header.home
         self.fingerprint, self.table = header.fingerprint, told.table

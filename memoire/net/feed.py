@@ -18,14 +18,17 @@ from memoire.limits import Limits
 from memoire.models.topics import fetch_patience
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Buffer, Message, parse_notice
+from memoire.wire.identity import NEWS_FRAME
 
 from . import link, sockets
 from .channel import Channel
-from .sockets import Context, Doors, Socket
+from .context import Context, Socket
+from .poller import Poller
 
 NOTICES_PER_TURN = 100
 
-Take = Callable[[messages.Message, Sequence[messages.Buffer]], None]
+Take = Callable[[Message, Sequence[Buffer]], None]
 """Takes NEWS or a notice, with the frames that it came in. Raises ProtocolError where it is not what it says."""
 
 
@@ -36,7 +39,7 @@ class Feed:
         channel: Requests to the same node.
     """
 
-    def __init__(self, doors: Doors, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None) -> None:
+    def __init__(self, doors: Poller, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None) -> None:
         self._doors, self._channel, self._context, self._limits, self._keys = doors, channel, context, limits, keys
         self._socket: Socket | None = None
 
@@ -45,7 +48,7 @@ class Feed:
         self.close()
         made = sockets.subscriber(self._context, self._limits.request_bytes)
         link.dial(self._doors, made, endpoint, keys=self._keys)
-        made.setsockopt(zmq.SUBSCRIBE, messages.NEWS_FRAME)
+        made.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
         self._socket = self._doors.add(made)
 
     def close(self) -> None:
@@ -77,11 +80,11 @@ class Feed:
             if frames is None:
                 return
             try:
-                take(messages.parse_notice(frames, self._limits), frames)
+                take(parse_notice(frames, self._limits), frames)
             except ProtocolError as error:
                 refuse(error.code)
 
-    def fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[messages.Answer], Any]) -> None:
+    def fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], Any]) -> None:
         """Ask for a stretch of a body; see `Topics`."""
         asked = messages.Fetch(topic=topic, version=version, offset=offset, size=size)
         self._channel.ask(asked, finish, patience=fetch_patience(self._limits))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .sockets import Doors, Socket
+from .context import Socket
+from .poller import Poller
 
 
 class Sender:
@@ -18,7 +19,7 @@ class Sender:
         is_reading: Whether answers come by it.
     """
 
-    def __init__(self, doors: Doors, *, is_reading: bool) -> None:
+    def __init__(self, doors: Poller, *, is_reading: bool) -> None:
         self.socket: Socket | None = None
         """None while nobody is known who would take anything."""
         self._doors, self._is_reading, self._is_blocked = doors, is_reading, False

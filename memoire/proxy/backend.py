@@ -12,7 +12,9 @@ from typing import NamedTuple
 from memoire.errors import Refused
 from memoire.models.topics import Topics
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Header
 from memoire.wire.hello import HelloSchedule
+from memoire.wire.identity import name_hash
 
 
 class BackendChange(NamedTuple):
@@ -60,12 +62,12 @@ class Backend(ABC):
     def denied(self) -> str:
         """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
 
-    def answered(self, answer: messages.Answer) -> None:
+    def answered(self, answer: Answer) -> None:
         """HELLO has its answer; what a WELCOME says is for `learn`."""
         self.hello.answered()
         self.refusal = answer.text if isinstance(answer, Refused) and answer.code == "denied" else ""
 
-    def learn(self, header: messages.Header, told: messages.Welcome) -> BackendChange:
+    def learn(self, header: Header, told: messages.Welcome) -> BackendChange:
         """Take what a WELCOME says."""
         # Behind another proxy a different server may answer each time: only the same one can have begun again.
         has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
@@ -81,7 +83,7 @@ class Backend(ABC):
         """NEWS came from there. It may be about more than clients: another run, or a server that leaves."""
         self.hello.hurry()
 
-    def hears(self, header: messages.Header) -> bool:
+    def hears(self, header: Header) -> bool:
         """Whether a notice is about the run that is counted there; if not, HELLO asks which run that is now."""
         is_same = header.run in (0, self.run)
         if not is_same:
@@ -96,4 +98,4 @@ class Backend(ABC):
         """
         if len(self.names) != 1:
             return noticed
-        return messages.name_hash(self.names[0]), max(noticed[1], self._epoch)
+        return name_hash(self.names[0]), max(noticed[1], self._epoch)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memoire.security.keyfolder import Peer
-from memoire.wire.messages import Buffer
+from memoire.security.permissions import Peer
+from memoire.wire.frames import Buffer
 
 
 class Opened(NamedTuple):

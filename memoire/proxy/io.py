@@ -1,8 +1,8 @@
 """The proxy's thread: it carries what the other files decide from the front to the addresses behind, and back.
 
-┌─ requests     where each request goes, or its answer ─┐
-io_front ─┤  model_cache  models on their way, and handed out     ├─ io_backend, one for each address
-└─ replies      what becomes of a reply ────────────────┘
+io_front ─┬─ requests     where each request goes, or its answer ─┬─ io_backend, one for each address
+          ├─ model_cache  models on their way, and handed out ────┤
+          └─ replies      what becomes of a reply ────────────────┘
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from memoire.errors import Closed, ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.notices import Notices
+from memoire.net.context import Context
 from memoire.net.curve_server import Gate
-from memoire.net.sockets import Context
 from memoire.net.thread import Worker
-from memoire.security.keyfolder import Peer
+from memoire.security.permissions import Peer
 from memoire.wire import messages
-from memoire.wire.messages import Buffer
+from memoire.wire.frames import Buffer, Header, encode
+from memoire.wire.identity import NEWS_FRAME
 
 from .backend import BackendChange
 from .envelope import EnvelopedRequest
@@ -46,6 +47,7 @@ class ProxyThread:
         given: See `Front`.
         servers: Addresses to forward to.
         client: Id of the proxy, 16 bytes.
+        owner: Lives as long as the thread: somebody may have dropped the proxy, while clients use it.
 
     Raises:
         EndpointError: an address is in use or malformed.
@@ -64,7 +66,9 @@ class ProxyThread:
         rng: random.Random,
         limits: Limits,
         context: Context,
+        owner: object,
     ) -> None:
+        self._owner = owner
         self._name, self._gate = name, gate
         self.started = time.monotonic()
         self.counts = ProxyCounts()
@@ -153,7 +157,7 @@ class ProxyThread:
         self.router.learn(back)
 
     def _send_news(self) -> None:
-        self.heard_news([messages.NEWS_FRAME, *messages.encode(messages.News())])
+        self.heard_news([NEWS_FRAME, *encode(messages.News())])
 
     def heard_news(self, frames: Sequence[Buffer]) -> None:
         """Something has changed behind this proxy: clients ask what."""
@@ -185,7 +189,7 @@ class ProxyThread:
         elif step is not None:
             step.back.forward_request([*self._gate.passport(step.request.peer), *step.request.frames])
 
-    def _take_cache(self, header: messages.Header, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def _take_cache(self, header: Header, peer: Peer, frames: Sequence[Buffer]) -> None:
         back = self.router.homes.get(header.home)
         if back is None:
             self.counts.homeless += 1

@@ -22,16 +22,17 @@ from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.models.topics import Topics
 from memoire.net import link, sockets
+from memoire.net.addresses import seen_from
 from memoire.net.channel import Channel
+from memoire.net.context import Context
 from memoire.net.feed import Feed
 from memoire.net.lanes import Lane
 from memoire.net.sender import Sender
-from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Buffer, Message
 from memoire.wire.hello import welcome_of
-from memoire.wire.messages import Buffer
 
 from .backend import Backend, BackendChange
 from .io_front import MESSAGES_PER_TURN
@@ -200,7 +201,7 @@ class BackendLink(Backend):
             self.hello.begin(now + LOOK)
             self.channel.ask(messages.Hello(role="proxy", host=self._common.name[:256]), self._welcomed)
 
-    def _welcomed(self, answer: messages.Answer) -> None:
+    def _welcomed(self, answer: Answer) -> None:
         self.answered(answer)
         try:
             header, told = welcome_of(answer, self.endpoint)
@@ -222,10 +223,10 @@ class BackendLink(Backend):
     def _open_data(self, endpoints: messages.Endpoints) -> None:
         """Connect the sockets whose addresses the other side has just said."""
         push, address = sockets.data_sender(self._common.context), self.channel.address
-        link.dial(self._common.worker.doors, push, sockets.seen_from(address, endpoints.push), keys=self._common.keys)
+        link.dial(self._common.worker.doors, push, seen_from(address, endpoints.push), keys=self._common.keys)
         self._push.use(push)
         if endpoints.publish:
-            self._feed.open(sockets.seen_from(address, endpoints.publish))
+            self._feed.open(seen_from(address, endpoints.publish))
             self._is_hearing = False
             self._hear("", True)
 
@@ -243,7 +244,7 @@ class BackendLink(Backend):
         except ValueError as error:
             _log.warning("proxy %s: %s", self._common.name, error)
 
-    def _take_notice(self, message: messages.Message, frames: Sequence[Buffer]) -> None:
+    def _take_notice(self, message: Message, frames: Sequence[Buffer]) -> None:
         if isinstance(message.body, messages.News):
             self.heard_news()
             self._owner.heard_news(frames)

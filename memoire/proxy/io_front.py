@@ -14,14 +14,17 @@ import zmq
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import sockets
+from memoire.net.addresses import beside
+from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
-from memoire.net.sockets import Context, Doors, Socket
+from memoire.net.poller import Poller
 from memoire.security import exposure
-from memoire.security.keyfolder import OPEN, Peer
+from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
-from memoire.wire.messages import Buffer
+from memoire.wire.frames import Buffer, Header, parse_header, peek
+from memoire.wire.frames import reply as encode_reply
 
 from .envelope import EnvelopedRequest, opened
 from .stats import ProxyCounts
@@ -42,7 +45,7 @@ class Front:
 
     def __init__(
         self,
-        doors: Doors,
+        doors: Poller,
         gate: Gate,
         given: tuple[str, str | None, str | None],
         *,
@@ -56,13 +59,13 @@ class Front:
         """Replies that wait until their connection has room."""
         self._connections = ConnectionClients(limits.connection_clients, limits.connection_clients_rate)
         request, push, publish = given
-        beside = sockets.beside(request)
+        near = beside(request)
         self._pull = doors.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
         self._pub = doors.add(sockets.publisher(context))
         self._router = doors.add(sockets.request_server(context, limits.request_bytes))
         self.endpoints = messages.Endpoints(
-            publish=self._bind(self._pub, publish or beside[1]),
-            push=self._bind(self._pull, push or beside[0]),
+            publish=self._bind(self._pub, publish or near[1]),
+            push=self._bind(self._pull, push or near[0]),
             request=self._bind(self._router, request),
         )
         """The addresses, as bound."""
@@ -104,13 +107,13 @@ class Front:
         is_passed_on = len(frames) < received or (peer is OPEN and len(frames) > 1 and len(frames[1]) > 0)
         return EnvelopedRequest(peer, *parts, not is_passed_on)
 
-    def check(self, request: EnvelopedRequest, now: float) -> messages.Header:
+    def check(self, request: EnvelopedRequest, now: float) -> Header:
         """Header of a request that its sender may send.
 
         Raises:
             ProtocolError: it is damaged, or may not be sent by this peer, or its connection brings too many clients.
         """
-        header, _ = messages.parse_header(request.message, self._limits)
+        header, _ = parse_header(request.message, self._limits)
         request.peer.check(header.type, header.table)
         if request.is_first:
             self._connections.check(bytes(request.envelope[0]), header.client, now)
@@ -119,10 +122,10 @@ class Front:
     def refuse(self, request: EnvelopedRequest, error: ProtocolError) -> None:
         """Count a request that is refused, and tell its sender why."""
         self._count(error)
-        header = messages.peek(request.message)
+        header = peek(request.message)
         if header is not None:
             body = messages.Refused(code=error.code, text=error.detail[:1000])
-            self.reply([*request.envelope, *messages.reply(header, body)])
+            self.reply([*request.envelope, *encode_reply(header, body)])
 
     def _count(self, error: ProtocolError) -> None:
         self._counts.refuse(error.code)
@@ -134,9 +137,7 @@ class Front:
 
     # Caches
 
-    def take_caches(
-        self, ready: dict[object, int], take: Callable[[messages.Header, Peer, Sequence[Buffer]], None]
-    ) -> None:
+    def take_caches(self, ready: dict[object, int], take: Callable[[Header, Peer, Sequence[Buffer]], None]) -> None:
         """Hand over the caches and episodes that came and may come in."""
         if self._pull not in ready:
             return
@@ -146,7 +147,7 @@ class Front:
                 return
             try:
                 peer, frames = self._gate.admit(self._pull, frames, 0)
-                header, _ = messages.parse_header(frames, self._limits)
+                header, _ = parse_header(frames, self._limits)
                 peer.check(header.type)
                 if header.type not in (messages.Type.CACHE, messages.Type.EPISODE):
                     raise ProtocolError("unexpected", f"{header.type.name} was pushed")

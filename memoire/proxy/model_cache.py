@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from memoire.limits import Limits
 from memoire.models.model import Model, ModelStore, chunk_of
 from memoire.models.notices import notice_of
-from memoire.wire import messages
+from memoire.wire import frames, messages
+from memoire.wire.frames import Buffer, Header
 
 from .backend import Backend
 from .envelope import EnvelopedRequest
@@ -70,7 +71,7 @@ class ModelCache:
         source = self._sources.get(topic)
         return source is None or run in (0, source.run)
 
-    def reply(self, header: messages.Header, asked: messages.Fetch) -> list[messages.Buffer] | None:
+    def reply(self, header: Header, asked: messages.Fetch) -> list[Buffer] | None:
         """The stretch that was asked for, as a message; None if the model is not here.
 
         Raises:
@@ -82,9 +83,9 @@ class ModelCache:
         source = self._sources.get(asked.topic)
         home, epoch = (0, 0) if source is None else (source.home, source.epoch)
         chunk, payload = chunk_of(model, asked, self._limits, home=home, epoch=epoch)
-        return messages.reply(header, chunk, payload=payload)
+        return frames.reply(header, chunk, payload=payload)
 
-    def hold(self, request: EnvelopedRequest, header: messages.Header, asked: messages.Fetch, now: float) -> bool:
+    def hold(self, request: EnvelopedRequest, header: Header, asked: messages.Fetch, now: float) -> bool:
         """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
         home = self._router.homes.get(header.home)
         if home is not None and asked.version > self.store.version(asked.topic):
@@ -135,7 +136,7 @@ class ModelCache:
         here = model.version
         return self._release([key for key, v in mine if v <= here or not self._is_coming(model.topic, v)])
 
-    def notice(self, model: Model, *, again: bool = False) -> list[messages.Buffer]:
+    def notice(self, model: Model, *, again: bool = False) -> list[Buffer]:
         """Frames that tell subscribers of the newest model of a topic."""
         source = self._sources[model.topic]
         return notice_of(model, self._limits, home=source.home, epoch=source.epoch, run=source.run, again=again)

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from memoire.arguments import seconds
 from memoire.errors import Closed, EndpointError
 from memoire.limits import Limits, MiB
-from memoire.net import addresses, descriptors, sockets
-from memoire.net.curve_server import Gate, Security
-from memoire.net.sockets import Context
+from memoire.net import addresses, descriptors, process, sockets
+from memoire.net.context import Context, shared_context
+from memoire.net.curve_server import Gate
 from memoire.net.thread import ENDING, Node, close_at_exit
+from memoire.security.exposure import Security
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
 
@@ -107,8 +108,10 @@ class Proxy(Node):
         tune_process: bool = True,
     ) -> None:
         servers = _checked(servers)
+        if tune_process:
+            process.tune()
         self._limits = limits or Limits()
-        context = context or sockets.shared_context()
+        context = context or shared_context()
         self._gate = Gate(context, Keys.of(keys, "proxy"))
         self._pid = os.getpid()
         self._closing = threading.Event()
@@ -126,6 +129,7 @@ class Proxy(Node):
                 rng=random.Random(secrets.randbits(64)),
                 limits=self._limits,
                 context=context,
+                owner=self,
             )
         except BaseException:
             self._gate.close()

@@ -15,7 +15,8 @@ from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
 from memoire.wire import messages
-from memoire.wire.messages import Buffer
+from memoire.wire.frames import Buffer, parse, peek
+from memoire.wire.frames import reply as encode_reply
 
 from .backend import Backend
 from .envelope import Opened, opened
@@ -56,16 +57,16 @@ class Replies(Generic[B]):
             return None
 
     def _changed(self, back: B, reply: Opened) -> list[Buffer]:
-        message = messages.parse(reply.message, self._limits)
+        message = parse(reply.message, self._limits)
         if isinstance(message.body, messages.Updated):
             told = msgspec.structs.replace(message.body, leaving=True)
-            return messages.reply(message.header, told, payload=message.payload)
+            return encode_reply(message.header, told, payload=message.payload)
         assert isinstance(message.body, messages.Welcome)
         self._router.answered(message.header.home, back)
         welcome = self._router.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
-        return messages.reply(message.header, welcome)
+        return encode_reply(message.header, welcome)
 
 
 def _type_of(message: Sequence[Buffer]) -> int:
     """What a message says it is, unchecked; 0 if it says nothing."""
-    return 0 if messages.peek(message) is None else int.from_bytes(memoryview(message[0])[6:8], "little")
+    return 0 if peek(message) is None else int.from_bytes(memoryview(message[0])[6:8], "little")

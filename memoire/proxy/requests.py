@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.wire import messages
-from memoire.wire.messages import Buffer
+from memoire.wire.frames import Buffer, Header, parse, parse_header
 
 from .backend import Backend
 from .envelope import EnvelopedRequest
@@ -64,7 +64,7 @@ class Requests(Generic[B]):
         while self.pending and self._router.is_ready(now):
             yield self.pending.popleft()
 
-    def take(self, request: EnvelopedRequest, header: messages.Header, now: float) -> Forward[B] | Respond | None:
+    def take(self, request: EnvelopedRequest, header: Header, now: float) -> Forward[B] | Respond | None:
         """A request came in, or waited for servers."""
         if header.type is messages.Type.FETCH:
             asked = self._fetch_of(request)
@@ -78,12 +78,12 @@ class Requests(Generic[B]):
 
     def release(self, request: EnvelopedRequest, now: float) -> Forward[B] | Respond | None:
         """A request for a model was held for long enough, or the model is here: it is held no longer."""
-        header, asked = messages.parse_header(request.message, self._limits)[0], self._fetch_of(request)
+        header, asked = parse_header(request.message, self._limits)[0], self._fetch_of(request)
         reply = self._cache.reply(header, asked) if self._cache.has_run(asked.topic, header.run) else None
         return self._route(request, header, now) if reply is None else self._answer(request, reply)
 
     def _fetch_of(self, request: EnvelopedRequest) -> messages.Fetch:
-        body = messages.parse(request.message, self._limits).body
+        body = parse(request.message, self._limits).body
         assert isinstance(body, messages.Fetch)
         return body
 
@@ -91,7 +91,7 @@ class Requests(Generic[B]):
         self._counts.requests += 1
         return Respond([*request.envelope, *reply])
 
-    def _route(self, request: EnvelopedRequest, header: messages.Header, now: float) -> Forward[B] | None:
+    def _route(self, request: EnvelopedRequest, header: Header, now: float) -> Forward[B] | None:
         back = self._router.homes.get(header.home)
         if back is None and header.type is messages.Type.HELLO:
             if not self._router.is_ready(now):

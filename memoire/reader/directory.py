@@ -16,7 +16,9 @@ from memoire.errors import SchemaMismatch
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import messages
+from memoire.wire.frames import Header
 from memoire.wire.hello import HelloSchedule
+from memoire.wire.identity import name_hash
 
 HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout, SchemaMismatch
 from memoire.limits import Limits
+from memoire.net.context import Context
 from memoire.net.node_monitor import Monitor
-from memoire.net.sockets import Context
 from memoire.net.thread import Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
+from memoire.wire.frames import Answer, Header, Message
 from memoire.wire.hello import welcome_of
 
 from .directory import Address, Directory, RemoteServer, RunChange
@@ -142,7 +143,7 @@ class ReaderThread:
     def _met(self, server: RemoteServer, epoch: int) -> None:
         self.publisher.met(server, has_restarted=self.directory.met(server, epoch))
 
-    def _welcomed(self, address: Address, answer: messages.Answer) -> None:
+    def _welcomed(self, address: Address, answer: Answer) -> None:
         address.hello.answered()
         if isinstance(answer, (Closed, MemoireTimeout)):
             return

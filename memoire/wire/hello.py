@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memoire.errors import MemoireError, Refused
 
 from . import messages
+from .frames import Answer, Header
 
 
 class HelloSchedule:
@@ -45,11 +46,11 @@ class HelloSchedule:
 class HelloAnswer(NamedTuple):
     """The answer to a HELLO that was taken."""
 
-    header: messages.Header
+    header: Header
     told: messages.Welcome
 
 
-def welcome_of(answer: messages.Answer, endpoint: str) -> HelloAnswer:
+def welcome_of(answer: Answer, endpoint: str) -> HelloAnswer:
     """What a HELLO was answered.
 
     Args:

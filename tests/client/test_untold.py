@@ -10,8 +10,10 @@ from memoire.client import home_watch, schedule, unreported
 from memoire.client.unreported import Part
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
-from memoire.server import server as server_module
 from memoire.wire import messages
+from memoire.wire.frames import tail_of
+from memoire.wire.identity import name_hash
+from memoire.wire.pack import build
 from netkit import QUICK, Cluster, record, until
 
 RUN = "run"
@@ -221,7 +223,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
 def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluster, caplog, tmp_path):
     lines = [messages.Line(number, 1.0, 0, "x" * 100) for number in range(1, 101)]
     update = messages.Update(lines=lines)
-    part = Part(messages.name_hash(RUN), messages.tail_of(update))
+    part = Part(name_hash(RUN), tail_of(update))
     facts = {"client": b"f" * 16, "label": 0, "table": "", "home": "home", "steps": 0, "episodes": 0, "lines": 100}
     path = unreported.save(tmp_path, unreported.Untold(**facts, parts=[part]))
     server = cluster.server(name="home", run=RUN, limits=Limits(request_bytes=8000))

@@ -23,7 +23,7 @@ from memoire.client.counts import MAX_ENDED
 from memoire.client.models import ModelHandle, Receiver
 from memoire.errors import Closed, ForkedError, ParameterError, TwoThreads
 from memoire.limits import Limits
-from memoire.net import sockets
+from memoire.net.context import _context_lock
 from memoire.replay.buffer import Buffer
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -145,7 +145,7 @@ def test_a_lock_that_a_thread_holds_at_the_fork_stops_nobody_in_the_child(cluste
     reader = cluster.reader([server])
     locks = [
         client._waiting.changed, client._io.topics._changed, client._local.lock, client._close_lock, server._dispatcher.lock, server._tables.first.pool._lock,
-        server._close_lock, reader._monitor.changed, sockets._context_lock,
+        server._close_lock, reader._monitor.changed, _context_lock,
     ]  # fmt: skip
     held, release = threading.Event(), threading.Event()
 

@@ -264,7 +264,7 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
     # As if there had been no room for it when the socket connected anew.
-    client._io.worker.post(lambda: client._io.data.feed.subscribe(messages.topic_frame("policy"), False))
+    client._io.worker.post(lambda: client._io.data.feed.subscribe(topic_frame("policy"), False))
     count = 1
     while not client.stats().resubscribed:
         count += 1

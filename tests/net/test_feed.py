@@ -9,11 +9,14 @@ from memoire.limits import Limits
 from memoire.models import model, notices
 from memoire.net import sockets
 from memoire.net.feed import Feed
+from memoire.net.poller import Poller
 from memoire.wire import messages
+from memoire.wire.frames import encode
+from memoire.wire.identity import NEWS_FRAME, topic_frame
 from netkit import KeepingContext, until
 
 LIMITS = Limits()
-NEWS = [messages.NEWS_FRAME, *messages.encode(messages.News())]
+NEWS = [NEWS_FRAME, *encode(messages.News())]
 
 
 class Asked:
@@ -33,7 +36,7 @@ class Heard:
         self.publisher = context.socket(zmq.XPUB)
         self.publisher.linger = 0
         self.endpoint = sockets.bind(self.publisher, "tcp://127.0.0.1:0")
-        self.doors, self.asked = sockets.Doors(), Asked()
+        self.doors, self.asked = Poller(), Asked()
         self.feed = Feed(self.doors, self.asked, context=context, limits=LIMITS, keys=None)
         self.messages, self.frames, self.refused = [], [], []
 
@@ -74,8 +77,8 @@ def test_news_is_heard_at_once_and_a_topic_once_it_is_subscribed_to(heard):
     assert not heard.feed.is_open and not heard.feed.subscribe(b"", True)
     heard.turn()
     heard.feed.open(heard.endpoint)
-    assert heard.feed.is_open and heard.feed.subscribe(messages.topic_frame("policy"), True)
-    subscribed = [b"\1" + messages.NEWS_FRAME, b"\1" + messages.topic_frame("policy")]
+    assert heard.feed.is_open and heard.feed.subscribe(topic_frame("policy"), True)
+    subscribed = [b"\1" + NEWS_FRAME, b"\1" + topic_frame("policy")]
     assert sorted(heard.subscriptions()) == sorted(subscribed)
     for frames in (NEWS, notice("other"), notice()):
         heard.publisher.send_multipart(frames)
@@ -83,8 +86,8 @@ def test_news_is_heard_at_once_and_a_topic_once_it_is_subscribed_to(heard):
     assert [type(message.body) for message in heard.messages] == [messages.News, messages.Notice]
     assert bytes(heard.messages[1].payload) == b"weights"
     assert heard.frames[0] == [bytes(frame) for frame in NEWS] and not heard.refused
-    heard.feed.subscribe(messages.topic_frame("policy"), False)
-    assert heard.subscriptions() == [b"\0" + messages.topic_frame("policy")]
+    heard.feed.subscribe(topic_frame("policy"), False)
+    assert heard.subscriptions() == [b"\0" + topic_frame("policy")]
 
 
 def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
@@ -117,12 +120,12 @@ def test_a_flood_does_not_keep_the_thread(heard, monkeypatch):
 
 def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard):
     heard.feed.open(heard.endpoint)
-    assert heard.subscriptions() == [b"\1" + messages.NEWS_FRAME]
+    assert heard.subscriptions() == [b"\1" + NEWS_FRAME]
     other = Heard(heard.publisher.context)
     heard.feed.open(other.endpoint)
-    assert other.subscriptions() == [b"\1" + messages.NEWS_FRAME]
+    assert other.subscriptions() == [b"\1" + NEWS_FRAME]
     heard.doors.wait(time.monotonic() + 0.01)
-    assert heard.subscriptions() == [b"\0" + messages.NEWS_FRAME]
+    assert heard.subscriptions() == [b"\0" + NEWS_FRAME]
     heard.feed.close()
     assert not heard.feed.is_open
     heard.feed.close()

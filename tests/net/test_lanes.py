@@ -130,10 +130,10 @@ def test_one_connection_that_reads_late_gets_every_reply(cluster, monkeypatch, t
     late.send_multipart([b"", *encode(messages.Hello(role="actor"), client=bytes(15) + b"1", sequence=1)])
     home = parse(late.recv_multipart()[1:]).header.home
     for number in range(2, 2 + REPLIES):
-        late.send_multipart([b"", *messages.encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
+        late.send_multipart([b"", *encode(asked, client=bytes(15) + b"1", sequence=number, home=home)])
     nodes = [node for node in cluster.made if isinstance(node, (Server, Proxy))]
     until(lambda: any(lanes for node in nodes for lanes in lanes_of(node)))
-    came = [messages.parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
+    came = [parse(late.recv_multipart()[1:], Limits()).header.sequence for _ in range(REPLIES)]
     assert sorted(came) == list(range(2, 2 + REPLIES))
     assert [node.stats().dropped_replies for node in nodes] == [0] * len(nodes)
 

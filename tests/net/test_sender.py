@@ -9,7 +9,7 @@ from memoire.net.sender import Sender
 pytestmark = pytest.mark.usefixtures("without_io")
 
 
-class Doors:
+class Poller:
     """What a sender asks of the thread's sockets, in order."""
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Socket:
 
 @pytest.mark.parametrize("is_reading", [True, False])
 def test_room_is_awaited_while_something_waits(is_reading):
-    doors, made, queue = Doors(), Socket(room=2), deque([1, 2, 3])
+    doors, made, queue = Poller(), Socket(room=2), deque([1, 2, 3])
     sender = Sender(doors, is_reading=is_reading)
     sender.use(made)
     assert doors.taken() == [("add", made, is_reading)]
@@ -60,7 +60,7 @@ def test_room_is_awaited_while_something_waits(is_reading):
 
 
 def test_nothing_goes_before_there_is_a_socket_and_after_it_was_dropped():
-    doors, sent = Doors(), []
+    doors, sent = Poller(), []
     sender = Sender(doors, is_reading=False)
     assert not sender.turn(sent.append)
     sender.drop(1.0)
@@ -73,7 +73,7 @@ def test_nothing_goes_before_there_is_a_socket_and_after_it_was_dropped():
 
 
 def test_a_socket_that_is_made_again_is_not_believed_to_have_no_room():
-    doors, queue = Doors(), deque([1])
+    doors, queue = Poller(), deque([1])
     sender = Sender(doors, is_reading=False)
     sender.use(Socket(room=0))
     assert not sender.turn(lambda made: made.send_all(queue))

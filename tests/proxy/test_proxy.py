@@ -1,7 +1,9 @@
 """Proxies and relays: every client has a home, nobody waits for a server, and what is lost is counted."""
 
+import gc
 import multiprocessing
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -256,6 +258,18 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
     stuck.update(100.0)
     stats = stuck.stats()
     assert stats.pushed_bytes == stats.received_bytes + stats.lost_bytes + stats.in_flight_bytes
+
+
+def test_a_proxy_that_nobody_holds_goes_on_until_it_is_closed(cluster):
+    """Its thread uses sockets: the interpreter has to find it at its end."""
+    server = cluster.server()
+    found = weakref.ref(Proxy("tcp://127.0.0.1:0", [server.endpoint]))
+    gc.collect()
+    try:
+        assert found() is not None
+        cluster.client(found().endpoint).update(100.0)
+    finally:
+        found().close()
 
 
 def test_a_proxy_that_begins_anew_is_used_again(cluster):

@@ -5,13 +5,14 @@ import pytest
 from memoire.errors import Closed, Refused
 from memoire.proxy.backend import BackendChange
 from memoire.proxy.envelope import EnvelopedRequest, opened
-from memoire.security.keyfolder import OPEN
+from memoire.security.permissions import OPEN
 from memoire.wire import messages
+from memoire.wire.identity import name_hash
 from proxykit import HOME, RUN, Back, header, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-OTHER = messages.name_hash("two")
+OTHER = name_hash("two")
 PLACES = messages.Endpoints(push="tcp://p", publish="tcp://n")
 
 

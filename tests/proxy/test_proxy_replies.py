@@ -6,6 +6,7 @@ from memoire.models.model import ModelStore
 from memoire.proxy.replies import Replies
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from proxykit import ADDRESS, HOME, LIMITS, Back, router, welcome
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -29,12 +30,12 @@ class World:
 
 
 def reply(body, home="a", payload=None):
-    return [*ADDRESS, *messages.encode(body, client=b"c" * 16, home=HOME(home), sequence=4, payload=payload)]
+    return [*ADDRESS, *encode(body, client=b"c" * 16, home=HOME(home), sequence=4, payload=payload)]
 
 
 def read(frames):
     assert frames[:2] == ADDRESS
-    return messages.parse(frames[2:])
+    return parse(frames[2:])
 
 
 def test_most_replies_are_handed_on_as_they_are():

@@ -10,13 +10,15 @@ from memoire.proxy.requests import Forward, Requests, Respond
 from memoire.proxy.router import GRACE, SETTLE
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
+from memoire.wire.frames import parse, parse_notice
+from memoire.wire.identity import name_hash
 from proxykit import ADDRESS, HOME, LIMITS, Back, header_of, request, router
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
 NOW = 100.0
 HELLO = messages.Hello(role="actor")
-OTHER = messages.name_hash("two")
+OTHER = name_hash("two")
 
 
 def fetch(version=0, topic="policy", offset=0, size=0):
@@ -42,7 +44,7 @@ class World:
 def chunk_of(step):
     """The chunk of a reply, whose envelope is the request's."""
     assert isinstance(step, Respond) and step.frames[:2] == ADDRESS
-    return messages.parse(step.frames[2:])
+    return parse(step.frames[2:])
 
 
 # --------------------------------------------------------------------------------------------------------- servers
@@ -252,12 +254,12 @@ def test_an_older_model_is_not_kept_and_the_notice_says_where_the_newest_came_fr
     world = World(first, second)
     assert world.put(first, 3, noticed=(1, 5))[0]
     assert not world.put(second, 3)[0] and not world.put(second, 2)[0]
-    told = messages.parse_notice(world.cache.notice(world.cache.store.newest("policy")))
+    told = parse_notice(world.cache.notice(world.cache.store.newest("policy")))
     assert (told.header.home, told.body.epoch, told.body.version) == (HOME("a"), 5, 3)
     is_new, made = world.put(second, 4, noticed=(1, 6))
-    told = messages.parse_notice(world.cache.notice(made, again=True))
+    told = parse_notice(world.cache.notice(made, again=True))
     assert is_new and (told.header.home, told.header.run, told.body.epoch) == (HOME("b"), OTHER, 6)
-    assert told.payload is None and messages.parse_notice(world.cache.notice(made)).payload is not None
+    assert told.payload is None and parse_notice(world.cache.notice(made)).payload is not None
 
 
 def test_a_publisher_that_began_again_counts_from_1_unless_the_newest_is_another_servers():

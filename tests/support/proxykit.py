@@ -4,12 +4,14 @@ from memoire.limits import Limits
 from memoire.proxy.backend import Backend
 from memoire.proxy.envelope import EnvelopedRequest
 from memoire.proxy.router import Router
-from memoire.security.keyfolder import OPEN
+from memoire.security.permissions import OPEN
 from memoire.wire import messages
+from memoire.wire.frames import Header, encode, parse_header
+from memoire.wire.identity import name_hash
 
 LIMITS = Limits()
-RUN = messages.name_hash("one")
-HOME = messages.name_hash
+RUN = name_hash("one")
+HOME = name_hash
 ADDRESS = [b"connection", b""]
 """Of a client: what stands in front of its requests."""
 
@@ -43,7 +45,7 @@ class Back(Backend):
 
 
 def header(body, run=RUN, home=0, client=b"c" * 16, sequence=1):
-    return messages.Header(body.type, 0, client, run, home, sequence, 0, 0, 0)
+    return Header(body.type, 0, client, run, home, sequence, 0, 0, 0)
 
 
 def welcome(name="a", **facts):
@@ -62,9 +64,9 @@ def router(*backs, now=100.0):
 def request(body, client=b"c" * 16, sequence=1, home="", run=RUN, payload=None):
     """A request of a client."""
     hashed = HOME(home) if home else 0
-    frames = messages.encode(body, client=client, sequence=sequence, home=hashed, run=run, payload=payload)
+    frames = encode(body, client=client, sequence=sequence, home=hashed, run=run, payload=payload)
     return EnvelopedRequest(OPEN, ADDRESS, frames, True)
 
 
 def header_of(asked):
-    return messages.parse_header(asked.message)[0]
+    return parse_header(asked.message)[0]

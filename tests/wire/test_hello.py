@@ -4,6 +4,7 @@ import pytest
 
 from memoire.errors import Closed, MemoireTimeout, Refused
 from memoire.wire import messages
+from memoire.wire.frames import encode, parse
 from memoire.wire.hello import HelloSchedule, welcome_of
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -38,7 +39,7 @@ def test_a_hello_that_nothing_makes_due_is_said_by_nobody():
 
 
 def answered(body):
-    return messages.parse(messages.encode(body, client=b"c" * 16, home=7, run=8))
+    return parse(encode(body, client=b"c" * 16, home=7, run=8))
 
 
 def test_a_welcome_is_handed_on_with_its_header():
