@@ -178,7 +178,7 @@ def install(project, above):
         return key
     check_compiler()
     pip_install("installing what the build needs", *project["build-system"]["requires"])
-    pip_install("building and installing memoire", "--no-build-isolation", "--editable", ".[lz4,demo]")
+    pip_install("building and installing memoire", "--no-build-isolation", "--editable", ".[lz4,demo,dashboard]")
     done("run", key)
     done("build", build_key(key))
     return key

@@ -75,6 +75,10 @@ class Progress:
     caches: int = 0
     held_caches: int = 0
     learner: dict[str, Any] = field(default_factory=dict)
+    dashboard: str | None = None
+    """Its address, once it answers."""
+    solved_after: float | None = None
+    """Seconds until the goal was reached."""
     returns: list[float] = field(default_factory=list)
     """Of the newest episodes of the cluster, oldest first, at most `EPISODES`."""
     clients: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -122,6 +126,20 @@ class Progress:
             ("model", f"version {learner.get('version', 0)}"),
         ]
 
+    def brief(self) -> str:
+        """The figures that matter most, in one line of at most a hundred columns."""
+        mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
+        return (
+            f"{self.seconds:5.1f} s  return {mean:>5}  episodes {self.episodes:,}  steps {self.step_rate:,.0f}/s  "
+            f"batches {self.learner.get('batch_rate', 0.0):,.0f}/s"
+        )
+
+    def hint(self) -> str:
+        """Where to look around, and how to end it."""
+        parts = [f"solved after {self.solved_after:.1f} s"] if self.solved_after is not None else []
+        parts += [f"dashboard: {self.dashboard}"] if self.dashboard else []
+        return " | ".join([*parts, "Ctrl-C ends the demo"])
+
 
 def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """Counts of each client over all servers: cumulative ones by maximum, accepted caches by sum.
@@ -159,14 +177,14 @@ class Lines:
         """A line, if it is time for one."""
         if progress.seconds >= self._next:
             self._next = progress.seconds + PRINT_EVERY
-            self._write("  ".join(f"{what} {value}" for what, value in progress.figures()))
+            self._write(progress.brief())
 
     def close(self) -> None:
         """Nothing to tidy."""
 
 
 class Panel:
-    """Progress as a small table that stays in its place on a terminal."""
+    """Progress as a small table that stays in its place on a terminal; the dashboard's address is its last line."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -178,14 +196,16 @@ class Panel:
 
     def show(self, progress: Progress) -> None:
         """Draw the table anew."""
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=self._title, title_justify="left", show_header=False, box=None, padding=(0, 2))
         table.add_column(justify="right", style="dim")
         table.add_column(justify="left", min_width=30)
         for what, value in progress.figures():
             table.add_row(what, value)
-        self._live.update(table, refresh=True)
+        self._live.update(Group(table, Text(f"\n{progress.hint()}", style="bold")), refresh=True)
 
     def close(self) -> None:
         """Leave the last table where it is."""
@@ -219,7 +239,6 @@ class Demo:
             envs.close()
         goal = options.goal if options.goal is not None else GOALS.get(options.env, threshold)
         self.progress = Progress(goal=goal)
-        self.solved_after: float | None = None
         self.solved_return: float | None = None
         self.stopped_by: int | None = None
         self.own_counts: dict[str, dict[str, Any]] = {}
@@ -300,15 +319,25 @@ class Demo:
                 if self.seconds < due:
                     continue
                 due = self.seconds + SHOW_EVERY
-                self.board = local_cluster.announce(self.board)
+                self._announce()
                 self.progress.take(cluster.servers, workers[0].reports, self.seconds)
                 shown.show(self.progress)
-                if self.progress.is_reached and self.solved_after is None:
-                    self.solved_after, self.solved_return = self.seconds, self.progress.mean_return
-                if not self.options.keep and (self.solved_after is not None or self.seconds >= self.options.seconds):
+                if self.progress.is_reached and self.progress.solved_after is None:
+                    self.progress.solved_after, self.solved_return = self.seconds, self.progress.mean_return
+                if not self.options.keep and (self._is_solved or self.seconds >= self.options.seconds):
                     break
         finally:
             shown.close()
+
+    @property
+    def _is_solved(self) -> bool:
+        return self.progress.solved_after is not None
+
+    def _announce(self) -> None:
+        """Print where the dashboard is, once it is there, and keep the address in sight."""
+        if self.board is not None and self.board.facts is not None:
+            self.progress.dashboard = str(self.board.facts["http"])
+        self.board = local_cluster.announce(self.board)
 
     def _finish(self, launcher: Launcher, cluster: local_cluster.Local, workers: list[Child]) -> bool:
         """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
@@ -335,9 +364,9 @@ class Demo:
     def _sum_up(self, is_complete: bool) -> int:
         """Print what came of it; the exit status."""
         options, progress = self.options, self.progress
-        if self.solved_after is not None:
+        if progress.solved_after is not None:
             print(
-                f"solved {options.env} in {self.solved_after:.1f} s: the last {EPISODES} episodes returned "
+                f"solved {options.env} in {progress.solved_after:.1f} s: the last {EPISODES} episodes returned "
                 f"{self.solved_return:.1f} on average (goal {progress.goal:g})"
             )
         elif progress.goal is not None:
@@ -353,7 +382,7 @@ class Demo:
             print(f"counts do not add up: {fault}")
         if is_complete and not faults:
             print("what the actors counted is what the servers counted, and sums to the cluster's totals")
-        is_good = not faults and (self.solved_after is not None or progress.goal is None)
+        is_good = not faults and (self._is_solved or progress.goal is None)
         return 0 if is_good else 1
 
 
