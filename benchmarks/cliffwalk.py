@@ -25,7 +25,7 @@ SAMPLERS: dict[str, Sampler] = {
 }
 STEP = 0.25
 GOAL = 1e-3
-MOST_UPDATES = 10_000_000
+MAX_UPDATES = 10_000_000
 SCHEMA = Schema({"state": (np.int8, ()), "action": np.int8, "reward": np.float32})
 
 
@@ -52,7 +52,7 @@ def truth(length: int) -> np.ndarray:
 
 
 def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
-    """How many entries are replayed before the values are right; MOST_UPDATES where they never are."""
+    """How many entries are replayed before the values are right; MAX_UPDATES where they never are."""
     rng = np.random.default_rng(seed)
     transitions = walk(length)
     memory = Memory(SCHEMA, len(transitions), Parameters().replace(**sampler.fields(), start="repeat"), seed=seed)
@@ -65,7 +65,7 @@ def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
             memory.open()
     q = rng.normal(size=(length, 2)) * 0.1
     right, discount = truth(length), 1.0 - 1.0 / length
-    for update in range(1, MOST_UPDATES):
+    for update in range(1, MAX_UPDATES):
         number = memory.draw(1)
         state, action, reward, is_last = steps[number[0]]
         error = reward - q[state, action] + (0.0 if is_last else discount * q[state + 1].max())
@@ -73,7 +73,7 @@ def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
         memory.update_priorities(number, [error])
         if update % 16 == 0 and np.square(q - right).mean() < GOAL:
             return update
-    return MOST_UPDATES
+    return MAX_UPDATES
 
 
 def _shuffled_episodes(transitions: list[tuple[int, int, float, bool]], rng: np.random.Generator) -> np.ndarray:

@@ -32,7 +32,7 @@ LEARN_EVERY = 16
 BEGIN = 1_000
 """Steps before the first batch."""
 EVALUATE_EVERY, EPISODES = 2_000, 5
-SETTINGS = qlearning.Settings(hidden=(64, 64))
+SETTINGS = qlearning.LearningSettings(hidden=(64, 64))
 SOLVED = -110.0
 """Mean return that the environment's authors ask for."""
 

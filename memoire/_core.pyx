@@ -17,7 +17,7 @@ from memoire._kernels.heap cimport (
     NOTHING, Heap, Segment, Value, heap_bytes, heap_drop, heap_free, heap_is_loose, heap_put, heap_release,
 )
 from memoire._kernels.native cimport (
-    EARLIEST, IS_CHECKED, LATEST, MOST_VALUE_BYTES, copy_row, inside, prefetch, prefetch_row,
+    EARLIEST, IS_CHECKED, LATEST, MAX_VALUE_BYTES, copy_row, inside, prefetch, prefetch_row,
 )
 from memoire._kernels.order cimport (
     ORDER_BLOCK, Order, order_find, order_insert, order_leaf, order_rank, order_remove, order_set_alpha, order_sum,
@@ -43,14 +43,14 @@ cdef extern from "allocation.h":
 cdef enum:
     LARGE_BYTES = 1 << 15  # smaller ones NumPy and the C library keep themselves
     SPARE_BYTES = 1 << 27
-    MOST_SPARE = 64
-    MOST_AXES = 32
+    MAX_SPARE = 64
+    MAX_AXES = 32
 
 cdef struct Spare:
     void* block
     size_t size
 
-cdef Spare spares[MOST_SPARE]  # the longest unused first; under the GIL
+cdef Spare spares[MAX_SPARE]  # the longest unused first; under the GIL
 cdef int spare_count = 0
 cdef size_t spare_bytes_ = 0
 
@@ -91,7 +91,7 @@ cdef class Room:
         if self.size > SPARE_BYTES:
             free(self.block)
             return
-        while spare_count == MOST_SPARE or spare_bytes_ + self.size > SPARE_BYTES:
+        while spare_count == MAX_SPARE or spare_bytes_ + self.size > SPARE_BYTES:
             free(_drop_spare(0))
         spares[spare_count].block, spares[spare_count].size = self.block, self.size
         spare_count += 1
@@ -121,12 +121,12 @@ def keep_freed_memory():
 
 def empty(tuple shape not None, dtype):
     """`numpy.empty`; a large array lies in memory that an earlier one of about its size has given back."""
-    cdef cnp.npy_intp axes[MOST_AXES]
+    cdef cnp.npy_intp axes[MAX_AXES]
     cdef int i, count = <int>len(shape)
     cdef int64_t size = dtype.itemsize
     cdef size_t room
     cdef cnp.ndarray made
-    if count > MOST_AXES or dtype.kind not in "biuf" or not dtype.isnative:
+    if count > MAX_AXES or dtype.kind not in "biuf" or not dtype.isnative:
         return np.empty(shape, dtype)
     for i in range(count):
         axes[i] = shape[i]
@@ -536,7 +536,7 @@ cdef enum:  # how chances follow from weights
     BY_RANK = 1
     GREEDY = 2
 
-cdef uint32_t MOST_COUNTED = 0xFFFFFFFF  # draws of an entry
+cdef uint32_t MAX_COUNTED = 0xFFFFFFFF  # draws of an entry
 
 cdef struct Copy:  # one column of a batch to be filled
     Column* column
@@ -1947,7 +1947,7 @@ cdef class EntryStore:
             for i in range(start, start + size):
                 meta = &self.meta[inside(number[i], self.capacity_)]
                 weight[i] = self._mass(number[i])
-                meta.drawn += meta.drawn < MOST_COUNTED
+                meta.drawn += meta.drawn < MAX_COUNTED
                 number[i] = meta.number
             start += CHUNK
 
@@ -2123,7 +2123,7 @@ cdef class EntryStore:
                 for i in range(count if bad < 0 else 0):
                     meta = &self.meta[rows[i]]
                     if self.most_drawn == 0:
-                        meta.drawn += meta.drawn < MOST_COUNTED
+                        meta.drawn += meta.drawn < MAX_COUNTED
                         continue
                     self._put(rows[i], 0.0)  # by what it may be drawn until now
                     meta.drawn += 1
@@ -2753,7 +2753,7 @@ cdef bint _is_exact(const Column* column, cnp.ndarray array, int axes):
 
 cdef inline bint _is_storable(const Column* column, int64_t length) noexcept nogil:
     """Whether a ragged column's value may have so many elements."""
-    return 0 <= length <= MOST_VALUE_BYTES and length * column.heap.element <= MOST_VALUE_BYTES
+    return 0 <= length <= MAX_VALUE_BYTES and length * column.heap.element <= MAX_VALUE_BYTES
 
 
 cdef bint _number(int type_num, object value, double* place):

@@ -13,7 +13,7 @@ from .errors import ParameterError, UnknownName, WrongType
 
 FOR_EVER = 1e9
 """Seconds: longer than anything runs, and not more than a lock can wait."""
-MOST_SCALARS = 64
+MAX_SCALARS = 64
 """Names under which one client or learner may show figures."""
 
 
@@ -67,11 +67,11 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-MOST_NAME = 256
+MAX_NAME = 256
 """Characters that the name of a run or of a table has at most."""
 
 
-def is_name(value: str, most: int = MOST_NAME) -> bool:
+def is_name(value: str, most: int = MAX_NAME) -> bool:
     """Whether text can be a name: 1 to `most` characters, all of them seen, none of them changing how others look."""
     return 0 < len(value) <= most and value.isprintable()
 
@@ -84,7 +84,7 @@ def name(what: str, value: Any) -> str:
     """
     if not isinstance(value, str) or not is_name(value):
         raise ParameterError(
-            what, value[:80] if isinstance(value, str) else value, f"printable text of 1 to {MOST_NAME} characters"
+            what, value[:80] if isinstance(value, str) else value, f"printable text of 1 to {MAX_NAME} characters"
         )
     return value
 
@@ -111,7 +111,7 @@ def mapping(name: str, value: Any) -> Mapping[Any, Any]:
 
 def scalars(values: Any, present: Mapping[str, float]) -> dict[str, float]:
     """Figures by name: those `present`, and `values` in their place: finite numbers, under names of at most 256
-    characters, `MOST_SCALARS` in all.
+    characters, `MAX_SCALARS` in all.
 
     Raises:
         WrongType, ParameterError: says which one is wrong.
@@ -127,8 +127,8 @@ def scalars(values: Any, present: Mapping[str, float]) -> dict[str, float]:
         expected = "a finite number, under a name of at most 256 characters"
         raise ParameterError(f"scalars[{wrong[0]!r}]", checked[wrong[0]], expected)
     merged = dict(present) | checked
-    if len(merged) > MOST_SCALARS:
-        raise ParameterError("scalars", len(merged), f"at most {MOST_SCALARS} names")
+    if len(merged) > MAX_SCALARS:
+        raise ParameterError("scalars", len(merged), f"at most {MAX_SCALARS} names")
     return merged
 
 

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-MOST_SUGGESTIONS = 2
+MAX_SUGGESTIONS = 2
 ALIKE = 0.6
 """Share of characters from which on two names are alike."""
 ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -65,8 +65,8 @@ def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
     names = list(known)
     usual = [each for each in ELSEWHERE.get(name.lower(), ()) if each in names][:1]
     by_lower = {each.lower(): each for each in names}
-    alike = difflib.get_close_matches(name.lower(), by_lower, MOST_SUGGESTIONS, ALIKE)
-    return tuple(dict.fromkeys([*usual, *(by_lower[each] for each in alike)]))[:MOST_SUGGESTIONS]
+    alike = difflib.get_close_matches(name.lower(), by_lower, MAX_SUGGESTIONS, ALIKE)
+    return tuple(dict.fromkeys([*usual, *(by_lower[each] for each in alike)]))[:MAX_SUGGESTIONS]
 
 
 def hint(name: object, known: Iterable[str]) -> str:

@@ -14,10 +14,10 @@ from memoire.wire.rows import ACCOUNT
 
 from .answers import ActorRow, Actors
 from .ledgers import Kept, ids_of
-from .node_state import Node
+from .node_state import NodeState
 from .rates import WINDOW
 
-ACTORS_EVERY = 2.0
+ACTORS_INTERVAL = 2.0
 """Seconds between two looks at the steps of each actor, for its rate."""
 _OF_ACTOR = (
     "first_seen", "last_seen", "episodes", "steps", "generated_bytes", "pushed_caches", "accepted_caches",
@@ -56,14 +56,14 @@ class ActorList:
     def remember(self, now: float, kept: Kept) -> None:
         """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
         ring = self._ring
-        if ring and now < ring[-1][0] + ACTORS_EVERY:
+        if ring and now < ring[-1][0] + ACTORS_INTERVAL:
             return
         clients = kept.clients()
         ring.append((now, dict(zip(ids_of(clients), clients["steps"].tolist(), strict=True))))
         while len(ring) > 2 and ring[1][0] <= now - WINDOW:
             ring.popleft()
 
-    def presence(self, kept: Kept, servers: Iterable[Node], now: float) -> Actors:
+    def presence(self, kept: Kept, servers: Iterable[NodeState], now: float) -> Actors:
         """How many there are, by state."""
         rows = kept.clients()
         gone = int((rows["flags"] & 1).sum())

@@ -22,12 +22,12 @@ from memoire.clock import wall_clock
 from memoire.dashboard.settings import Settings
 from memoire.errors import MemoireError
 
-from .answers import ActorDetail, ActorRow, Distribution, EpisodeRow, Overview, RunInfo
+from .answers import ActorDetail, ActorRow, ClusterDistribution, EpisodeRow, Overview, RunInfo
 from .cluster import Cluster
 from .distributions import merged
-from .history import FLUSH_EVERY, PRUNE_EVERY, Curves, History
+from .history import FLUSH_INTERVAL, PRUNE_INTERVAL, Curves, History
 from .node_state import Answer
-from .nodes import Addresses, NodeError, Questions
+from .nodes import NodeAddresses, NodeError, Questions
 
 _log = logging.getLogger(__name__)
 
@@ -35,23 +35,23 @@ ASKERS = 16
 """Nodes that are asked at a time."""
 TIMEOUT = 5.0
 """Seconds that a node has for one page."""
-TIME_OF_ALL_PAGES = 60.0
+PAGES_TIMEOUT = 60.0
 """Seconds that it has for all pages of one look."""
-ACCOUNTS_EVERY = 2.0
+ACCOUNTS_INTERVAL = 2.0
 """Seconds between two readings of a server's ledger; more where a reading takes long."""
 PART_OF_TIME = 0.1
 """Of its time at most so much is spent on reading one server's ledger."""
-CLIENTS_EVERY = 10.0
+CLIENTS_INTERVAL = 10.0
 """Seconds between two readings of what is in no ledger: hosts, models, scalars of single actors."""
-SETTINGS_EVERY = 30.0
-KEEP_EVERY = 10.0
+SETTINGS_INTERVAL = 30.0
+LEDGER_INTERVAL = 10.0
 """Seconds between two savings of the ledger in the history."""
 OVERLAP = 5.0
 """Seconds of a ledger that are read once more: what changed while it was read is not missed."""
-LOOK_AGAIN = 2.0
+INSPECTION_LIFETIME = 2.0
 """Seconds for which one look at what is held serves everybody who asks."""
-MOST_PAGES = 100
-STUCK_AFTER = 10.0
+MAX_PAGES = 100
+STUCK_TIMEOUT = 10.0
 
 
 class _Plan(NamedTuple):
@@ -104,7 +104,7 @@ class Aggregator:
     ) -> None:
         self.settings, self.history = settings, history
         self._on_look, self._clock = on_look, clock
-        self._addresses = Addresses(settings.nodes)
+        self._addresses = NodeAddresses(settings.nodes)
         self._lock = threading.RLock()  # the cluster's
         self._cluster = Cluster(settings, history.ledger)
         self._known: dict[str, _Known] = {}
@@ -115,7 +115,7 @@ class Aggregator:
         self._turned = time.monotonic()
         self._newest: Overview | None = None
         self._looking = threading.Lock()  # the next one's
-        self._distributions: dict[str, tuple[float, Distribution]] = {}
+        self._distributions: dict[str, tuple[float, ClusterDistribution]] = {}
         self._kept_at = self._flushed_at = self._pruned_at = 0.0
         self.trouble = ""
         """Why the history cannot be written; "" where it can."""
@@ -149,7 +149,7 @@ class Aggregator:
     def liveness(self) -> list[str]:
         """What only a restart can mend, a sentence each."""
         silence = time.monotonic() - self._turned
-        if self._thread.ident is not None and not self._ended.is_set() and silence > STUCK_AFTER:
+        if self._thread.ident is not None and not self._ended.is_set() and silence > STUCK_TIMEOUT:
             return [f"the thread that asks the nodes has not taken a turn for {silence:.0f} s"]
         return []
 
@@ -280,16 +280,16 @@ class Aggregator:
                 is_whole = told["inherited"] == known.inherited  # else what came from elsewhere may be older
                 known.seen, known.read_of = told["time"] - OVERLAP if is_whole else 0.0, told["run"]
                 known.inherited = told["inherited"]
-                known.accounts_due = now + max(ACCOUNTS_EVERY, told["took"] / PART_OF_TIME)
+                known.accounts_due = now + max(ACCOUNTS_INTERVAL, told["took"] / PART_OF_TIME)
         if answer.clients is not None:
-            known.clients_due, known.clients = now + CLIENTS_EVERY, len(answer.clients)
+            known.clients_due, known.clients = now + CLIENTS_INTERVAL, len(answer.clients)
         elif known.clients != answer.status.get("stats", {}).get("totals", {}).get("clients"):
-            known.clients_due = min(known.clients_due, now + ACCOUNTS_EVERY)  # somebody is new
+            known.clients_due = min(known.clients_due, now + ACCOUNTS_INTERVAL)  # somebody is new
         versions = [
             table["parameters_version"] for table in (answer.status.get("stats", {}).get("tables") or {}).values()
         ]
         if answer.settings is not None:
-            known.settings_due = now + SETTINGS_EVERY
+            known.settings_due = now + SETTINGS_INTERVAL
         elif versions != known.version:
             known.settings_due = 0.0
         known.version = versions
@@ -299,14 +299,14 @@ class Aggregator:
     def _save(self, now: float) -> None:
         """Write to the disk what is due."""
         try:
-            if now >= self._kept_at + KEEP_EVERY:
+            if now >= self._kept_at + LEDGER_INTERVAL:
                 self._kept_at = now
                 with self._lock:
                     self._keep(now)
-            if now >= self._flushed_at + FLUSH_EVERY:
+            if now >= self._flushed_at + FLUSH_INTERVAL:
                 self._flushed_at = now
                 self.history.flush()
-            if now >= self._pruned_at + PRUNE_EVERY:
+            if now >= self._pruned_at + PRUNE_INTERVAL:
                 self._pruned_at = now
                 self.history.prune(now)
             self.trouble = ""
@@ -335,7 +335,7 @@ class Aggregator:
     def _ask(self, url: str, plan: _Plan) -> Answer:
         began = self._asking[url] = time.monotonic()
         answer = Answer(url, self._clock())
-        node = Questions(url, self.settings.node_token, TIMEOUT, TIME_OF_ALL_PAGES, self._ended.is_set)
+        node = Questions(url, self.settings.node_token, TIMEOUT, PAGES_TIMEOUT, self._ended.is_set)
         try:
             answer.status = node.json("/status?clients=no")
             if answer.status.get("role") == "server":
@@ -361,13 +361,14 @@ class Aggregator:
             raise NodeError(f"there is no server {name!r}; there are {', '.join(self.servers()) or 'none yet'}", 404)
         return Questions(url, self.settings.node_token, TIMEOUT, TIMEOUT, self._ended.is_set).json(path)
 
-    def distribution(self, table: str, servers: Iterable[str]) -> Distribution:
-        """How what these servers hold in a table is spread: now, or as it was up to `LOOK_AGAIN` seconds ago. Blocks as
-        `ask_server` does.
+    def distribution(self, table: str, servers: Iterable[str]) -> ClusterDistribution:
+        """How what these servers hold in a table is spread: now, or up to `INSPECTION_LIFETIME` seconds ago.
+
+        Blocks as `ask_server` does.
         """
         with self._looking:
             known = self._distributions.get(table)
-            if known is None or time.monotonic() > known[0] + LOOK_AGAIN:
+            if known is None or time.monotonic() > known[0] + INSPECTION_LIFETIME:
                 found = self.ask_servers(dict.fromkeys(servers, f"/distribution?{urlencode({'table': table})}"))
                 told = {name: answer for name, answer in found.items() if isinstance(answer, dict)}
                 known = time.monotonic(), merged(table, told, [name for name in found if name not in told])
@@ -410,7 +411,7 @@ def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
     """The pages of a server's ledger; none where it has never heard of this run."""
     pages: list[dict[str, Any]] = []
     after = ""
-    while not pages or (after and len(pages) < MOST_PAGES):
+    while not pages or (after and len(pages) < MAX_PAGES):
         try:
             body = node.get("/accounts?" + urlencode({"run": run, "seen": repr(seen), "after": after}))
         except NodeError as error:
@@ -425,7 +426,7 @@ def _accounts(node: Questions, run: str, seen: float) -> list[dict[str, Any]]:
 def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
     pages: list[dict[str, Any]] = []
     after, known = plan.after, plan.episodes_of
-    while len(pages) < MOST_PAGES:
+    while len(pages) < MAX_PAGES:
         page = node.json(f"/episodes?most=1000&after={after}")
         if (page["run"], page["epoch"]) != known and after:  # numbers have begun anew
             after, known = 0, (page["run"], page["epoch"])
@@ -440,7 +441,7 @@ def _episodes(node: Questions, plan: _Plan) -> list[dict[str, Any]]:
 def _clients(node: Questions) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     after: str | None = ""
-    while after is not None and len(rows) < MOST_PAGES * 1000:
+    while after is not None and len(rows) < MAX_PAGES * 1000:
         page = node.json(f"/status?most=1000&after={after}")["clients"]
         rows += page["rows"]
         after = page["next"]

@@ -263,7 +263,7 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class ClusterHistogram:
     """How many values lie where."""
 
     bounds: list[float]
@@ -276,7 +276,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class ClusterDistribution:
     """How what a table holds is spread, over all servers."""
 
     table: str
@@ -290,9 +290,9 @@ class Distribution:
     """Entries of positive weight, in the actors' memories or in the servers' episodes."""
     effective: float | None
     """1 / sum p**2 over their chances: so many entries of equal chances would be repeated as often."""
-    weights: Histogram
+    weights: ClusterHistogram
     """What draws are proportional to."""
-    ages: Histogram
+    ages: ClusterHistogram
     """Seconds since the entries were recorded."""
     servers: list[str]
     missing: list[str]
@@ -300,7 +300,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ActorSpread:
     """How the actors of a run are spread by one figure."""
 
     figure: str
@@ -308,7 +308,7 @@ class Spread:
     """Those that have the figure."""
     median: float | None
     mean: float | None
-    histogram: Histogram
+    histogram: ClusterHistogram
     """In buckets of equal width."""
 
 
@@ -326,7 +326,7 @@ class ShownArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Specimen:
+class HeldSample:
     """One held sample, as a learner would get it; it was not taken."""
 
     server: str

@@ -23,11 +23,11 @@ from .forecasts import Forecasts
 from .history import Point
 from .learners import learners_of
 from .ledgers import Kept, RunLedgers
-from .node_state import NOT_ASKED, Answer, Node
+from .node_state import NOT_ASKED, Answer, NodeState
 from .overview import figures_of, freshness_of, learning_of, node_row, open_addresses, signs_of, tables_of
 from .verdict import verdicts
 
-MOST_EPISODES = 20_000
+MAX_EPISODES = 20_000
 
 
 class Cluster:
@@ -39,11 +39,11 @@ class Cluster:
 
     def __init__(self, settings: Settings, restore: Callable[[str], bytes] = lambda run: b"") -> None:
         self._settings = settings
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, NodeState] = {}
         """By address."""
         self.run = ""
         """The one that is counted now."""
-        self.episodes: deque[EpisodeRow] = deque(maxlen=MOST_EPISODES)
+        self.episodes: deque[EpisodeRow] = deque(maxlen=MAX_EPISODES)
         """The newest ones of the run, the newest last."""
         self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # with their run
         self._ledgers = RunLedgers(restore)
@@ -62,7 +62,7 @@ class Cluster:
             del self.nodes[url]
             self._actors.forget(url)
         for url in wanted:
-            self.nodes.setdefault(url, Node(url, now, error=NOT_ASKED))
+            self.nodes.setdefault(url, NodeState(url, now, error=NOT_ASKED))
 
     def waits_for(self, url: str, seconds: float) -> None:
         """A node was asked so long ago, and has not answered."""
@@ -94,7 +94,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property
-    def servers(self) -> list[Node]:
+    def servers(self) -> list[NodeState]:
         """Those that answered at least once."""
         return [node for node in self.nodes.values() if node.role == "server"]
 

@@ -12,14 +12,14 @@ from memoire.server.timings import BOUNDS
 
 from .answers import Latency, LearnerRow, Rates
 from .learners import embedded, waited
-from .node_state import Node
+from .node_state import NodeState
 from .rates import LONG_WINDOW, WINDOW, Ring
 
 HARMLESS = ("missing",)
 """Refusals that are nobody's trouble: a stretch of a model that a newer version has overtaken meanwhile."""
 
 
-class Sums:
+class CounterSums:
     """Counters of many nodes as one: what each gained is added up, and what began anew counts from zero."""
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class Counters:
     """All that is counted: by the run's totals, by servers and by learners."""
 
     def __init__(self) -> None:
-        self._sums = Sums()
-        self._waits = Sums()  # of each learner
+        self._sums = CounterSums()
+        self._waits = CounterSums()  # of each learner
         self._ring = Ring(LONG_WINDOW)
 
-    def count(self, node: Node) -> None:
+    def count(self, node: NodeState) -> None:
         """Take what a server has counted in this life of it."""
         stats = node.stats
         life = stats.get("epoch")
@@ -63,7 +63,7 @@ class Counters:
         for name, value in counted.items():
             self._sums.saw(node.url, life, name, value)
 
-    def remember(self, now: float, totals: Totals, up: Iterable[Node], learners: list[LearnerRow]) -> None:
+    def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:
         """Keep what there is now. `up`: the servers that answer."""
         lives = {embedded(node): node.stats.get("epoch") for node in up}
         for row in learners:  # those far away count what they take themselves, and have another name in each life

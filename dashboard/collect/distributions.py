@@ -12,10 +12,10 @@ import numpy as np
 
 from memoire.pool.inspection import PER_TEN
 
-from .answers import Distribution, Histogram, Spread
+from .answers import ActorSpread, ClusterDistribution, ClusterHistogram
 
 
-def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> Distribution:
+def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> ClusterDistribution:
     """All servers' parts as one.
 
     Args:
@@ -32,7 +32,7 @@ def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[
         for weight, part in zip(weights, parts, strict=True)
         if part["effective"]
     )
-    return Distribution(
+    return ClusterDistribution(
         table=table,
         storage=parts[0]["storage"] if parts else "",
         looked=sum(part["looked"] for part in parts),
@@ -46,7 +46,7 @@ def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[
     )
 
 
-def _added(parts: Sequence[Mapping[str, Any]]) -> Histogram:
+def _added(parts: Sequence[Mapping[str, Any]]) -> ClusterHistogram:
     """Histograms of the same buckets as one. A part stands for what it looked at."""
     some = [part for part in parts if part["counts"]]
     seen = [part for part in parts if part["counts"] or part["zeros"]]
@@ -56,7 +56,7 @@ def _added(parts: Sequence[Mapping[str, Any]]) -> Histogram:
     for part in some:
         for place, count in enumerate(part["counts"], part["first"] - first):
             counts[place] += count
-    return Histogram(
+    return ClusterHistogram(
         bounds=[10.0 ** (bucket / PER_TEN) for bucket in range(first, end + 1)] if counts else [],
         counts=counts,
         zeros=sum(part["zeros"] for part in parts),
@@ -65,15 +65,15 @@ def _added(parts: Sequence[Mapping[str, Any]]) -> Histogram:
     )
 
 
-def spread_of(figure: str, values: Sequence[float], bins: int) -> Spread:
+def spread_of(figure: str, values: Sequence[float], bins: int) -> ActorSpread:
     """How actors are spread by the values of one figure, in so many buckets of equal width."""
     if not values:
-        return Spread(figure, 0, None, None, Histogram([], [], 0, None, None))
+        return ActorSpread(figure, 0, None, None, ClusterHistogram([], [], 0, None, None))
     counts, bounds = np.histogram(values, bins)
-    return Spread(
+    return ActorSpread(
         figure=figure,
         actors=len(values),
         median=float(np.median(values)),
         mean=float(np.mean(values)),
-        histogram=Histogram(bounds.tolist(), counts.tolist(), 0, min(values), max(values)),
+        histogram=ClusterHistogram(bounds.tolist(), counts.tolist(), 0, min(values), max(values)),
     )

@@ -9,12 +9,12 @@ from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 
 from .answers import Forecast, TableRow
-from .node_state import Node
+from .node_state import NodeState
 from .rates import LONG_WINDOW, Ring
 
-SLOW = 10.0
+FORECAST_INTERVAL = 10.0
 """Seconds between two looks at what forecasts are made of."""
-SLOW_WINDOW = 1_200.0
+FORECAST_WINDOW = 1_200.0
 FULL = 0.98
 """Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
 
@@ -24,9 +24,9 @@ class Forecasts:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ring = Ring(SLOW_WINDOW, SLOW)
+        self._ring = Ring(FORECAST_WINDOW, FORECAST_INTERVAL)
 
-    def remember(self, now: float, totals: Totals, up: list[Node]) -> None:
+    def remember(self, now: float, totals: Totals, up: list[NodeState]) -> None:
         """Keep what there is now. `up`: the servers that answer."""
         values = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
         values["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
@@ -39,19 +39,19 @@ class Forecasts:
         """Another run is counted."""
         self._ring.clear()
 
-    def forecast(self, totals: Totals, tables: list[TableRow], up: Iterable[Node]) -> Forecast:
+    def forecast(self, totals: Totals, tables: list[TableRow], up: Iterable[NodeState]) -> Forecast:
         """When something is full or done. `up`: the servers that answer."""
         rate = self._ring.rate
         disks = [
-            until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", SLOW_WINDOW))
+            until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", FORECAST_WINDOW))
             for node in up
             if node.stats.get("folder")
         ]
         settings, goals = self._settings, []
         if settings.goal_steps:
-            goals.append(until(settings.goal_steps - totals.steps, rate("steps", SLOW_WINDOW)))
+            goals.append(until(settings.goal_steps - totals.steps, rate("steps", FORECAST_WINDOW)))
         if settings.goal_episodes:
-            goals.append(until(settings.goal_episodes - totals.episodes, rate("episodes", SLOW_WINDOW)))
+            goals.append(until(settings.goal_episodes - totals.episodes, rate("episodes", FORECAST_WINDOW)))
         return Forecast(
             memory_full=self._memory_full(tables),
             disk_full=min((each for each in disks if each is not None), default=None),
@@ -65,7 +65,7 @@ class Forecasts:
         if not by_bytes or not self._ring.is_record("held", LONG_WINDOW):
             return None
         left = sum(table.byte_limit - table.held_bytes for table in by_bytes)
-        return until(left, self._ring.rate("held", SLOW_WINDOW))
+        return until(left, self._ring.rate("held", FORECAST_WINDOW))
 
 
 def until(left: float, rate: float) -> float | None:

@@ -23,9 +23,9 @@ from memoire.storage import private_files
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
 """Seconds of a bucket, and for how many seconds it is kept, level by level."""
-FLUSH_EVERY = 5.0
-PRUNE_EVERY = 300.0
-MOST_SERIES = 4_096
+FLUSH_INTERVAL = 5.0
+PRUNE_INTERVAL = 300.0
+MAX_SERIES = 4_096
 """Names of one run; more are not kept (and counted in `left_out`)."""
 FORMAT = 2
 
@@ -113,7 +113,7 @@ class History:
     def __init__(self, path: str | None) -> None:
         self.path = path or ":memory:"
         self.left_out = 0
-        """Points of names beyond `MOST_SERIES`."""
+        """Points of names beyond `MAX_SERIES`."""
         self._lock = threading.RLock()
         self._pending: dict[tuple[int, int, int], Point] = {}
         self._ids: dict[tuple[str, str], int] = {}
@@ -152,7 +152,7 @@ class History:
 
     def _id(self, run: str, name: str) -> int | None:
         number = self._ids.get((run, name))
-        if number is None and self._counts.get(run, 0) < MOST_SERIES:
+        if number is None and self._counts.get(run, 0) < MAX_SERIES:
             number = self._db.execute("INSERT INTO series (run, name) VALUES (?, ?)", (run, name)).lastrowid
             assert number is not None
             self._ids[run, name] = number

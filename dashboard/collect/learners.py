@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from .answers import LearnerRow
-from .node_state import Node
+from .node_state import NodeState
 from .rates import WINDOW
 
 
 def learners_of(
-    servers: Iterable[Node], now: float, gained: Callable[[str, float], tuple[float, float]]
+    servers: Iterable[NodeState], now: float, gained: Callable[[str, float], tuple[float, float]]
 ) -> list[LearnerRow]:
     """Each learner once, as the server says that heard of it last.
 
@@ -31,7 +31,7 @@ def learners_of(
     return list(found.values())
 
 
-def embedded(node: Node) -> str:
+def embedded(node: NodeState) -> str:
     """What the learner in a server's process is called."""
     return f"server:{node.name}"
 

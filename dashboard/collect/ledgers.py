@@ -15,7 +15,7 @@ from memoire.accounting.account import Totals
 from memoire.accounting.merge import Rows, by_client, key_of, merge, totals_of
 from memoire.wire.rows import ACCOUNT
 
-MOST_RUNS = 8
+MAX_RUNS = 8
 """Runs whose ledgers are at hand; others are read from the history."""
 NOTHING: Rows = np.empty(0, ACCOUNT)
 
@@ -61,7 +61,7 @@ class RunLedgers:
         """The ledger of a run. That of the run that is counted now always stays."""
         if run not in self._kept:
             self._kept[run] = Kept(np.frombuffer(self._restore(run), ACCOUNT))
-            while len(self._kept) > MOST_RUNS:
+            while len(self._kept) > MAX_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, counted))]
         return self._kept[run]
 

@@ -26,7 +26,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Node:
+class NodeState:
     """A node as it is known."""
 
     url: str

@@ -16,12 +16,12 @@ import msgspec
 from memoire.nodes import timed_http
 from memoire.security.tokens import Tokens
 
-LOOK_UP_EVERY = 5.0
+RESOLVE_INTERVAL = 5.0
 """Seconds between two look-ups of a name."""
-MOST_NODES = 1024
-MOST_ANSWER_BYTES = 16 << 20
+MAX_NODES = 1024
+MAX_ANSWER_BYTES = 16 << 20
 """Bytes of one page."""
-MOST_BYTES_OF_ALL_PAGES = 128 << 20
+MAX_TOTAL_PAGE_BYTES = 128 << 20
 
 
 class NodeError(Exception):
@@ -52,8 +52,8 @@ def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: floa
         raise NodeError(f"{url} does not answer: {path} did not come as a whole within {timeout:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NodeError(f"{url} does not answer: {_words(error)}") from None
-    if len(body) > MOST_ANSWER_BYTES:
-        raise NodeError(f"{url}{path} answered with more than {MOST_ANSWER_BYTES} bytes")
+    if len(body) > MAX_ANSWER_BYTES:
+        raise NodeError(f"{url}{path} answered with more than {MAX_ANSWER_BYTES} bytes")
     if status != 200:
         raise NodeError(f"{url}{path} answered {status}: {_reason(body)}", status)
     return body
@@ -86,8 +86,8 @@ class Questions:
             raise NodeError(f"{self._url} was not asked for {path}: {why}")
         body = ask(self._url, path, token=self._token, timeout=min(self._timeout, left))
         self._bytes += len(body)
-        if self._bytes > MOST_BYTES_OF_ALL_PAGES:
-            raise NodeError(f"{self._url} answered with more than {MOST_BYTES_OF_ALL_PAGES} bytes in all")
+        if self._bytes > MAX_TOTAL_PAGE_BYTES:
+            raise NodeError(f"{self._url} answered with more than {MAX_TOTAL_PAGE_BYTES} bytes in all")
         return body
 
     def json(self, path: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple
         connection.sock = timed_http.connect(connection.host, connection.port, deadline)
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         with connection.getresponse() as answer:
-            return answer.status, answer.read(MOST_ANSWER_BYTES + 1)
+            return answer.status, answer.read(MAX_ANSWER_BYTES + 1)
 
 
 def _words(error: Exception) -> str:
@@ -119,7 +119,7 @@ def _reason(body: bytes) -> str:
         return "it does not say why"
 
 
-class Addresses:
+class NodeAddresses:
     """The nodes' addresses: those given, and those of names, looked up on a thread of their own.
 
     Args:
@@ -141,7 +141,7 @@ class Addresses:
     def now(self) -> list[str]:
         """All of them, each once."""
         found = [url for name in self._names for url in self._found.get(name, [])]
-        return list(dict.fromkeys([*self._fixed, *found]))[:MOST_NODES]
+        return list(dict.fromkeys([*self._fixed, *found]))[:MAX_NODES]
 
     def close(self) -> None:
         """Look nothing up any more."""
@@ -161,7 +161,7 @@ class Addresses:
         while not self._closed.is_set():
             began = time.monotonic()
             self.look()
-            self._closed.wait(max(0.1, LOOK_UP_EVERY - (time.monotonic() - began)))
+            self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
 
 
 def _look_up(host: str, port: int) -> list[str]:

@@ -10,7 +10,7 @@ from memoire.dashboard.settings import Settings
 
 from .answers import Fresh, Learning, NodeRow, Overview, TableRow
 from .history import Point
-from .node_state import Node
+from .node_state import NodeState
 from .verdict import Signs
 
 _RATES = (
@@ -19,7 +19,7 @@ _RATES = (
 _OF_TABLE = ("held_bytes", "held_caches", "unused_samples", "clients", "overwritten_caches")
 
 
-def node_row(node: Node) -> NodeRow:
+def node_row(node: NodeState) -> NodeRow:
     """A node as the overview lists it."""
     process, security = node.status.get("process") or {}, node.status.get("security") or {}
     reasons = [node.error] if node.error else [str(reason) for reason in node.status.get("reasons", ())]
@@ -49,7 +49,7 @@ def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
     return [*(f"{node.name or node.url} {address}" for node in nodes for address in node.open), *own]
 
 
-def tables_of(up: list[Node]) -> list[TableRow]:
+def tables_of(up: list[NodeState]) -> list[TableRow]:
     """Each table over all servers that answer."""
     names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
     return [_table(name, {node.name: (node.stats.get("tables") or {}).get(name) for node in up}) for name in names]
@@ -78,7 +78,7 @@ def _table(name: str, told: Mapping[str, dict[str, Any] | None]) -> TableRow:
     )
 
 
-def learning_of(up: list[Node]) -> Learning:
+def learning_of(up: list[NodeState]) -> Learning:
     """Returns and scalars of all servers that answer, each weighed by its episodes or clients."""
     recent = [node.stats["recent"] for node in up if (node.stats.get("recent") or {}).get("count")]
     count = sum(each["count"] for each in recent)
@@ -102,7 +102,7 @@ def learning_of(up: list[Node]) -> Learning:
     )
 
 
-def freshness_of(up: list[Node]) -> Fresh:
+def freshness_of(up: list[NodeState]) -> Fresh:
     """The worst of what learners say, in servers' processes and far away."""
     said = [table["freshness"] for node in up for table in (node.stats.get("tables") or {}).values()]
     said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
@@ -115,7 +115,7 @@ def freshness_of(up: list[Node]) -> Fresh:
     return Fresh(**{name: worst(name) for name in names})
 
 
-def signs_of(overview: Overview, up: list[Node], *, is_idle: bool) -> Signs:
+def signs_of(overview: Overview, up: list[NodeState], *, is_idle: bool) -> Signs:
     """What the verdicts on an overview are made of."""
     folders = [node.stats["folder"] for node in up if node.stats.get("folder")]
     rates, actors = overview.rates, overview.actors

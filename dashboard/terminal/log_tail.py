@@ -17,7 +17,7 @@ from memoire.accounting.logbook import escape, format_line
 from memoire.clock import wall_clock
 from memoire.dashboard.collect import logs
 from memoire.dashboard.collect.answers import LogPage, LogRow
-from memoire.dashboard.collect.nodes import Addresses, NodeError, ask
+from memoire.dashboard.collect.nodes import NodeAddresses, NodeError, ask
 from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError
 from memoire.security.tokens import Tokens
@@ -26,7 +26,7 @@ from .top import INCOMPLETE, PAGES, node_address
 
 ASKERS = 16
 """Nodes that are asked at a time."""
-PAGE = 1000
+PAGE_LINES = 1000
 """Lines that a server is asked for at a time: the most that it gives."""
 FIRST = 10
 """Lines that are shown before those that are followed, where nobody says how many."""
@@ -59,7 +59,7 @@ class Sources:
     def __init__(
         self, nodes: Sequence[str], token: Tokens | str | None, timeout: float, complain: Callable[[str], object]
     ) -> None:
-        self._addresses = Addresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
+        self._addresses = NodeAddresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
         self._addresses.look()
         self._given, self._token, self._timeout, self._complain = nodes, token, timeout, complain
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-logs")
@@ -214,7 +214,7 @@ def _pages(sources: Sources, wanted: dict[str, str], places: dict[str, int]) -> 
     """Page after page of what comes behind `places`, which go on with them."""
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", PAGE)
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "newer", PAGE_LINES)
         places |= logs.read_cursor(page.newer)
         more = page.more and bool(page.rows)
         yield page
@@ -227,7 +227,7 @@ def _newest(sources: Sources, wanted: dict[str, str], last: int) -> tuple[list[L
     newer: dict[str, int] = {}
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(PAGE, max(1, last)))
+        page = logs.search(sources.ask, list(sources.found), wanted, places, "older", min(PAGE_LINES, max(1, last)))
         newer = newer or logs.read_cursor(page.newer)
         places |= logs.read_cursor(page.older)
         rows += page.rows

@@ -26,7 +26,7 @@ FIRST_RATES = 2.5
 PAGES = "the address of a node's pages (its --http), such as http://server-0:8080"
 
 
-class Line(NamedTuple):
+class StyledLine(NamedTuple):
     """A line, and how it is shown where there are colours."""
 
     text: str
@@ -129,7 +129,7 @@ def _refresh(watch: Aggregator, every: float, actors: int) -> None:
 # --------------------------------------------------------------------------------------------------- what is written
 
 
-def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[Line]:
+def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[StyledLine]:
     """An overview as text, the most important first. `most` actors of each kind are named."""
     return [
         *_head(seen),
@@ -147,18 +147,18 @@ _LEARNERS = ("learner", "where", "batches", "samples", "waits", "heard")
 _NODES = ("node", "role", "state", "uptime", "memory", "files", "answer", "asks for", "")
 
 
-def _head(seen: Overview) -> list[Line]:
+def _head(seen: Overview) -> list[StyledLine]:
     state = "finished" if seen.finished else "not finished"
     where = "on disk" if seen.durable else "in memory"
     moment = datetime.fromtimestamp(seen.time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    found = [Line(f"run {escape(seen.run)!r} ({state}), {where}    {moment}", "bold")]
+    found = [StyledLine(f"run {escape(seen.run)!r} ({state}), {where}    {moment}", "bold")]
     styles = {"good": "green", "notice": "yellow", "bad": "bold red"}
-    found += [Line(f"{each.level}: {escape(each.text)}", styles[each.level]) for each in seen.verdicts]
-    found += [Line(f"open to everybody: {escape(', '.join(seen.open))}", "yellow")] if seen.open else []
+    found += [StyledLine(f"{each.level}: {escape(each.text)}", styles[each.level]) for each in seen.verdicts]
+    found += [StyledLine(f"open to everybody: {escape(', '.join(seen.open))}", "yellow")] if seen.open else []
     return found
 
 
-def _totals(seen: Overview) -> list[Line]:
+def _totals(seen: Overview) -> list[StyledLine]:
     totals, rates, learning, fresh = seen.totals, seen.rates, seen.learning, seen.freshness
     rows = [
         ("steps", f"{totals.steps:,}", f"{rates.steps:,.0f}/s"),
@@ -178,12 +178,12 @@ def _totals(seen: Overview) -> list[Line]:
     ]
     lost = [("rejected", totals.rejected_caches), ("lost", totals.lost_caches), ("skipped", totals.skipped_caches)]
     return [
-        Line(""),
+        StyledLine(""),
         *(
-            Line(f"{name:<10}{total:>16}{rate:>14}    {fact:<16}{value:>12}")
+            StyledLine(f"{name:<10}{total:>16}{rate:>14}    {fact:<16}{value:>12}")
             for (name, total, rate), (fact, value) in zip(rows, facts, strict=True)
         ),
-        *(Line(f"caches {name}: {count:,}", "yellow") for name, count in lost if count),
+        *(StyledLine(f"caches {name}: {count:,}", "yellow") for name, count in lost if count),
     ]
 
 
@@ -203,7 +203,7 @@ def _table(row: TableRow) -> tuple[str, ...]:
     )
 
 
-def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Line]:
+def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[StyledLine]:
     counts = seen.actors
     said = [f"{counts.active} active", f"{counts.silent} silent", f"{counts.gone} gone"]
     said += [f"{counts.missing} of {counts.expected} missing"] if counts.expected else []
@@ -213,10 +213,10 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Line]
     for row in silent[:most]:
         heard = _duration(seen.time - row.last_seen)
         text = f"silent: {row.client} label {row.label} host {escape(row.host) or '-'} home {escape(row.home) or '-'}"
-        found.append(Line(f"{text}, heard {heard} ago", "yellow"))
+        found.append(StyledLine(f"{text}, heard {heard} ago", "yellow"))
     if len(silent) > most:
-        found.append(Line(f"and {len(silent) - most} more are silent", "yellow"))
-    return found if busiest else [Line(""), Line(f"actors: {', '.join(said)}", "bold"), *found]
+        found.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
+    return found if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(said)}", "bold"), *found]
 
 
 def _actor(row: ActorRow) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ def guarded_by(row: NodeRow) -> str:
     return "-" if row.keys is None else "keys" if row.keys else "this machine"
 
 
-def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[Line]:
+def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[StyledLine]:
     """A title and aligned columns below it: numbers to the right. Nothing where there are no rows."""
     shown = [[escape(cell) or "-" for cell in row[:-1]] + [escape(row[-1])] for row in rows]
     if not shown:
@@ -274,9 +274,9 @@ def _section(title: str, rows: Iterable[Sequence[str]], heads: Sequence[str]) ->
         placed = zip(cells, widths, is_right, strict=True)
         return "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in placed).rstrip()
 
-    title_line = [Line(""), Line(title, "bold")] if title.startswith("actors") else [Line("")]
-    body = [Line(aligned(row), "red" if "down" in row[2:3] else "") for row in shown]
-    return [*title_line, Line(aligned(heads), "dim"), *body]
+    title_line = [StyledLine(""), StyledLine(title, "bold")] if title.startswith("actors") else [StyledLine("")]
+    body = [StyledLine(aligned(row), "red" if "down" in row[2:3] else "") for row in shown]
+    return [*title_line, StyledLine(aligned(heads), "dim"), *body]
 
 
 def _is_figure(cell: str) -> bool:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memoire.dashboard.settings import Settings
 from memoire.security.exposure import is_loopback
 
-from .login_throttle import Gate, Origin, TooManyWrong
+from .login_throttle import LoginThrottle, Origin, TooManyWrong
 
 PROBES = ("/livez", "/readyz")
 """Asked by address, without a token."""
@@ -23,8 +23,8 @@ OPEN = (*PROBES, "/metrics")
 """The same for Prometheus, unless they have a port of their own."""
 PUBLIC = ("/", "/api/login", "/api/logout", "/api/session")
 """Without the token, but under a right name: what it takes to log in. Files under /static/ are public too."""
-MOST_BODY_BYTES = 8 << 10
-BODY_TIME = 10.0
+MAX_BODY_BYTES = 8 << 10
+BODY_TIMEOUT = 10.0
 """Seconds between two pieces of a body."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -46,7 +46,7 @@ def error(status: int, text: str, headers: dict[str, str] | None = None) -> Resp
 class Access:
     """Middleware: lets through who may come in, and puts the headers on every answer."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, gate: LoginThrottle) -> None:
         self._app, self._settings, self._gate = app, settings, gate
         self._open = OPEN if settings.probes is None else PROBES
 
@@ -73,7 +73,7 @@ class Access:
 
         async def receive_soon() -> Message:
             try:
-                return await asyncio.wait_for(receive(), BODY_TIME)
+                return await asyncio.wait_for(receive(), BODY_TIMEOUT)
             except TimeoutError:
                 return {"type": "http.disconnect"}
 
@@ -111,8 +111,8 @@ def too_long(headers: Headers) -> Response | None:
     length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "")
     if not (length.isascii() and length.isdigit()):
         return error(http.HTTPStatus.LENGTH_REQUIRED, "say how long the body is: Content-Length")
-    if len(length) > 9 or int(length) > MOST_BODY_BYTES:
-        text = f"a body has at most {MOST_BODY_BYTES} bytes"
+    if len(length) > 9 or int(length) > MAX_BODY_BYTES:
+        text = f"a body has at most {MAX_BODY_BYTES} bytes"
         return error(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, {"Connection": "close"})
     return None
 

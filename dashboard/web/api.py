@@ -29,15 +29,15 @@ from memoire.dashboard.collect.answers import (
     ActorDetail,
     ActorPage,
     ActorRow,
-    Distribution,
+    ActorSpread,
+    ClusterDistribution,
     EpisodeRow,
+    HeldSample,
     LearnerRow,
     LogPage,
     NodeRow,
     Overview,
     RunInfo,
-    Specimen,
-    Spread,
     TableRow,
 )
 from memoire.dashboard.collect.distributions import spread_of
@@ -49,14 +49,14 @@ from memoire.version import SOFTWARE, VERSION
 
 from . import exports
 from .access import Access, error, is_by_tls, origin_of, too_many
-from .event_stream import MOST_LISTENERS, Full, Hub
-from .login_throttle import COOKIE, LOGIN_SECONDS, Gate, TooManyWrong
+from .event_stream import MAX_LISTENERS, Full, Hub
+from .login_throttle import COOKIE, LOGIN_LIFETIME, LoginThrottle, TooManyWrong
 from .pages import add_pages
 
-MOST_ROWS = 1000
-MOST_POINTS = 5000
-MOST_NAMES = 256
-WRONG_TOKEN_WAIT = 0.5
+MAX_ROWS = 1000
+MAX_POINTS = 5000
+MAX_NAMES = 256
+WRONG_TOKEN_DELAY = 0.5
 """Seconds that a wrong token costs."""
 YEAR_9999 = 253_402_300_799.0
 
@@ -73,8 +73,8 @@ State = Literal["active", "silent", "gone"]
 Time = Annotated[float, Query(ge=0.0, le=YEAR_9999, allow_inf_nan=False, description="Seconds since 1970.")]
 Text = Annotated[str, Query(max_length=256)]
 Run = Annotated[str, Query(max_length=256, description="Name of a run; the one that is counted now by default.")]
-Names = Annotated[list[str], Query(max_length=MOST_NAMES, description="Names of figures; all of them by default.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+Names = Annotated[list[str], Query(max_length=MAX_NAMES, description="Names of figures; all of them by default.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 Client = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of an actor in hex.")]
 
@@ -91,7 +91,7 @@ class Token(BaseModel):
     token: str = Field(max_length=1024)
 
 
-class Session(BaseModel):
+class LoginState(BaseModel):
     """Whether somebody is let in."""
 
     needs_token: bool
@@ -132,7 +132,7 @@ class Stream(StreamingResponse):
 class Api:
     """The handlers, around one aggregator."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> None:
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: LoginThrottle, probes: Mapping[str, Handler]) -> None:
         self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
         self._settings = aggregator.settings
 
@@ -144,8 +144,8 @@ class Api:
 
     async def stream(self, request: Request, last_event_id: Annotated[str, Header(max_length=20)] = "") -> Response:
         """The same again and again, as server-sent events named "overview"; their ids are its `number`."""
-        if self._hub.listeners >= MOST_LISTENERS:
-            text = f"{MOST_LISTENERS} listen already: ask for /api/overview now and then"
+        if self._hub.listeners >= MAX_LISTENERS:
+            text = f"{MAX_LISTENERS} listen already: ask for /api/overview now and then"
             raise HTTPException(http.HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "10"})
         last = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
         return Stream(self._frames(last, request.headers), headers={"X-Accel-Buffering": "no"})
@@ -255,7 +255,7 @@ class Api:
         run: Run = "",
         since: Time = 0.0,
         until: Time = YEAR_9999,
-        points: Annotated[int, Query(ge=2, le=MOST_POINTS)] = 500,
+        points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
     ) -> Response:
         """Figures over time, with the steps of the run at each time: mean, least and greatest of each bucket, so that
         spikes are seen however coarse it is. `since` 0 is the run's beginning.
@@ -320,7 +320,7 @@ class Api:
     def session(self, request: Request) -> Response:
         """Whether a token is needed, and whether it was given."""
         is_let_in = self._gate.still_admits(request.headers)
-        return _json(Session(needs_token=not self._gate.is_open, is_let_in=is_let_in, software=SOFTWARE))
+        return _json(LoginState(needs_token=not self._gate.is_open, is_let_in=is_let_in, software=SOFTWARE))
 
     async def login(self, request: Request, token: Token) -> Response:
         """Give the token; the answer sets a cookie that no script can read. Wrong ones have to be waited for."""
@@ -331,10 +331,10 @@ class Api:
         except TooManyWrong as many:
             return too_many(many)
         if number is None:
-            await asyncio.sleep(WRONG_TOKEN_WAIT)
+            await asyncio.sleep(WRONG_TOKEN_DELAY)
             raise HTTPException(http.HTTPStatus.FORBIDDEN, "this is not the token")
         answer = Response(status_code=http.HTTPStatus.NO_CONTENT)
-        answer.set_cookie(COOKIE, number, max_age=int(LOGIN_SECONDS), **self._cookie_marks(request))
+        answer.set_cookie(COOKIE, number, max_age=int(LOGIN_LIFETIME), **self._cookie_marks(request))
         return answer
 
     def logout(self, request: Request) -> Response:
@@ -363,7 +363,7 @@ class Api:
         return self._probe("/readyz", request)
 
     def _probe(self, path: str, request: Request) -> Response:
-        page = self._probes[path](None, pages.Request(path, headers=request.headers))
+        page = self._probes[path](None, pages.PageRequest(path, headers=request.headers))
         return Response(page.body, page.status, headers={"Content-Type": page.kind})
 
     def _overview(self) -> Overview:
@@ -374,7 +374,7 @@ class Api:
         return overview
 
 
-def create_app(aggregator: Aggregator, hub: Hub, gate: Gate, probes: Mapping[str, Handler]) -> FastAPI:
+def create_app(aggregator: Aggregator, hub: Hub, gate: LoginThrottle, probes: Mapping[str, Handler]) -> FastAPI:
     """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
 
     Args:
@@ -436,11 +436,11 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/nodes", api.nodes, list[NodeRow]),
         ("/api/learners", api.learners, list[LearnerRow]),
         ("/api/settings", api.settings, dict[str, Any]),
-        ("/api/sample", api.sample, Specimen | None),
-        ("/api/distribution", api.distribution, Distribution),
+        ("/api/sample", api.sample, HeldSample | None),
+        ("/api/distribution", api.distribution, ClusterDistribution),
         ("/api/actors", api.actors, ActorPage),
         ("/api/actors/{client}", api.actor, ActorDetail),
-        ("/api/spread", api.spread, Spread),
+        ("/api/spread", api.spread, ActorSpread),
         ("/api/episodes", api.episodes, list[EpisodeRow]),
         ("/api/figures", api.names, list[str]),
         ("/api/curves", api.curves, CurvesAnswer),
@@ -448,7 +448,7 @@ def _routes(api: Api) -> list[tuple[str, Any, Any]]:
         ("/api/export.csv", api.csv, Csv),
         ("/api/export.tfevents", api.tensorboard, Events),
         ("/api/logs", api.logs, LogPage),
-        ("/api/session", api.session, Session),
+        ("/api/session", api.session, LoginState),
         ("/metrics", api.metrics, PlainTextResponse),
         ("/livez", api.livez, dict[str, Any]),
         ("/readyz", api.readyz, dict[str, Any]),

@@ -14,12 +14,12 @@ import msgspec
 
 from memoire.dashboard.collect.answers import Overview
 
-MOST_LISTENERS = 200
-KEPT = 600
+MAX_LISTENERS = 200
+MAX_KEPT_OVERVIEWS = 600
 """Overviews that are sent again to who comes back."""
 BEHIND = 16
 """Overviews that wait for a listener."""
-KEEP_ALIVE = 15.0
+KEEP_ALIVE_INTERVAL = 15.0
 """Seconds of silence after which a comment is sent, so that nobody in between hangs up."""
 
 
@@ -31,7 +31,7 @@ class Hub:
     """Everybody who listens. `put` may be called from any thread, the rest belongs to the loop."""
 
     def __init__(self) -> None:
-        self._frames: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=MAX_KEPT_OVERVIEWS)
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -79,7 +79,7 @@ class Hub:
         Raises:
             Full: too many listen.
         """
-        if len(self._listeners) >= MOST_LISTENERS:
+        if len(self._listeners) >= MAX_LISTENERS:
             raise Full
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._listeners.add(queue)
@@ -89,7 +89,7 @@ class Hub:
                 yield frame
             while not self._closed:
                 try:
-                    wanted = await asyncio.wait_for(queue.get(), KEEP_ALIVE)
+                    wanted = await asyncio.wait_for(queue.get(), KEEP_ALIVE_INTERVAL)
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue

@@ -6,24 +6,24 @@ from collections.abc import Mapping
 
 from memoire.dashboard.collect.aggregator import Aggregator
 from memoire.nodes.exposition import Exposition
-from memoire.nodes.pages import Handler, Node, Page, Request, as_json
+from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
 
 
 def probe_pages(aggregator: Aggregator, exposition: Exposition) -> Mapping[str, Handler]:
     """/livez, /readyz and /metrics of a dashboard."""
 
-    def index(node: Node | None, request: Request) -> Page:
+    def index(node: Node | None, request: PageRequest) -> Page:
         return as_json({"pages": sorted(pages)})
 
-    def livez(node: Node | None, request: Request) -> Page:
+    def livez(node: Node | None, request: PageRequest) -> Page:
         stuck = aggregator.liveness()
         return as_json({"alive": not stuck, "reasons": stuck}, 503 if stuck else 200)
 
-    def readyz(node: Node | None, request: Request) -> Page:
+    def readyz(node: Node | None, request: PageRequest) -> Page:
         reasons = aggregator.readiness()
         return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
-    def metrics(node: Node | None, request: Request) -> Page:
+    def metrics(node: Node | None, request: PageRequest) -> Page:
         body, kind = exposition.text(request.headers.get("accept", ""))
         return Page(200, body, kind=kind)
 

@@ -1,6 +1,6 @@
 """Who is let in: by the token in a header, or by a login that a browser remembers. No HTTP but its headers.
 
-A login is a random number in a cookie. It ends when the person logs out, after `LOGIN_SECONDS`, when the token that it
+A login is a random number in a cookie. It ends when the person logs out, after `LOGIN_LIFETIME`, when the token that it
 was made with is taken out of the file, and with the dashboard's process. Wrong tokens cost time, by address; a wrong
 cookie costs nothing, since nobody guesses 256 bits.
 
@@ -23,11 +23,11 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 
 from memoire.nodes.http import bearer
-from memoire.security.tokens import MOST_ADDRESSES, MOST_WRONG_OF_PROXY, PENALTY_OF_PROXY, Guesses, Tokens, network_of
+from memoire.security.tokens import MAX_ADDRESSES, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY, Guesses, Tokens, network_of
 
 COOKIE = "memoire_session"
-LOGIN_SECONDS = 7 * 86_400.0
-MOST_LOGINS = 1000
+LOGIN_LIFETIME = 7 * 86_400.0
+MAX_LOGINS = 1000
 """Logins at a time; the oldest ends when there is one more."""
 
 
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
     """Address of the other end of the connection."""
 
 
-class Gate:
+class LoginThrottle:
     """Lets in who has the token. Safe to use from several threads.
 
     Args:
@@ -61,7 +61,7 @@ class Gate:
         """Who was not let in, by reason."""
         self._tokens, self._clock = tokens, clock
         self._guesses = Guesses(clock)
-        self._guesses_of_proxies = Guesses(clock, MOST_WRONG_OF_PROXY, PENALTY_OF_PROXY)
+        self._guesses_of_proxies = Guesses(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
         self._proven: dict[str, None] = {}  # addresses that have given the token, the one that did so last at the end
         self._logins: dict[bytes, tuple[str, float]] = {}  # its digest: with which token, and until when
         self._lock = threading.Lock()
@@ -104,8 +104,8 @@ class Gate:
             return None
         number = secrets.token_urlsafe(32)
         with self._lock:
-            self._logins[_digest(number)] = token, self._clock() + LOGIN_SECONDS
-            if len(self._logins) > MOST_LOGINS:
+            self._logins[_digest(number)] = token, self._clock() + LOGIN_LIFETIME
+            if len(self._logins) > MAX_LOGINS:
                 del self._logins[next(iter(self._logins))]
         return number
 
@@ -140,7 +140,7 @@ class Gate:
         with self._lock:
             self._proven.pop(network, None)
             self._proven[network] = None
-            if len(self._proven) > MOST_ADDRESSES:
+            if len(self._proven) > MAX_ADDRESSES:
                 del self._proven[next(iter(self._proven))]
 
 

@@ -22,23 +22,23 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError
 from memoire.nodes.exposition import Exposition
 from memoire.nodes.http import NodePages, listen
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 from memoire.security.tokens import Tokens
 
 from .api import create_app
 from .event_stream import Hub
 from .health import probe_pages
-from .login_throttle import Gate
+from .login_throttle import LoginThrottle
 from .metrics import DashboardCollector
 
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 5
 """Seconds that requests have to end once the dashboard is told to."""
-REQUEST_TIME = 10.0
+REQUEST_TIMEOUT = 10.0
 """Seconds that a connection may take for a request; at most twice as long for a later one."""
 START_TIMEOUT = 10.0
-LOOK_EVERY = 0.25
+POLL_INTERVAL = 0.25
 
 
 class _Timely(H11Protocol):
@@ -54,7 +54,7 @@ class _Timely(H11Protocol):
         self._look_again(None)
 
     def _look_again(self, served: Any) -> None:
-        self.loop.call_later(REQUEST_TIME, self._look, served)
+        self.loop.call_later(REQUEST_TIMEOUT, self._look, served)
 
     def _look(self, served: Any) -> None:
         """Hang up where nothing is asked, and nothing was since the last look; `served` is the request of then."""
@@ -100,7 +100,7 @@ class Dashboard:
             raise
         self.hub = Hub()
         self.aggregator = Aggregator(settings, history, self.hub.put)
-        self.gate = Gate(Tokens.of(settings.token))
+        self.gate = LoginThrottle(Tokens.of(settings.token))
         pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
         try:
             self._probes = NodePages(None, probes=settings.probes, pages=pages)
@@ -167,13 +167,13 @@ class Dashboard:
 
 def serve(settings: Settings) -> int:
     """Run a dashboard until it is told to end; its exit status."""
-    with Tether() as tether, Dashboard(settings) as dashboard:
+    with LauncherLine() as tether, Dashboard(settings) as dashboard:
         tether.ready(endpoint=dashboard.url, http=dashboard.url)
         if not tether.is_launched:
             print(f"memoire dashboard: {dashboard.url}", flush=True)
             if dashboard.probes_url is not None:
                 print(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz", flush=True)
             print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-        while tether.wait(LOOK_EVERY):
+        while tether.wait(POLL_INTERVAL):
             pass
     return 0

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 cdef enum:
-    MOST_VALUE_BYTES = 1 << 26  # of a ragged column, as `schema` allows for an entry
+    MAX_VALUE_BYTES = 1 << 26  # of a ragged column, as `schema` allows for an entry
 
 cdef extern from "native.h":
     const bint IS_CHECKED "MEMOIRE_IS_CHECKED"

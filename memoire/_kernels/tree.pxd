@@ -17,7 +17,7 @@ from memoire._kernels.native cimport inside, prefetch
 # the least positive leaf under it (infinity where there is none), brought up to date only when somebody asks for it.
 
 cdef enum:
-    MOST_LEVELS = 16
+    MAX_LEVELS = 16
     CHUNK = 256  # masses that are looked for together
     DIRTY = 1
     STALE = 2
@@ -28,9 +28,9 @@ cdef struct Tree:
     int64_t positive  # leaves above 0
     int64_t dirties
     int64_t stales
-    double* sums[MOST_LEVELS]
-    double* least[MOST_LEVELS]  # from level 1 up
-    uint8_t* marks[MOST_LEVELS]  # from level 1 up: DIRTY and STALE nodes wait in the lists of these names
+    double* sums[MAX_LEVELS]
+    double* least[MAX_LEVELS]  # from level 1 up
+    uint8_t* marks[MAX_LEVELS]  # from level 1 up: DIRTY and STALE nodes wait in the lists of these names
     int64_t* dirty  # sums to be recomputed
     int64_t* stale  # least leaves to be recomputed
 

@@ -19,7 +19,7 @@ from memoire.models.model import Model
 from .account import Account
 from .logbook import Entry
 
-MOST_WAITING = 1 << 16
+MAX_WAITING = 1 << 16
 """Replies that wait for the disk at most; beyond, the oldest are given up: whoever asked asks again."""
 
 
@@ -113,7 +113,7 @@ class Journal:
         """The same for a reply, which may be given up: a later one under the same key replaces it."""
         self._waiting.pop(key, None)
         self._waiting[key] = ticket
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
             self.given_up += 1
 

@@ -24,14 +24,14 @@ import msgspec
 
 from memoire.errors import ProtocolError
 from memoire.wire.messages import Ended, Update
-from memoire.wire.rows import MOST_RETURN
+from memoire.wire.rows import MAX_RETURN
 
 from .account import HOME_SUMS, REPORT_SUMS, TABLE_SUMS, Account, Totals, counts_of, counts_something
 from .folded_sums import AccountStore, Nothing
 
 MAX_GUESTS = 1 << 14
 """Clients without an account that a ledger remembers; the one that was silent for longest is forgotten beyond."""
-MOST_CODES = 32
+MAX_CODES = 32
 RECENT_EPISODES = 1000
 
 
@@ -285,7 +285,7 @@ class Ledger:
 
     def rejected(self, account: Account, code: str) -> None:
         """The cache that arrived was not taken, for the reason `code`."""
-        if code not in account.rejected and len(account.rejected) >= MOST_CODES:
+        if code not in account.rejected and len(account.rejected) >= MAX_CODES:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
 
@@ -343,6 +343,6 @@ def _check(update: Update) -> None:
         if not math.isfinite(value):
             raise ProtocolError("value", f"scalar {name!r} is {value}; only finite numbers are kept")
     for ended in update.ended:
-        if not abs(ended.returned) <= MOST_RETURN:  # NaN is not, either
-            expected = f"it must be finite, and at most {MOST_RETURN:g}"
+        if not abs(ended.returned) <= MAX_RETURN:  # NaN is not, either
+            expected = f"it must be finite, and at most {MAX_RETURN:g}"
             raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; {expected}")

@@ -23,7 +23,7 @@ from memoire.wire.messages import Line
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff" + "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
-MOST_FOUND = 10_000
+MAX_FOUND_LINES = 10_000
 """Lines that one search finds at most."""
 _SHORT = {"\n": "\\n", "\r": "\\r"}
 

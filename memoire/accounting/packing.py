@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memoire.wire import _bytes
 from memoire.wire.messages import Update
-from memoire.wire.rows import ACCOUNT, MOST_RETURNS, unpack_accounts
+from memoire.wire.rows import ACCOUNT, MAX_RETURNS, unpack_accounts
 
 from .account import Account
 from .folded_sums import FoldedSums
@@ -217,7 +217,7 @@ def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
     moments = row["first_seen"], row["last_seen"], row["returns_sum"]
     if (
         any(not 0 <= count < 1 << 53 for count in counts)
-        or any(not abs(moment) <= MOST_RETURNS for moment in moments)
+        or any(not abs(moment) <= MAX_RETURNS for moment in moments)
         or sum(codes.values()) != row["rejected_caches"]
     ):
         raise ValueError("an account that nobody can have")

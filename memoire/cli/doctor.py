@@ -34,7 +34,7 @@ from memoire.wire.frames import Message, encode, parse
 WELL, NO_ADDRESS, NO_NAME, NOTHING_LISTENS, NOT_MEMOIRE = 0, 1, 3, 4, 5
 OTHER_VERSION, NO_ANSWER, NO_SCHEMA, REFUSED, STUCK = 6, 7, 8, 9, 10
 """Exit statuses of `memoire doctor` (2 is a wrong command line)."""
-FEW_FILES = 1024
+MIN_FILES = 1024
 SKEW: Final = 2.0
 """Seconds between the clocks of two machines from which times in logs and sample ages mislead."""
 _SIGNATURE = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
@@ -102,7 +102,7 @@ def versions() -> list[str]:
         f"libzmq {library_version()}"
     ]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < FEW_FILES
+    few = soft != resource.RLIM_INFINITY and soft < MIN_FILES
     more = ": few for a server or proxy with many clients; raise it (ulimit -n)" if few else ""
     return [*lines, f"open files: {_limit(soft)}, at most {_limit(hard)}{more}"]
 

@@ -23,16 +23,16 @@ from memoire.accounting.merge import GONE, PAGE_ROWS, Rows, ServerAccounts, merg
 from memoire.arguments import whole
 from memoire.errors import MemoireError, MemoireTimeout, ParameterError
 from memoire.net.resolver import Found, Names, shared_names
-from memoire.reader.directory import LEFT_OUT_AFTER
+from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.reader import Reader
 from memoire.wire import messages
 from memoire.wire.identity import name_hash
 
-SILENT = 12.0
+SILENCE_TIMEOUT = 12.0
 """Seconds after which a client that was not heard will not come again by itself: more than twice its heartbeat."""
 SETTLED = 1.0
 """Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""
-LOOK = 0.5
+POLL_INTERVAL = 0.5
 MAX_BEYOND = 64
 """Numbers above those that stay at which a server is looked for."""
 LOOKUP_TIMEOUT = 20.0
@@ -147,7 +147,7 @@ def _only(url: str, reader: Reader) -> str:
         advice = (
             f"{reader.trouble_at(url)} Only a server that runs can hand on what it has: start it again, then drain it."
         )
-        raise MemoireTimeout("answer of the server that leaves", url, LEFT_OUT_AFTER, advice)
+        raise MemoireTimeout("answer of the server that leaves", url, LEFT_OUT_TIMEOUT, advice)
     return names[0]
 
 
@@ -156,7 +156,7 @@ def _staying(to: Sequence[str], name: str, reader: Reader, say: Callable[[str], 
     silent = [url for url in to if not reader.servers_at(url)]
     if len(silent) == len(to):
         advice = f"{reader.trouble_at(silent[0])} Nothing was drained: somebody has to keep what {name} has counted."
-        raise MemoireTimeout("answer of a server that stays", ", ".join(silent), LEFT_OUT_AFTER, advice)
+        raise MemoireTimeout("answer of a server that stays", ", ".join(silent), LEFT_OUT_TIMEOUT, advice)
     for url in silent:
         say(f"nobody answers at {url}, so it gets nothing. {reader.trouble_at(url)}")
     return [other for url in to for other in reader.servers_at(url) if other != name]
@@ -195,24 +195,24 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
                 raise  # else the time was over in the middle of a look: what the one before it saw says more
         if not here:
             return
-        if time.monotonic() + LOOK >= deadline:
+        if time.monotonic() + POLL_INTERVAL >= deadline:
             some = ", ".join(client.hex()[:8] for client in here[:5])
             advice = (
                 f"{len(here)} are still there: {some}{', ...' if len(here) > 5 else ''}. Clients that know only this "
                 "server's address cannot go elsewhere: end them, or give them a proxy's address. Then drain again."
             )
             raise MemoireTimeout(f"clients to leave {name}", name, time.monotonic() - began, advice)
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
     """Ids of the clients that are still at home at a server, which says `mine`; `others` say who is with them."""
     elsewhere: dict[bytes, int] = {}
     for other in others:
-        for row in other.rows[other.rows["last_seen"] > other.time - SILENT]:
+        for row in other.rows[other.rows["last_seen"] > other.time - SILENCE_TIMEOUT]:
             elsewhere[row["client"].tobytes()] = int(row["steps"])
     quiet = mine.time - mine.rows["last_seen"]
-    active = (mine.rows["home"] == home) & (quiet < SILENT) & (mine.rows["flags"] & GONE == 0)
+    active = (mine.rows["home"] == home) & (quiet < SILENCE_TIMEOUT) & (mine.rows["flags"] & GONE == 0)
     here = []
     for row, seconds in zip(mine.rows[active], quiet[active], strict=True):
         client = row["client"].tobytes()

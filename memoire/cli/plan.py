@@ -187,7 +187,7 @@ def _refuse_ragged(schema: Schema) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What a load takes; bytes, seconds, processor seconds in each second (cores)."""
 
     load: Load
@@ -219,7 +219,7 @@ class Plan:
     """For each server's setting of that name."""
 
 
-def plan(load: Load, costs: Costs = COSTS) -> Plan:
+def plan(load: Load, costs: Costs = COSTS) -> LoadPlan:
     """The cluster for a load, if `costs` are what things cost on its machines."""
     schema, p, by_caches = load.schema, load.parameters, load.storage == "caches"
     if by_caches:
@@ -246,7 +246,7 @@ def plan(load: Load, costs: Costs = COSTS) -> Plan:
     servers, bound = _servers(load, core, inward, outward)
     memory = PROCESS_MEMORY + Limits().on_way_bytes + (held + load.actors * costs.client_memory) / servers
     actor = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_MEMORY) if by_caches else 0.0
-    return Plan(
+    return LoadPlan(
         load, sample, messages, inward, drawn, outward, servers, core, memory + 2 * load.model_bytes, bound,
         proxies, passes, through, actor, held / servers,
     )  # fmt: skip
@@ -265,7 +265,7 @@ def _servers(load: Load, core: float, inward: float, outward: float) -> tuple[in
     return max(1, wanted[bound]), bound if wanted[bound] > 1 else "one is enough"
 
 
-def lines(made: Plan) -> Iterator[str]:
+def lines(made: LoadPlan) -> Iterator[str]:
     """The plan as text: what is needed, and from what it follows."""
     load, p = made.load, made.load.parameters
     by_caches = load.storage == "caches"

@@ -29,7 +29,7 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.models.model import check_topic
 from memoire.net.context import Context, shared_context
-from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
+from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
@@ -46,7 +46,7 @@ from .local_memory import LocalMemory
 from .models import ModelHandle, Receiver
 from .pushes import Pusher, WhenFull, WriterObserver, check_when_full
 from .reports import remainder_of
-from .schedule import HEARTBEAT
+from .schedule import HEARTBEAT_INTERVAL
 from .session import Session
 from .stats import ClientStats, figures_of
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SILENT_AFTER = 3 * HEARTBEAT
+SILENCE_TIMEOUT = 3 * HEARTBEAT_INTERVAL
 """Seconds without a reply after which a client says that it is not ready."""
 
 
@@ -550,7 +550,7 @@ class Client(Node):
             return [str(self._waiting.failed)]
         if self._session.trouble:
             return [f"unacknowledged: {self._io.advice()}"]
-        return [f"silent: {self._io.advice()}"] if self._io.silent > SILENT_AFTER else []
+        return [f"silent: {self._io.advice()}"] if self._io.silent > SILENCE_TIMEOUT else []
 
     @property
     def closed(self) -> bool:
@@ -575,7 +575,7 @@ class Client(Node):
                 self._waiting.is_parting = False
                 self._waiting.changed.notify_all()
             delivered = self._io.told_everything(deadline)
-            if not self._io.worker.stop(max(ENDING, deadline - time.monotonic()), linger=min(allowed, 1.0)):
+            if not self._io.worker.stop(max(END_TIMEOUT, deadline - time.monotonic()), linger=min(allowed, 1.0)):
                 _log.warning("%s: its thread did not end in time", self._name)
             if not delivered:
                 self._leave_remainder()

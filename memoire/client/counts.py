@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from memoire.wire import messages
-from memoire.wire.rows import MOST_RETURN
+from memoire.wire.rows import MAX_RETURN
 
 MAX_ENDED = 4096
 """Closed episodes that wait until their home has them; beyond, the return of the oldest is given up."""
@@ -98,7 +98,7 @@ class RunCounts:
         """An episode of `length` entries was closed at `now`, in seconds since 1970."""
         self.episodes += 1
         self._ended_number += 1
-        if abs(returned) <= MOST_RETURN:  # and no NaN
+        if abs(returned) <= MAX_RETURN:  # and no NaN
             self.dropped_returns += len(self._ended) == MAX_ENDED
             self._ended.append(messages.Ended(number=self._ended_number, time=now, length=length, returned=returned))
         else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-AWAY_AFTER = 10.0
+AWAY_TIMEOUT = 10.0
 """Seconds without an acknowledgement after which a home is said to be away: two heartbeats of a client."""
 
 Change = Literal["away", "back", ""]
 
 
 class HomeWatch:
-    """One word when a home has been away for `AWAY_AFTER`, and one when it is back.
+    """One word when a home has been away for `AWAY_TIMEOUT`, and one when it is back.
 
         acknowledged     10 s later: away                 acknowledged: back
     ───────●────────────────────●─────────────────────────────●──────────────▶
@@ -25,7 +25,7 @@ class HomeWatch:
     @property
     def due(self) -> float:
         """When `look` has something to say, unless an acknowledgement comes before."""
-        return float("inf") if self.is_away else self.acknowledged_at + AWAY_AFTER
+        return float("inf") if self.is_away else self.acknowledged_at + AWAY_TIMEOUT
 
     def acknowledged(self, now: float) -> Change:
         """The home has acknowledged something; "back" where it was said to be away."""

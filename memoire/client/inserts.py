@@ -13,7 +13,7 @@ from memoire.replay.limiter import NO_LIMIT
 
 from .counts import RunCounts
 
-SHORTEST_PAUSE = 0.01
+MIN_PAUSE = 0.01
 """Seconds until a home that granted more is asked again; doubled each time that it grants nothing."""
 
 
@@ -32,7 +32,7 @@ class Inserts:
         """Calls that wait for more now."""
         self.waited = 0.0
         """Seconds that calls waited for more, in all."""
-        self.pause = SHORTEST_PAUSE
+        self.pause = MIN_PAUSE
         """Seconds until the home is asked again while calls wait."""
         self._counts, self._longest_pause = counts, longest_pause
         self._granted = NO_LIMIT  # entries of this run
@@ -57,7 +57,7 @@ class Inserts:
     def grant(self, granted: int, reason: str) -> None:
         """The home says how many entries of this run may be inserted in all, and why not more."""
         is_more = granted > self._granted
-        self.pause = SHORTEST_PAUSE if is_more else min(2 * self.pause, self._longest_pause)
+        self.pause = MIN_PAUSE if is_more else min(2 * self.pause, self._longest_pause)
         self._granted, self.reason = granted, reason
         self._size = self.left if is_more else self._size
 

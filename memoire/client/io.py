@@ -37,7 +37,7 @@ from .io_unreported import FormerClient
 from .io_waiting import Waiting
 from .local_memory import LocalMemory
 from .reports import report_of
-from .session import BUSY, OUTDATED, Asked, Session, Step, Welcomed
+from .session import BUSY_TIMEOUT, OUTDATED, SentUpdate, Session, Step, Welcomed
 
 _log = logging.getLogger(__name__)
 
@@ -289,19 +289,19 @@ class Connection:
             asked = session.begin_update(time.monotonic())
         self.channel.ask(update, lambda answer: self._answered(answer, asked))
 
-    def _answered(self, answer: Answer, asked: Asked) -> None:
+    def _answered(self, answer: Answer, asked: SentUpdate) -> None:
         self._session.schedule.is_open = False
         if isinstance(answer, Message) and isinstance(answer.body, messages.Updated):
             step = self._updated(answer.body, answer.payload, asked)
         else:
             with self._waiting.changed:
                 step = self._session.update_refused(answer, time.monotonic())
-            if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY:
+            if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY_TIMEOUT:
                 _log.warning("client %s: %s", self._session.client.hex()[:8], answer)
         if step != "update":
             self.hello(home=0 if step == "move" else None)
 
-    def _updated(self, said: messages.Updated, payload: Any, asked: Asked) -> Step:
+    def _updated(self, said: messages.Updated, payload: Any, asked: SentUpdate) -> Step:
         session = self._session
         self._say(session.watch.acknowledged(time.monotonic()))
         # Before anybody who waits for this answer goes on.

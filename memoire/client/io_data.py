@@ -60,7 +60,7 @@ class DataSockets:
         return self.feed.is_open
 
     def _drop(self) -> None:
-        self._push.drop(sockets.PARTING)
+        self._push.drop(sockets.DRAIN_TIMEOUT)
         self.feed.close()
 
     def send(self, queue: deque[list[Any]]) -> bool:

@@ -9,7 +9,7 @@ from memoire.net.channel import Channel
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 
-from .unreported import Request, Teller
+from .unreported import LateRequest, Teller
 
 
 class FormerClient:
@@ -34,7 +34,7 @@ class FormerClient:
         if time.monotonic() >= self._teller.again_at:
             self._ask(self._teller.begin())
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: LateRequest) -> None:
         self.channel.ask(request.body, self._answered, run=request.run, home=request.home)
 
     def _answered(self, answer: Answer) -> None:

@@ -18,7 +18,7 @@ from memoire.replay.writers import Writers
 from memoire.wire.parts import EPISODE_FACTS, Payload
 
 from .episodes import OpenEpisodes, Shipment
-from .reports import Sums
+from .reports import MemorySums
 from .session import Session
 
 DEFAULT_MEMORY_BYTES = 256 * MiB
@@ -143,9 +143,9 @@ class LocalMemory:
         """
         return (0, 0) if self._memory is None else self._memory.update_priorities(numbers, errors)
 
-    def sums(self) -> Sums:
+    def sums(self) -> MemorySums:
         """Total weight, number of positive weights and the smallest of them, from one moment."""
         if self._memory is None:
-            return Sums()
+            return MemorySums()
         weight, positives, minimum = self._memory.sums()
-        return Sums(weight, positives, minimum) if positives else Sums()
+        return MemorySums(weight, positives, minimum) if positives else MemorySums()

@@ -10,13 +10,13 @@ from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
 
 from .session import Session
-from .unreported import Part, Untold
+from .unreported import ReportPart, Untold
 
 LINES_PER_UPDATE = 512
 ENDED_PER_UPDATE = 1024
 
 
-class Sums(NamedTuple):
+class MemorySums(NamedTuple):
     """What the memory weighs at one moment; zeros if nothing can be drawn."""
 
     weight: float = 0.0
@@ -24,7 +24,7 @@ class Sums(NamedTuple):
     minimum: float = 0.0
 
 
-def report_of(session: Session, sums: Sums, models: Mapping[str, int]) -> messages.Update:
+def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> messages.Update:
     """Everything that the home does not know yet, of the run that is told now.
 
     Args:
@@ -79,7 +79,7 @@ def remainder_of(session: Session, models: Mapping[str, int]) -> Untold | None:
     )
 
 
-def _all_parts(session: Session, models: Mapping[str, int]) -> list[Part]:
+def _all_parts(session: Session, models: Mapping[str, int]) -> list[ReportPart]:
     boundary = session.counts.boundary
     if boundary is None:
         return _parts(session, session.run, models)
@@ -88,12 +88,12 @@ def _all_parts(session: Session, models: Mapping[str, int]) -> list[Part]:
     return former + _parts(session, 0, models)
 
 
-def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[Part]:
+def _parts(session: Session, run: int, models: Mapping[str, int]) -> list[ReportPart]:
     """The UPDATEs that tell all of one run: the last one has no line and no episode left."""
     parts = []
     while True:
-        body = report_of(session, Sums(), models)
-        parts.append(Part(run, tail_of(body)))
+        body = report_of(session, MemorySums(), models)
+        parts.append(ReportPart(run, tail_of(body)))
         if not (body.lines or body.ended):
             return parts
         session.outbox.acknowledge(body.lines[-1].number if body.lines else 0)

@@ -8,11 +8,11 @@ from .inserts import Inserts
 from .outbox import Outbox
 from .window import Window
 
-HEARTBEAT = 5.0
+HEARTBEAT_INTERVAL = 5.0
 """Seconds between two UPDATE messages of a client that has no news."""
 PRESSED_INTERVAL = 0.01
 """Seconds between two UPDATE messages while the byte window is half used."""
-NEWS_WITHIN = 0.3
+REPORT_DELAY = 0.3
 """Seconds within which NEWS is answered by UPDATE, at random: a thousand clients hear of it in the same instant."""
 
 
@@ -51,7 +51,7 @@ class UpdateSchedule:
 
     def hear_news(self, now: float) -> None:
         """Send one soon, whatever there is to say: its answer says what is new."""
-        self._news_at = min(self._news_at, now + self._rng.uniform(0.0, NEWS_WITHIN))
+        self._news_at = min(self._news_at, now + self._rng.uniform(0.0, REPORT_DELAY))
 
     def begin(self, now: float) -> None:
         """One is sent."""
@@ -76,4 +76,4 @@ class UpdateSchedule:
             return self._sent_at + inserts.pause
         if self.pressed or window.is_half_used or inserts.is_half_used:
             return self._sent_at + PRESSED_INTERVAL
-        return min(self._news_at, self._sent_at + (self._interval if self.is_dirty else HEARTBEAT))
+        return min(self._news_at, self._sent_at + (self._interval if self.is_dirty else HEARTBEAT_INTERVAL))

@@ -29,14 +29,14 @@ from .home_watch import Change, HomeWatch
 from .inserts import Inserts
 from .outbox import Outbox
 from .schedule import UpdateSchedule
-from .window import Window, Windows
+from .window import AccountWindows, Window
 
-MOVE_AGAIN = 2.0
+MOVE_INTERVAL = 2.0
 """Seconds between two HELLO messages of a client whose home is being drained, while nobody else takes it; times 0.5 to
 1.5."""
 OUTDATED = ("run", "schema", "table", "client")
 """Codes of refusals of an UPDATE after which HELLO asks what run, schema and home are now."""
-BUSY = ("disk", "busy")
+BUSY_TIMEOUT = ("disk", "busy")
 """Codes of those that end by themselves."""
 
 Step = Literal["update", "hello", "move"]
@@ -61,7 +61,7 @@ class Entered(NamedTuple):
     """Whether this home began again and knows nothing of what it had published."""
 
 
-class Asked(NamedTuple):
+class SentUpdate(NamedTuple):
     """What an UPDATE covered when it was sent, for its answer."""
 
     ticket: int
@@ -87,7 +87,7 @@ class Session:
         self.client, self.endpoint, self.label = client, endpoint, label
         self.counts = RunCounts()
         self.inserts = Inserts(self.counts, limits.update_every)
-        self.windows = Windows(limits.credit)
+        self.windows = AccountWindows(limits.credit)
         self.outbox = Outbox(
             most_lines=limits.log_lines, most_bytes=limits.log_buffer_bytes, line_bytes=limits.log_line_bytes
         )
@@ -265,14 +265,14 @@ class Session:
 
     # UPDATE and its answer
 
-    def begin_update(self, now: float) -> Asked:
+    def begin_update(self, now: float) -> SentUpdate:
         """An UPDATE is sent now, see `reports.report_of`; returns what its answer will acknowledge."""
         boundary = self.counts.boundary
         ticket = self.schedule.asked if boundary is None else boundary.asked
         self.schedule.begin(now)
-        return Asked(ticket, self.counts.reach, now, boundary)
+        return SentUpdate(ticket, self.counts.reach, now, boundary)
 
-    def updated(self, said: messages.Updated, asked: Asked, now: float) -> Step:
+    def updated(self, said: messages.Updated, asked: SentUpdate, now: float) -> Step:
         """An UPDATE was acknowledged; returns what comes next."""
         is_same = self.is_same_life(said)
         self.updates += 1
@@ -297,7 +297,7 @@ class Session:
         """Whether the home has not begun again; if it has, only HELLO says what continues there."""
         return said.epoch == self.told.epoch
 
-    def _follow_run(self, said: messages.Updated, asked: Asked) -> None:
+    def _follow_run(self, said: messages.Updated, asked: SentUpdate) -> None:
         if said.run_name in ("", self.told.run_name):
             if said.finished and not self.is_finished:
                 self.schedule.hurry()  # a server that ends waits until its clients say that they know
@@ -312,7 +312,7 @@ class Session:
         if not is_same:
             return "hello"
         if is_home_leaving and not self.is_leaving and now >= self._move_at:
-            self._move_at = now + MOVE_AGAIN * self._rng.uniform(0.5, 1.5)
+            self._move_at = now + MOVE_INTERVAL * self._rng.uniform(0.5, 1.5)
             self._is_moving = not self._hello.is_open
             return "move"
         return "update"
@@ -324,7 +324,7 @@ class Session:
             return "update"
         if answer.code == "run":
             self.end_run().is_told = True
-        if answer.code in BUSY:
+        if answer.code in BUSY_TIMEOUT:
             self.trouble = answer.text  # said when the home has acknowledged nothing for a while, and where it matters
         return "hello" if answer.code in OUTDATED else "update"
 

@@ -30,14 +30,14 @@ FORM = 1
 """Of the files."""
 MAX_BYTES = 256 << 20
 """Of a file that is read: what a client keeps at most is far less."""
-AGAIN = 5.0
+RETRY_INTERVAL = 5.0
 """Seconds before a home that had no time is asked again."""
-LATER = (*PASSING, "client")
+TRANSIENT_CODES = (*PASSING, "client")
 """Codes of refusals that end by themselves, or by another HELLO."""
 _PREFIX, _SUFFIX = "untold-", ".msgpack"
 
 
-class Part(msgspec.Struct, frozen=True):
+class ReportPart(msgspec.Struct, frozen=True):
     """What one UPDATE says of one run."""
 
     run: int
@@ -59,7 +59,7 @@ class Untold(msgspec.Struct, frozen=True, kw_only=True):
     """Those that nobody has acknowledged, for messages."""
     episodes: int
     lines: int
-    parts: list[Part]
+    parts: list[ReportPart]
 
 
 def save(folder: Path, untold: Untold) -> Path:
@@ -122,7 +122,7 @@ def folder_at(place: str | Path) -> Path:
     return path
 
 
-class Request(NamedTuple):
+class LateRequest(NamedTuple):
     """What is to be sent in the name of the client that left a file."""
 
     body: messages.Body
@@ -143,24 +143,24 @@ class Teller:
         """When to begin, or to begin again; infinity while it goes on."""
         self.is_done = False
         """Whether the file was told, or nobody will ever take it."""
-        self._left: list[Part] = []
+        self._left: list[ReportPart] = []
         self._awaited: type[messages.Body] = messages.Welcome  # what answers the newest request
         self._is_home = False  # whether the server that answers is the one that counted the client
 
-    def begin(self) -> Request:
+    def begin(self) -> LateRequest:
         """HELLO as the client said it."""
         self.again_at = float("inf")
         self._left, self._awaited = list(self.untold.parts), messages.Welcome
         hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
-        return Request(hello, home=name_hash(self.untold.home))
+        return LateRequest(hello, home=name_hash(self.untold.home))
 
-    def answered(self, answer: Answer, now: float) -> Request | None:
+    def answered(self, answer: Answer, now: float) -> LateRequest | None:
         """HELLO or UPDATE was answered at `now`."""
         if isinstance(answer, MemoireError):
             self._refused(answer, now)
             return None
         if not isinstance(answer.body, self._awaited):
-            self.again_at = now + AGAIN
+            self.again_at = now + RETRY_INTERVAL
             return None
         if isinstance(answer.body, messages.Welcome):
             self._is_home, self._awaited = answer.body.home_name == self.untold.home, messages.Updated
@@ -168,13 +168,13 @@ class Teller:
             del self._left[0]
         return self._next()
 
-    def _next(self) -> Request | None:
+    def _next(self) -> LateRequest | None:
         if self._left:
             part = self._left[0]
             update = update_of(part.update)
             if not self._is_home:  # what is counted per home was for another one
                 update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
-            return Request(update, run=part.run)
+            return LateRequest(update, run=part.run)
         self.path.unlink(missing_ok=True)
         facts = self.untold.steps, self.untold.episodes, self.untold.lines, self.untold.client.hex()[:8]
         _log.info("%d steps, %d episodes and %d lines were told that client %s had kept", *facts)
@@ -182,8 +182,8 @@ class Teller:
         return None
 
     def _refused(self, error: MemoireError, now: float) -> None:
-        if isinstance(error, Refused) and error.code in LATER:
-            self.again_at = now + AGAIN
+        if isinstance(error, Refused) and error.code in TRANSIENT_CODES:
+            self.again_at = now + RETRY_INTERVAL
             return
         self.is_done = True  # for any other reason than a refusal this client ends: the next one tells it
         if isinstance(error, Refused):

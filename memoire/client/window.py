@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-MOST_HOMES = 32
+MAX_HOMES = 32
 """Accounts that a client remembers of homes it has left, should it come back."""
 
 
@@ -144,7 +144,7 @@ class PushSums:
             self.rejected[code] = self.rejected.get(code, 0) + count
 
 
-class Windows:
+class AccountWindows:
     """A client's windows, one for each account that a home has opened for it. Not thread-safe: the owner locks.
 
     home a ──▶ home b ──▶ home a      back at a, its numbers go on, since a says that it knows this client `since` then
@@ -184,7 +184,7 @@ class Windows:
         credit = self.now.credit
         self.now = self._left.pop(key) if key in self._left else Window(credit, lost_after=self._lost_after)
         self.now.credit, self._key = credit, key
-        while len(self._left) > MOST_HOMES:
+        while len(self._left) > MAX_HOMES:
             self._forgotten.add(self._left.popitem(last=False)[1])
 
     def sums(self) -> PushSums:

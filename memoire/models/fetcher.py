@@ -24,17 +24,17 @@ from memoire.wire.frames import Answer
 
 from .model import Assembly, Model, model_of
 
-MOST_MISSED = 64
+MAX_MISSED = 64
 """Versions that are fetched after a gap in what was heard."""
-MOST_QUEUED = 256
+MAX_QUEUED = 256
 """Versions of one topic that wait until the one that is being fetched is here; the oldest are skipped beyond."""
-STALL = 10.0
+STALL_TIMEOUT = 10.0
 """Seconds without a chunk after which a newer version is fetched instead, where there is one."""
 QUICK = 0.2
 """Seconds within which a chunk comes where the way has room for more of them at a time."""
-MOST_HOMES = 256
+MAX_HOMES = 256
 """Servers whose newest epoch is kept for each topic."""
-LARGE = 16 << 20
+LARGE_BODY_BYTES = 16 << 20
 """Bytes of a body from which on the whole of `limits.model_spread` is used."""
 
 
@@ -61,7 +61,7 @@ class _Fetching:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChunkRequest:
     """A stretch of a body is to be asked for; the answer goes to `TopicFetcher.answered`."""
 
     version: int
@@ -85,7 +85,7 @@ class Delivery:
     """Versions between this one and the one before."""
 
 
-Step: TypeAlias = Request | Delivery
+Step: TypeAlias = ChunkRequest | Delivery
 
 
 class TopicFetcher:
@@ -159,11 +159,11 @@ class TopicFetcher:
         the node still has them.
         """
         if self._has_receivers() and self._heard:
-            between = range(max(self._heard + 1, version - MOST_MISSED), version)
+            between = range(max(self._heard + 1, version - MAX_MISSED), version)
             self._queue.extend(_Wanted(missed) for missed in between)
         self._queue.append(item)
         self._heard = version
-        while len(self._queue) > MOST_QUEUED:
+        while len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
 
     def is_anew(self, notice: messages.Notice, home: int, *, is_kept: bool = False) -> bool:
@@ -183,7 +183,7 @@ class TopicFetcher:
         if is_anew:
             self.renew()
         self._epochs[home] = notice.epoch
-        while len(self._epochs) > MOST_HOMES:
+        while len(self._epochs) > MAX_HOMES:
             self._epochs.popitem(last=False)
         return is_anew
 
@@ -215,12 +215,12 @@ class TopicFetcher:
             return float("inf")
         if not fetching.open:
             return fetching.resume_at
-        return fetching.heard_at + STALL if self._queue else float("inf")
+        return fetching.heard_at + STALL_TIMEOUT if self._queue else float("inf")
 
     def turn(self, now: float) -> list[Step]:
         """Go on with a body whose pause is over, and give up one that stalls."""
         fetching = self._fetching
-        if fetching is not None and fetching.open and self._queue and now >= fetching.heard_at + STALL:
+        if fetching is not None and fetching.open and self._queue and now >= fetching.heard_at + STALL_TIMEOUT:
             self._fetching = None  # its server is away, perhaps; another one may have what came after it
             self._advance(now)
         elif fetching is not None and not fetching.open and now >= fetching.resume_at:
@@ -271,7 +271,7 @@ class TopicFetcher:
         assembly = fetching.assembly
         if assembly is None:
             fetching.open += 1
-            self._steps.append(Request(fetching.version, 0, self._limits.model_chunk, now, fetching))
+            self._steps.append(ChunkRequest(fetching.version, 0, self._limits.model_chunk, now, fetching))
             return
         if not fetching.open:
             fetching.asked = assembly.offset  # again from here, should a node have sent less than it was asked for
@@ -279,9 +279,9 @@ class TopicFetcher:
         while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
             fetching.open += 1
-            self._steps.append(Request(assembly.version, offset, fetching.stride, now, fetching))
+            self._steps.append(ChunkRequest(assembly.version, offset, fetching.stride, now, fetching))
 
-    def answered(self, request: Request, answer: Answer, now: float) -> list[Step]:
+    def answered(self, request: ChunkRequest, answer: Answer, now: float) -> list[Step]:
         """The answer to a request: a chunk, or why there is none."""
         fetching = request.fetching
         is_quick = now - request.asked_at < QUICK
@@ -358,5 +358,5 @@ class TopicFetcher:
             early=4 * self._limits.model_window,
         )
         fetching.stride = fetching.asked = stride
-        spread = self._limits.model_spread * min(1.0, chunk.size / LARGE)
+        spread = self._limits.model_spread * min(1.0, chunk.size / LARGE_BODY_BYTES)
         fetching.resume_at = fetching.heard_at + self._rng.uniform(0.0, spread)

@@ -18,8 +18,8 @@ from memoire.limits import Limits
 from memoire.wire import messages
 
 TOPIC_BYTES = 255
-MOST_TOPICS = 256
-MOST_VERSIONS = 256
+MAX_TOPICS = 256
+MAX_VERSIONS = 256
 SMALL_BYTES = 1 << 22
 """Bytes of a topic's versions that are kept beyond the newest few: short messages can be fetched by who missed them."""
 LEASE = 10.0
@@ -145,9 +145,9 @@ class ModelStore:
         if version and version <= newest:
             raise StaleVersion(made.topic, version, newest)
         known = self._topics.keys() | self._numbered.keys()
-        if made.topic not in known and len(known) >= MOST_TOPICS:
+        if made.topic not in known and len(known) >= MAX_TOPICS:
             raise ParameterError(
-                "topic", made.topic, f"none but the {MOST_TOPICS} that a node keeps: it is one too many"
+                "topic", made.topic, f"none but the {MAX_TOPICS} that a node keeps: it is one too many"
             )
         model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
         return model
@@ -165,7 +165,7 @@ class ModelStore:
             return False
         versions = self._topics.get(model.topic)
         if versions is None:
-            if len(self._topics) >= MOST_TOPICS:
+            if len(self._topics) >= MAX_TOPICS:
                 return False
             versions = self._topics[model.topic] = {}
         versions[model.version] = model
@@ -178,7 +178,7 @@ class ModelStore:
         """Drop the topic's versions beyond those that are kept, but for those that somebody fetches now."""
         size = self._topic_bytes(topic)
         for version in list(versions)[:-1]:
-            if len(versions) <= self._keep or (size <= SMALL_BYTES and len(versions) <= MOST_VERSIONS):
+            if len(versions) <= self._keep or (size <= SMALL_BYTES and len(versions) <= MAX_VERSIONS):
                 return
             if not self._is_leased(topic, version):
                 size -= versions[version].size
@@ -240,7 +240,7 @@ class ModelStore:
     def renew(self) -> None:
         """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
         newest = self.versions() | {topic: model.version for topic, model in self._numbered.items()}
-        self._passed = (self._passed | newest) if len(self._passed) < MOST_TOPICS else newest
+        self._passed = (self._passed | newest) if len(self._passed) < MAX_TOPICS else newest
         self._topics.clear()
         self._numbered.clear()
         self._leases.clear()
@@ -251,7 +251,7 @@ class ModelStore:
         made by those models may be.
         """
         for topic, version in versions.items():
-            if topic not in self._topics and (topic in self._passed or len(self._passed) < MOST_TOPICS):
+            if topic not in self._topics and (topic in self._passed or len(self._passed) < MAX_TOPICS):
                 self._passed[topic] = max(version, self._passed.get(topic, 0))
 
     def __iter__(self) -> Iterator[Model]:
@@ -264,7 +264,7 @@ class ModelStore:
             assert versions and list(versions) == sorted(versions)
             size = self._topic_bytes(topic)
             free = [version for version in list(versions)[:-1] if not self._is_leased(topic, version)]
-            assert len(versions) <= self._keep or not free or (len(versions) <= MOST_VERSIONS and size <= SMALL_BYTES)
+            assert len(versions) <= self._keep or not free or (len(versions) <= MAX_VERSIONS and size <= SMALL_BYTES)
             assert all(model.topic == topic and model.version == v for v, model in versions.items())
             assert next(iter(versions)) > self._passed.get(topic, 0)
         assert all(version in self._topics.get(topic, {}) for topic, version in self._leases)

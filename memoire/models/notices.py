@@ -17,9 +17,9 @@ from memoire.wire.identity import topic_frame
 
 from .model import Model, ModelStore
 
-REPEAT = 5.0
+REPEAT_INTERVAL = 5.0
 """Seconds between two notices of the newest model of each topic."""
-GATHER = 0.05
+GATHER_INTERVAL = 0.05
 """Seconds for which subscriptions are gathered before their topics are announced again: a notice goes to everybody, so
 one for each of a thousand actors that join would be a million.
 """
@@ -33,7 +33,7 @@ class Notices:
     """
 
     def __init__(self, now: float) -> None:
-        self._all_at = now + REPEAT
+        self._all_at = now + REPEAT_INTERVAL
         self._asked: set[bytes] = set()
         self._asked_at = float("inf")
 
@@ -42,7 +42,7 @@ class Notices:
         known = {b"", *(topic_frame(topic) for topic in models.versions())}
         self._asked.update(known.intersection(subscriptions))  # a stranger's topics are not kept
         if self._asked:
-            self._asked_at = min(self._asked_at, now + GATHER)
+            self._asked_at = min(self._asked_at, now + GATHER_INTERVAL)
 
     def next_time(self) -> float:
         """When `due` has something."""
@@ -51,7 +51,7 @@ class Notices:
     def due(self, models: ModelStore, now: float) -> list[Model]:
         """The models to announce again now."""
         if now >= self._all_at:
-            self._all_at, asked = now + REPEAT, {b""}
+            self._all_at, asked = now + REPEAT_INTERVAL, {b""}
         elif now >= self._asked_at:
             asked = self._asked
         else:

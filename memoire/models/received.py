@@ -10,11 +10,11 @@ from collections.abc import Callable
 from memoire.errors import MemoireTimeout, ParameterError
 from memoire.suggestions import hint
 
-from .model import MOST_TOPICS, Model
+from .model import MAX_TOPICS, Model
 
-KEPT = 64
+MAX_WAITING_MODELS = 64
 """Models that wait for one subscription; the oldest are skipped beyond."""
-KEPT_BYTES = 1 << 28
+MAX_WAITING_BYTES = 1 << 28
 
 
 class Subscription:
@@ -32,8 +32,8 @@ class Subscription:
             self.skipped += model.version - self.newest - 1
         self.newest = model.version
         self.models.append(model)
-        while len(self.models) > KEPT or (
-            len(self.models) > 1 and sum(model.size for model in self.models) > KEPT_BYTES
+        while len(self.models) > MAX_WAITING_MODELS or (
+            len(self.models) > 1 and sum(model.size for model in self.models) > MAX_WAITING_BYTES
         ):
             self.models.popleft()
             self.skipped += 1
@@ -59,9 +59,9 @@ class ReceivedModels:
         with self.changed:
             if name in self._subscriptions:
                 return False
-            if len(self._subscriptions) >= MOST_TOPICS:
+            if len(self._subscriptions) >= MAX_TOPICS:
                 raise ParameterError(
-                    "topic", name, f"none but the {MOST_TOPICS} that a client follows: it is one too many"
+                    "topic", name, f"none but the {MAX_TOPICS} that a client follows: it is one too many"
                 )
             self._subscriptions[name] = []
             return True

@@ -5,7 +5,7 @@ Pure: no clock, no socket.
 
 from __future__ import annotations
 
-UNHEARD = 12.0
+UNHEARD_TIMEOUT = 12.0
 """Seconds after which a version that a reply named, and no notice did, shows that the subscription was lost: notices
 are repeated more often.
 """
@@ -36,7 +36,7 @@ class SubscriptionWatch:
     @property
     def next_time(self) -> float:
         """When the subscription is lost unless a notice comes."""
-        return float("inf") if self._named is None else self._named[1] + UNHEARD
+        return float("inf") if self._named is None else self._named[1] + UNHEARD_TIMEOUT
 
     def is_lost(self, now: float) -> bool:
         """Whether to subscribe again. It is said once."""

@@ -19,7 +19,7 @@ from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.frames import Answer
 
-from .fetcher import Delivery, Request, Step, TopicFetcher
+from .fetcher import ChunkRequest, Delivery, Step, TopicFetcher
 from .model import Model
 from .received import ReceivedModels, Subscription
 from .subscription_watch import SubscriptionWatch
@@ -239,7 +239,7 @@ class Topics:
             else:
                 self._fetch(topic.name, step.version, step.offset, step.size, self._answered(topic, step))
 
-    def _answered(self, topic: _Topic, request: Request) -> Callable[[Answer], None]:
+    def _answered(self, topic: _Topic, request: ChunkRequest) -> Callable[[Answer], None]:
         return lambda answer: self._perform(topic, topic.fetcher.answered(request, answer, self._clock()))
 
 

@@ -32,7 +32,7 @@ PUSH_PLACE = 0
 _MAX_TEXT = 1000  # characters that tell a peer why it was refused
 
 
-class Request(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """A request as it came in: whose it is, and which way its reply goes."""
 
     peer: Peer
@@ -67,7 +67,7 @@ class Admission:
 
     # Requests
 
-    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> Request | None:
+    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> AdmittedRequest | None:
         """Whose request came in by this socket; None if it was refused and nobody could be told."""
         received = len(frames)
         try:
@@ -80,9 +80,9 @@ class Admission:
             return None
         # A proxy that has let it in shows its passport, or its own address where nobody has keys.
         is_first = len(frames) == received and (empty == 1 or peer is not OPEN)
-        return Request(peer, frames[: empty + 1], frames[empty + 1 :], is_first)
+        return AdmittedRequest(peer, frames[: empty + 1], frames[empty + 1 :], is_first)
 
-    def parse(self, request: Request, now: float) -> Message:
+    def parse(self, request: AdmittedRequest, now: float) -> Message:
         """What a server was asked.
 
         Args:
@@ -96,7 +96,7 @@ class Admission:
         self._check_connection(request, message.header.client, now)
         return message
 
-    def parse_header(self, request: Request, now: float) -> Header:
+    def parse_header(self, request: AdmittedRequest, now: float) -> Header:
         """What a proxy was asked; as `parse`, for those that leave body and client's owner to the server behind."""
         header, _ = parse_header(request.frames, self._limits)
         request.peer.check(header.type, header.table)
@@ -112,7 +112,7 @@ class Admission:
             peer.check_hello(message.body)
         self._own(message.header.client, peer.principal)
 
-    def _check_connection(self, request: Request, client: bytes, now: float) -> None:
+    def _check_connection(self, request: AdmittedRequest, client: bytes, now: float) -> None:
         if request.is_first:
             self._connections.check(request.envelope[0].bytes, client, now)
 
@@ -162,7 +162,7 @@ class Admission:
         self._gate.refuse(error.code, error.detail)
         self._count(error)
 
-    def refuse_request(self, request: Request, error: ProtocolError) -> list[Any] | None:
+    def refuse_request(self, request: AdmittedRequest, error: ProtocolError) -> list[Any] | None:
         """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
         self.refuse(error)
         header = peek(request.frames)

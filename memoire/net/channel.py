@@ -29,13 +29,13 @@ from .poller import Poller
 
 _log = logging.getLogger(__name__)
 
-MOST_PER_TURN = 64
-RENEW_AFTER = 5.0
+MAX_PER_TURN = 64
+RENEW_TIMEOUT = 5.0
 """Seconds without a word, while an answer is awaited, after which the socket is made anew, times 1 to 1.5: ZeroMQ never
 reconnects one whose address was for a moment somebody else's, who did not understand it."""
-DENIED_FOR_GOOD = 2.5
+DENIED_TIMEOUT = 2.5
 """Seconds without being let in after which somebody is told: a key that was authorized a moment ago is known then."""
-LONGEST_ATTEMPT = 12.0
+ATTEMPT_TIMEOUT = 12.0
 """Seconds between two signs that ZeroMQ is trying to connect: its longest pause and longest attempt, and more."""
 
 
@@ -93,7 +93,7 @@ class Channel:
             self._link.denied = former.denied  # until it is known better
         self._address, self._seen = self._link.address, 0
         self._is_blocked = False
-        self._patience = RENEW_AFTER * self._rng.uniform(1.0, 1.5)
+        self._patience = RENEW_TIMEOUT * self._rng.uniform(1.0, 1.5)
         self._asked_at = time.monotonic()  # since when somebody waits for an answer
         return self._doors.add(made)
 
@@ -105,7 +105,7 @@ class Channel:
         give_up = max(self.heard_at, self._asked_at) + self._patience
         # While ZeroMQ goes on trying, a new socket could do no better.
         tries = self._link.is_down and not self._link.has_given_up
-        return max(give_up, self._link.stirred_at + LONGEST_ATTEMPT) if tries else give_up
+        return max(give_up, self._link.stirred_at + ATTEMPT_TIMEOUT) if tries else give_up
 
     @property
     def is_down(self) -> bool:
@@ -122,7 +122,7 @@ class Channel:
     @property
     def denied_for_good(self) -> AuthError | None:
         """The same, once it has been so for a while. From any thread."""
-        is_long = time.monotonic() - self._denied_since >= DENIED_FOR_GOOD
+        is_long = time.monotonic() - self._denied_since >= DENIED_TIMEOUT
         return self._link.denied if is_long else None
 
     @property
@@ -244,7 +244,7 @@ class Channel:
     def turn(self, ready: dict[object, int]) -> None:
         """Take the replies that came, then pump."""
         if ready.get(self._socket, 0) & zmq.POLLIN:
-            for _ in range(MOST_PER_TURN):
+            for _ in range(MAX_PER_TURN):
                 frames = sockets.receive(self._socket, most=4)
                 if frames is None:
                     break

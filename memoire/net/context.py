@@ -14,7 +14,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
 SOCKETS_PER_CONTEXT = 8192
-MOST_IO_THREADS = 64
+MAX_IO_THREADS = 64
 
 _io_threads = 1  # of contexts that are made from now on
 _contexts: dict[int, Context] = {}  # by process id: one at most that is ours
@@ -45,8 +45,8 @@ def use_io_threads(count: int) -> None:
     A connection belongs to one of them: more threads than connections bring nothing.
     """
     global _io_threads  # noqa: PLW0603
-    if not 1 <= count <= MOST_IO_THREADS:
-        raise ParameterError("--io-threads", count, f"a number from 1 to {MOST_IO_THREADS}")
+    if not 1 <= count <= MAX_IO_THREADS:
+        raise ParameterError("--io-threads", count, f"a number from 1 to {MAX_IO_THREADS}")
     _io_threads = count
 
 

@@ -16,12 +16,12 @@ import time
 import zmq
 
 from memoire.errors import AuthError, KeyFileError
-from memoire.security.keyfolder import REREAD, Keys
+from memoire.security.keyfolder import REREAD_INTERVAL, Keys
 
 from . import sockets
 from .context import Socket
 
-PAUSE, LONGEST_PAUSE = 0.5, 8.0
+PAUSE, MAX_PAUSE = 0.5, 8.0
 """Seconds before an address is dialled again that did not let this process in: the first time, and at most."""
 ANYWHERE = ""
 """Where `Keys.met` has the key that was found last: the next address is often another server of the same cluster."""
@@ -52,7 +52,7 @@ class Shown:
         self._refusals = 0  # since it was let in last
         self._is_in_doubt = False  # whether the key that was found there before has failed once
         self._dial_at = float("inf")
-        self._refresh_at = time.monotonic() + REREAD
+        self._refresh_at = time.monotonic() + REREAD_INTERVAL
 
     @property
     def look_at(self) -> float:
@@ -68,7 +68,7 @@ class Shown:
         """Whether to dial anew now."""
         if now >= self._refresh_at:
             self.keys.refresh()
-            self._refresh_at = now + REREAD
+            self._refresh_at = now + REREAD_INTERVAL
         return now >= self._dial_at
 
     def apply(self, address: str) -> None:
@@ -126,7 +126,7 @@ class Shown:
         self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self._expected)
 
     def _pause(self, now: float) -> None:
-        seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._refusals, 30))
+        seconds = min(MAX_PAUSE, PAUSE * 2.0 ** min(self._refusals, 30))
         self._refusals += 1
         self._dial_at = now + seconds * random.uniform(0.5, 1.0)
 

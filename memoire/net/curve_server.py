@@ -36,11 +36,11 @@ from .thread import Worker
 
 _log = logging.getLogger(__name__)
 
-LOOK: Final = 1.0
+KEYS_INTERVAL: Final = 1.0
 """Seconds between two looks at what keys there are."""
-SAY_AGAIN: Final = 30.0
+WARNING_INTERVAL: Final = 30.0
 """Seconds between two log lines about peers that are refused for the same reason."""
-VOUCH: Final = frozenset({"proxy", "server"})
+VOUCHING_ROLES: Final = frozenset({"proxy", "server"})
 """Roles that may say for whom they pass a message on, and to which others may come."""
 REASONS: Final = {
     "unknown": "a key that is not authorized here",
@@ -109,7 +109,7 @@ class Gate:
             self._open.append(sockets.bind(made, endpoint))
             return self._open[-1], None
         own = self.keys.own
-        if own.role not in VOUCH:
+        if own.role not in VOUCHING_ROLES:
             made.close(0)
             advice = "Listen with a key that was made for a server or proxy."
             raise KeyFileError(str(self.keys.folder), f"has the key of one who dials ({own.peer.principal})", advice)
@@ -151,7 +151,7 @@ class Gate:
 
     def passport(self, peer: Peer) -> list[bytes]:
         """The frame that goes in front of what this process passes on for `peer`: none where it has no such say."""
-        if self.keys is None or self.keys.own.role not in VOUCH:
+        if self.keys is None or self.keys.own.role not in VOUCHING_ROLES:
             return []
         peer = peer if peer.role else self._local
         return [permissions.passport(peer)] if peer.role else []
@@ -165,7 +165,7 @@ class Gate:
         if peer is None:
             self._cut(descriptor)
             raise ProtocolError("revoked", "its key is not authorized here any more")
-        return peer, peer.role in VOUCH
+        return peer, peer.role in VOUCHING_ROLES
 
     def admits(self, made: Socket, frame: zmq.Frame) -> bool:
         """Whether a subscription comes from who may be here; who may not is cut off and counted."""
@@ -183,7 +183,7 @@ class Gate:
         now = time.monotonic()
         with self._lock:
             self.refused[reason] += count
-            is_due = now - self._said.get(reason, float("-inf")) > SAY_AGAIN
+            is_due = now - self._said.get(reason, float("-inf")) > WARNING_INTERVAL
             if is_due:
                 self._said[reason] = now
         if is_due:
@@ -282,7 +282,7 @@ class _Front:
     def __init__(self, gate: Gate, made: Socket) -> None:
         assert gate.keys is not None
         self.monitor: Socket | None = monitor.monitor(made, _WANTED)
-        self.look_at = time.monotonic() + LOOK
+        self.look_at = time.monotonic() + KEYS_INTERVAL
         self._gate, self._made, self._endpoint = gate, made, sockets.listened_at(made)
         self._own = gate.keys.own
         # ZeroMQ tells of no reason where a peer is too old for keys, or none at all: of what was accepted, the rest.
@@ -291,12 +291,12 @@ class _Front:
         self._strays: deque[float] = deque()  # when somebody dialled with another key, and may try his next one
 
     def turn(self, now: float) -> None:
-        self.look_at = now + LOOK
+        self.look_at = now + KEYS_INTERVAL
         self._gate.look()
         assert self._gate.keys is not None
         if self._gate.keys.own != self._own:
             self._rebind()
-        window = 3e-3 * sockets.HANDSHAKE + LOOK
+        window = 3e-3 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
         known = self._gate.came
         recent = sum(now - since < window and fd not in known for fd, since in list(self._shaking.items()))
         unexplained = self._accepted - self._settled - recent - self._silently

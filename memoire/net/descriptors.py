@@ -24,20 +24,20 @@ from . import process
 
 _log = logging.getLogger(__name__)
 
-FOR_EACH_CLIENT = 3
+DESCRIPTORS_PER_CLIENT = 3
 """Connections of one client: requests, caches, notices."""
-FOR_ITSELF = 64
+OWN_DESCRIPTORS = 64
 """Descriptors of a process that serves nobody."""
-LOOK = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks at how many are left."""
-RESERVED, LEAST_RESERVED, MOST_RESERVED = 32, 16, 4096
+RESERVED, MIN_RESERVED, MAX_RESERVED = 32, 16, 4096
 """One in so many is out of reach of who connects, but so many at least and at most."""
 LISTENERS = 3
 """Addresses of one node."""
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Connections that wait to be accepted at one address, at most."""
-SAY_AGAIN = 60.0
-ENOUGH = 1 << 20
+WARNING_INTERVAL = 60.0
+MAX_DESCRIPTORS = 1 << 20
 """Nobody is given more: some programs look at each one that they may have."""
 
 
@@ -50,17 +50,17 @@ class _Listening(Protocol):
 def limit() -> int:
     """How many this process may have open, with those that are out of reach now."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return ENOUGH if soft == resource.RLIM_INFINITY else soft + _guard.reserved
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft + _guard.reserved
 
 
 def reserve() -> int:
     """How many of them are out of reach of who connects."""
-    return min(MOST_RESERVED, max(LEAST_RESERVED, limit() // RESERVED))
+    return min(MAX_RESERVED, max(MIN_RESERVED, limit() // RESERVED))
 
 
 def backlog() -> int:
     """Connections that may wait at one address: at all of them fewer than are reserved."""
-    return min(MOST_WAITING, reserve() // (LISTENERS + 1))
+    return min(MAX_WAITING, reserve() // (LISTENERS + 1))
 
 
 def used() -> int:
@@ -72,9 +72,9 @@ def used() -> int:
 
 
 def raise_limit() -> int:
-    """Let this process open as many as it may (the hard limit, or `ENOUGH`); returns how many that are."""
+    """Let this process open as many as it may (the hard limit, or `MAX_DESCRIPTORS`); returns how many that are."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if limit() < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted - _guard.reserved, hard))
@@ -85,14 +85,14 @@ def raise_limit() -> int:
 
 def too_few(clients: int) -> str:
     """What to do where this process may not open enough for so many clients, in a sentence or two; "" where it may."""
-    needed, allowed = FOR_EACH_CLIENT * clients + FOR_ITSELF, limit()
+    needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, limit()
     if allowed >= needed:
         return ""
     return f"{allowed} file descriptors are not enough for the {clients} clients expected. {_advice(needed)}"
 
 
 def _advice(needed: int) -> str:
-    room = max(0, limit() - FOR_ITSELF) // FOR_EACH_CLIENT
+    room = max(0, limit() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
     return (
         f"They are enough for about {room} clients. Raise the limit (ulimit -n {needed}, LimitNOFILE= in systemd, "
         f"--ulimit nofile={needed} for a container), or put more proxies in front."
@@ -141,7 +141,7 @@ class Guard:
             return
         try:
             self._listening = {fd: made for fd, made in self._listening.items() if not made.closed}
-            self.look_at = now + LOOK if self._listening else float("inf")
+            self.look_at = now + POLL_INTERVAL if self._listening else float("inf")
             self._look(now)
             if not self._listening:
                 self._reserve()
@@ -165,7 +165,7 @@ class Guard:
         if self.is_full:
             if left > 3 * reserved or not self._listening:
                 self._end()
-        elif self._listening and left <= reserved + LEAST_RESERVED // 2:
+        elif self._listening and left <= reserved + MIN_RESERVED // 2:
             self._begin(now)
 
     def _end(self) -> None:
@@ -181,7 +181,7 @@ class Guard:
         for fd in self._listening:
             process.filter_packets(fd, True)
         self._reserve()
-        if now - self._said_at > SAY_AGAIN:
+        if now - self._said_at > WARNING_INTERVAL:
             self._said_at = now
             _log.error("%s. %s", self.trouble(), _advice(2 * limit()))
 

@@ -23,9 +23,9 @@ CONNECTION_BYTES = 64 * MiB
 """Bytes of replies that wait for one connection."""
 ALL_BYTES = 256 * MiB
 """Bytes of replies that wait for all of them."""
-RETRY_FIRST = 0.002
-"""Seconds until a reply is tried again; doubles up to `RETRY_MOST` while no connection takes one."""
-RETRY_MOST = 0.1
+MIN_RETRY_INTERVAL = 0.002
+"""Seconds until a reply is tried again; doubles up to `MAX_RETRY_INTERVAL` while no connection takes one."""
+MAX_RETRY_INTERVAL = 0.1
 
 
 def size_of(frames: Sequence[Any]) -> int:
@@ -83,7 +83,7 @@ class Lanes:
         self._connection_bytes, self._all_bytes = connection_bytes, all_bytes
         self._lanes: dict[tuple[Socket, bytes], Lane] = {}  # by socket and connection, in the order they got stuck
         self._bytes = 0
-        self._pause = RETRY_FIRST
+        self._pause = MIN_RETRY_INTERVAL
         self._retry_at = float("inf")
         self.dropped = 0
         """Messages that were dropped for want of room. Any thread may read it."""
@@ -112,15 +112,15 @@ class Lanes:
             if lane.send(connection[0]):
                 del self._lanes[connection]
             self._bytes += lane.bytes
-        self._pause = RETRY_FIRST if self._bytes < before else min(RETRY_MOST, 2.0 * self._pause)
+        self._pause = MIN_RETRY_INTERVAL if self._bytes < before else min(MAX_RETRY_INTERVAL, 2.0 * self._pause)
         self._retry_at = now + self._pause if self._lanes else float("inf")
 
     def _keep(self, connection: tuple[Socket, bytes], frames: Sequence[Any], now: float) -> None:
         lane = self._lanes.get(connection)
         if lane is None:
             lane = self._lanes[connection] = Lane(self._connection_bytes)
-            self._pause = RETRY_FIRST
-            self._retry_at = min(self._retry_at, now + RETRY_FIRST)
+            self._pause = MIN_RETRY_INTERVAL
+            self._retry_at = min(self._retry_at, now + MIN_RETRY_INTERVAL)
         bytes_, lost = lane.bytes, lane.lost
         lane.put(frames, size_of(frames))
         self._bytes += lane.bytes - bytes_

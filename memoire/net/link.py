@@ -27,7 +27,7 @@ from .curve_client import Shown
 from .poller import Poller
 from .resolver import Found, Names
 
-PAUSE, LONGEST_PAUSE = 0.2, 5.0
+PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds before a name is looked up again after all its addresses failed: the first time, and at most."""
 
 _NAMED = re.compile(r"tcp://(?P<host>[^\s\[\]*;:/@]+):(?P<port>\d+)")
@@ -221,7 +221,7 @@ class Link:
             self._pause()
 
     def _pause(self) -> None:
-        seconds = min(LONGEST_PAUSE, PAUSE * 2.0 ** min(self._rounds, 30))
+        seconds = min(MAX_PAUSE, PAUSE * 2.0 ** min(self._rounds, 30))
         self._rounds += 1
         self._name_at = time.monotonic() + seconds * random.uniform(0.5, 1.0)
 

@@ -19,9 +19,9 @@ from .context import Socket
 from .lanes import Lanes
 from .poller import Poller
 
-MOST_FRAMES = 16
+MAX_FRAMES = 16
 MESSAGES_PER_TURN = 100
-LOOK_UP = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between two looks at whether it is to end."""
 
 
@@ -43,11 +43,11 @@ class _Direction:
                 return
             self.kept = None
         for _ in range(MESSAGES_PER_TURN):
-            frames = sockets.receive(self.source, most=MOST_FRAMES)
+            frames = sockets.receive(self.source, most=MAX_FRAMES)
             if frames is None:
                 return
             # One frame more than any message of ours: not handed on, since its end was thrown away.
-            sent = self.change(frames) if len(frames) <= MOST_FRAMES else []
+            sent = self.change(frames) if len(frames) <= MAX_FRAMES else []
             if sent and not self._send(sent):
                 self.kept = sent
                 return
@@ -89,7 +89,7 @@ def forward(
                 writing = any(way.sink is made and way.kept is not None for way in directions)
                 doors.watch(made, reading=reading, writing=writing)
             now = time.monotonic()
-            doors.wait(min(now + LOOK_UP, float("inf") if replies is None else replies.next_time()))
+            doors.wait(min(now + POLL_INTERVAL, float("inf") if replies is None else replies.next_time()))
             for way in directions:
                 way.move()
             if replies is not None:

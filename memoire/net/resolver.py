@@ -18,9 +18,9 @@ from dataclasses import dataclass
 Lookup = Callable[[str], list[str]]
 """Numeric addresses of a name, best first; may block, and raises OSError where there are none."""
 
-FRESH = 1.0
+LOOKUP_LIFETIME = 1.0
 """Seconds for which an answer is used again: sockets of one client ask for the same name at the same time."""
-MOST_KNOWN = 1024
+MAX_KNOWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Names:
     All methods may be called from any thread, and none waits for a name server.
     """
 
-    def __init__(self, lookup: Lookup | None = None, fresh: float = FRESH) -> None:
+    def __init__(self, lookup: Lookup | None = None, fresh: float = LOOKUP_LIFETIME) -> None:
         self._lookup = lookup or look_up
         self._fresh = fresh
         self._lock = threading.Lock()  # guards the two below
@@ -99,7 +99,7 @@ class Names:
         with self._lock:
             self._known.pop(host, None)
             self._known[host] = found
-            while len(self._known) > MOST_KNOWN:
+            while len(self._known) > MAX_KNOWN:
                 del self._known[next(iter(self._known))]
             _, waiting = self._asked.pop(host)
         for done in waiting:

@@ -36,7 +36,7 @@ DATA_MESSAGES = 2
 connection and hop.
 """
 DATA_BYTES = 2 << 20
-MOST_DATA_MESSAGES = 64
+MAX_DATA_MESSAGES = 64
 """What may queue where caches are small: each that finds nobody at work on the one before costs both ends a wake-up."""
 REQUEST_MESSAGES = 256
 """High-water mark of request sockets; a proxy is one connection for all of its clients."""
@@ -46,22 +46,22 @@ SUBSCRIPTION_BYTES = 1024
 """Longest message to a publisher: a subscription, which is a topic."""
 COPY_BELOW = 65536
 """Payloads up to this many bytes are copied when sent; from here on ZeroMQ reads them where they are."""
-VANISHED = 15_000
+VANISHED_TIMEOUT = 15_000
 """Milliseconds without an acknowledgement after which a peer is gone."""
-STALLED = 60_000
+STALLED_TIMEOUT = 60_000
 """The same for data: a receiver that has no room acknowledges nothing either, and what is on the way to it is lost with
 the connection."""
 ENVELOPE = 10
 """Most frames of a request: addresses of the proxies it passed, an empty frame, header and payload."""
-HANDSHAKE = 5_000
+HANDSHAKE_TIMEOUT = 5_000
 """Milliseconds that somebody who has connected may take to say who he is."""
 PATIENCE = 0.5
 """Seconds for which an address that is taken is tried again."""
-LULL = 0.05
+RECEIVE_TIMEOUT = 0.05
 """Seconds that a thread with one socket waits inside of a receive: cheaper for each message than asking a poller
 first.
 """
-PARTING = 1.0
+DRAIN_TIMEOUT = 1.0
 """Seconds for which a socket for caches that is made anew, with new keys perhaps, goes on sending what it has."""
 READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
 """Bytes that ZeroMQ reads into its buffer at a time, where it can be told: as many as the shortest PING has, so that
@@ -85,18 +85,18 @@ def request_client(context: Context, message_bytes: int) -> Socket:
 
 def data_mark(usual: int) -> int:
     """How many caches of about so many bytes may queue on each side of a connection; 0 bytes: it is not known."""
-    messages = min(MOST_DATA_MESSAGES, DATA_BYTES // usual) if usual else 0
+    messages = min(MAX_DATA_MESSAGES, DATA_BYTES // usual) if usual else 0
     return max(DATA_MESSAGES, messages)
 
 
 def data_receiver(context: Context, message_bytes: int, usual: int = 0) -> Socket:
-    """PULL that takes caches and episodes, of `usual` bytes; `receive(wait=True)` gives up after `LULL` seconds.
+    """PULL for caches and episodes of `usual` bytes; `receive(wait=True)` gives up after `RECEIVE_TIMEOUT` seconds.
 
     The mark stays as it is: where it is raised while a connection is full, ZeroMQ 4.3.5 may never tell the sender that
     there is room again.
     """
     made = _make(context, zmq.PULL, message_bytes, receive=data_mark(usual))
-    made.setsockopt(zmq.RCVTIMEO, int(LULL * 1000))
+    made.setsockopt(zmq.RCVTIMEO, int(RECEIVE_TIMEOUT * 1000))
     return made
 
 
@@ -105,7 +105,7 @@ def data_sender(context: Context, usual: int = 0) -> Socket:
     stays connected.
     """
     made = _make(context, zmq.PUSH, SUBSCRIPTION_BYTES, send=data_mark(usual), immediate=True)
-    made.setsockopt(zmq.TCP_MAXRT, STALLED)
+    made.setsockopt(zmq.TCP_MAXRT, STALLED_TIMEOUT)
     return made
 
 
@@ -117,7 +117,7 @@ def publisher(context: Context) -> Socket:
 
 
 def subscriber(context: Context, message_bytes: int) -> Socket:
-    """SUB for notices; topics are subscribed to afterwards, as many as `models.MOST_TOPICS`.
+    """SUB for notices; topics are subscribed to afterwards, as many as `models.MAX_TOPICS`.
 
     A subscription is a message of its own: without room for it ZeroMQ drops it, and the topic stays silent. So there is
     no high-water mark for sending.
@@ -225,7 +225,7 @@ def _make(
         zmq.RCVHWM: receive,
         zmq.MAXMSGSIZE: message_bytes,
         zmq.HEARTBEAT_IVL: 0,
-        zmq.HANDSHAKE_IVL: HANDSHAKE,
+        zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT,
         zmq.CONNECT_TIMEOUT: 5000,
         # Spread in time, or all actors of a cluster dial a proxy that restarts in the same millisecond.
         zmq.RECONNECT_IVL: 100 + random.randrange(100),
@@ -234,7 +234,7 @@ def _make(
         zmq.TCP_KEEPALIVE_IDLE: 5,
         zmq.TCP_KEEPALIVE_INTVL: 5,
         zmq.TCP_KEEPALIVE_CNT: 3,
-        zmq.TCP_MAXRT: VANISHED,
+        zmq.TCP_MAXRT: VANISHED_TIMEOUT,
         zmq.BACKLOG: descriptors.backlog(),
     }
     for option, value in options.items():

@@ -31,11 +31,11 @@ UNDO_TIMEOUT = 1.0
 """Seconds that a node whose making failed waits for its threads: one that went on would use sockets of a context that
 its owner is about to end.
 """
-IDLE = 1.0
+IDLE_INTERVAL = 1.0
 """Seconds after which a worker takes its turn although nothing happened."""
 
 
-STUCK_AFTER = 15.0
+STUCK_TIMEOUT = 15.0
 """Seconds without a turn after which a thread that takes one a second counts as stuck."""
 
 
@@ -108,13 +108,13 @@ class Forked(Node):
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
-ENDING = 1.0
+END_TIMEOUT = 1.0
 """Seconds that a thread has at least to end, also where there is no time left: it takes none, unless it waits for a
 processor.
 """
-AT_EXIT = 0.5
+EXIT_TIMEOUT = 0.5
 """Seconds that each node has to close when the interpreter ends."""
-AT_EXIT_ALL = 2.0
+TOTAL_EXIT_TIMEOUT = 2.0
 """Seconds that all of them have together: a program with a hundred clients of a dead server ends as well."""
 
 
@@ -128,10 +128,10 @@ def close_at_exit(node: Node) -> None:
 
 def _close_all() -> None:
     process.pass_over_in_threads(Closed)
-    deadline = time.monotonic() + AT_EXIT_ALL
+    deadline = time.monotonic() + TOTAL_EXIT_TIMEOUT
     for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
         try:
-            node.close(max(0.0, min(AT_EXIT, deadline - time.monotonic())))
+            node.close(max(0.0, min(EXIT_TIMEOUT, deadline - time.monotonic())))
         except Exception:
             _log.exception("%r could not be closed at exit", node)
 
@@ -167,7 +167,7 @@ class Worker:
         """Turns that raised: faults of ours, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
         self._posted: deque[Callable[[], None]] = deque()
-        self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE` at a time
+        self._turned = time.monotonic()  # when it came by last; it waits no longer than `IDLE_INTERVAL` at a time
         self._stopping = False
         self._starting = threading.Lock()  # against a stop in the middle of a start
         self._linger = 0.0
@@ -201,7 +201,7 @@ class Worker:
         if not self._thread.is_alive():
             return [f"thread {self._thread.name} has died: its log says why"]
         silence = time.monotonic() - self._turned
-        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] * (silence > STUCK_AFTER)
+        return [f"thread {self._thread.name} is stuck: no turn for {silence:.0f} s"] * (silence > STUCK_TIMEOUT)
 
     @property
     def is_here(self) -> bool:
@@ -238,7 +238,7 @@ class Worker:
         try:
             while self._posted:
                 self._posted.popleft()()
-            ready = self.doors.wait(min(self._next_time(), time.monotonic() + IDLE))
+            ready = self.doors.wait(min(self._next_time(), time.monotonic() + IDLE_INTERVAL))
             if not self._stopping:
                 self._turn(ready)
         except Exception:

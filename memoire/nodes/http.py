@@ -44,24 +44,24 @@ from memoire.errors import EndpointError, InsecureWarning, ParameterError
 from memoire.security.exposure import is_loopback, warn
 from memoire.security.tokens import Guesses, Tokens
 
-from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, Request, as_error
+from .pages import OPEN, PAGES, PROBES, Asked, Handler, Node, Page, PageRequest, as_error
 from .supervision import LINE
 
 _log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 """Connections at a time; one more ends the one that was made first."""
 ACCEPTED_AT_ONCE = 16
 """Connections accepted in one turn of the loop: far below the bound, so that each is read from before it may go."""
-WAITING = 1024
+LISTEN_BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted: it drops what comes beyond, and that costs a second."""
-REQUEST_TIME = 5.0
+REQUEST_TIMEOUT = 5.0
 """Seconds that a connection has in all: to send its request, and to take the answer."""
 AT_ONCE = tuple(path.encode() for path in PROBES)
 """Pages that are not waited for."""
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Questions for other pages that wait their turn."""
-MOST_REQUEST_BYTES = 8 << 10
+MAX_REQUEST_BYTES = 8 << 10
 """Bytes of a request line and its headers."""
 
 
@@ -176,7 +176,7 @@ class NodePages:
                 loop.call_soon_threadsafe(ended.set)
             self._asked.put(None)
             for thread in self._threads:
-                thread.join(REQUEST_TIME)
+                thread.join(REQUEST_TIMEOUT)
 
     def __enter__(self) -> Self:
         return self
@@ -202,7 +202,7 @@ class NodePages:
         for door in self._doors:
             join = functools.partial(_Connection, self, door)
             made.append(await self._loop.create_server(join, sock=door.listener, backlog=ACCEPTED_AT_ONCE))
-            door.listener.listen(WAITING)
+            door.listener.listen(LISTEN_BACKLOG)
         self._begun.set()
         await self._ended.wait()
         # A connection that was accepted just now is made by a task, some turns of the loop later, and each is closed a
@@ -210,7 +210,7 @@ class NodePages:
         # server closed, and never hangs up on him.
         for door in self._doors:
             self._loop.remove_reader(door.listener)
-        until = self._loop.time() + REQUEST_TIME
+        until = self._loop.time() + REQUEST_TIMEOUT
         while (self._connections or len(asyncio.all_tasks()) > 1) and self._loop.time() < until:
             for connection in list(self._connections):
                 connection.abort()
@@ -221,7 +221,7 @@ class NodePages:
     def joined(self, connection: _Connection) -> None:
         """A connection was made; where there are too many, the oldest goes."""
         self._connections[connection] = None
-        if len(self._connections) > MOST_CONNECTIONS:
+        if len(self._connections) > MAX_CONNECTIONS:
             next(iter(self._connections)).abort()
 
     def left(self, connection: _Connection) -> None:
@@ -233,8 +233,8 @@ class NodePages:
         _, _, target = request.partition(b" ")
         if target.partition(b" ")[0].partition(b"?")[0] in AT_ONCE:
             connection.send(self.answer(request, connection.door, connection.peer))
-        elif self._asked.qsize() >= MOST_WAITING:
-            text = f"{MOST_WAITING} others wait for a page already: ask again in a second"
+        elif self._asked.qsize() >= MAX_WAITING:
+            text = f"{MAX_WAITING} others wait for a page already: ask again in a second"
             page = as_error(http.HTTPStatus.SERVICE_UNAVAILABLE, text)._replace(headers=(("Retry-After", "1"),))
             connection.send(_response(page))
         else:
@@ -265,7 +265,7 @@ class NodePages:
             page = as_error(http.HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made; the log says why")
         return _response(page, is_head=request.startswith(b"HEAD "))
 
-    def _read(self, request: bytes, door: _Door) -> Request:
+    def _read(self, request: bytes, door: _Door) -> PageRequest:
         """A request that may be answered."""
         try:
             first, *lines = request.decode("ascii").split("\r\n")
@@ -290,7 +290,7 @@ class NodePages:
         if parts.path not in door.paths:
             text = f"there is no page {parts.path!r}; there are {', '.join(sorted(door.paths))}"
             raise Asked(as_error(http.HTTPStatus.NOT_FOUND, text))
-        return Request(parts.path, query, headers, self.open, dict(self.refused))
+        return PageRequest(parts.path, query, headers, self.open, dict(self.refused))
 
     def _guard(self, tokens: Tokens, given: str, peer: str) -> None:
         """Raise where what is `given` to be let in is not the token."""
@@ -351,7 +351,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = str((transport.get_extra_info("peername") or ("",))[0])
-        self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIME, transport.abort)
+        self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, transport.abort)
         self._pages.joined(self)
 
     def data_received(self, data: bytes) -> None:
@@ -360,12 +360,12 @@ class _Connection(asyncio.Protocol):
             return
         self._request += data
         head, is_whole, _ = self._request.partition(b"\r\n\r\n")
-        if is_whole and len(head) <= MOST_REQUEST_BYTES:
+        if is_whole and len(head) <= MAX_REQUEST_BYTES:
             self._is_asked = True
             self._pages.ask(self, head)
-        elif len(self._request) > MOST_REQUEST_BYTES:
+        elif len(self._request) > MAX_REQUEST_BYTES:
             self._is_asked = True
-            text = f"a request has at most {MOST_REQUEST_BYTES} bytes"
+            text = f"a request has at most {MAX_REQUEST_BYTES} bytes"
             self.send(_response(as_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)))
 
     def send(self, response: bytes) -> None:

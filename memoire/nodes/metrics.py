@@ -1,7 +1,7 @@
 """The catalogue: every metric of every role, read from the stats of its node at the moment of a scrape.
 
 Nothing is counted here: each scrape reads `stats()`, so that a metric costs nothing while nobody looks. A node's series
-are few and do not grow with its clients: labels are from closed sets, or bounded by `MOST_LABELS`. Docs: metrics.md.
+are few and do not grow with its clients: labels are from closed sets, or bounded by `MAX_LABELS`. Docs: metrics.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memoire.server.timings import Timing
 from memoire.wire import messages
 from memoire.wire.refusals import CODES
 
-MOST_LABELS = 64
+MAX_LABELS = 64
 """Series of one metric whose label is named by users (topics, scalars, backs): the first ones by name."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -26,7 +26,7 @@ Value: TypeAlias = "float | Mapping[str, Any] | None"
 
 
 @dataclass(frozen=True)
-class Entry:
+class MetricEntry:
     """One metric of the catalogue."""
 
     name: str
@@ -64,7 +64,7 @@ class Entry:
 
 def _pairs(value: Value) -> list[tuple[str, Any]]:
     assert isinstance(value, Mapping)
-    return sorted(value.items())[:MOST_LABELS]
+    return sorted(value.items())[:MAX_LABELS]
 
 
 def _buckets(timing: Timing) -> list[tuple[str, float]]:
@@ -89,15 +89,15 @@ def _field(name: str) -> Callable[[Any], Value]:
     return read
 
 
-def _counter(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> Entry:
-    return Entry(name, "counter", help_, _field(read) if isinstance(read, str) else read, label)
+def _counter(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> MetricEntry:
+    return MetricEntry(name, "counter", help_, _field(read) if isinstance(read, str) else read, label)
 
 
-def _gauge(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> Entry:
-    return Entry(name, "gauge", help_, _field(read) if isinstance(read, str) else read, label)
+def _gauge(name: str, help_: str, read: str | Callable[[Any], Value], label: str = "") -> MetricEntry:
+    return MetricEntry(name, "gauge", help_, _field(read) if isinstance(read, str) else read, label)
 
 
-def _of_tables(kind: Kind, name: str, help_: str, read: str) -> Entry:
+def _of_tables(kind: Kind, name: str, help_: str, read: str) -> MetricEntry:
     """A field of the stats of each table that has one; of a text, whether there is any."""
     field = _field(read)
 
@@ -106,7 +106,7 @@ def _of_tables(kind: Kind, name: str, help_: str, read: str) -> Entry:
         values = {name: float(bool(value)) if isinstance(value, str) else value for name, value in found.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    return Entry(name, kind, help_, read_all, "table")
+    return MetricEntry(name, kind, help_, read_all, "table")
 
 
 # ------------------------------------------------------------------------------------------------------ the catalogue
@@ -180,7 +180,7 @@ SERVER = (
     ),
     _counter("log_lines", "Log lines of this run.", "log_lines"),
     _counter("dropped_log_lines", "Log lines that clients did not take: too many waited.", "totals.dropped_lines"),
-    Entry(
+    MetricEntry(
         "request_duration_seconds",
         "histogram",
         "Seconds that a request took from its arrival to its answer, by type.",
@@ -385,7 +385,7 @@ LEARNER = (
     ),
 )
 
-CATALOGUE: Mapping[str, tuple[Entry, ...]] = {
+CATALOGUE: Mapping[str, tuple[MetricEntry, ...]] = {
     "server": EVERY + SERVER,
     "proxy": EVERY + PROXY,
     "actor": EVERY + ACTOR,

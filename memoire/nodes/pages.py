@@ -29,10 +29,10 @@ from memoire.server.server import Server
 from memoire.server.table_handle import TableHandle
 from memoire.version import SOFTWARE
 
-PAGE = 100
+PAGE_ROWS = 100
 """Rows on a page that does not say how many it wants."""
-MOST_ON_PAGE = 1000
-MOST_PAGE_BYTES = 256 << 10
+MAX_PAGE_LINES = 1000
+MAX_PAGE_BYTES = 256 << 10
 """Bytes of the rows on one page: it ends sooner when they have much to say."""
 ENOUGH_DESCRIPTORS = 0.9
 """Part of the file descriptors that may be in use while a node calls itself ready."""
@@ -59,7 +59,7 @@ class Page(NamedTuple):
     kind: str = "application/json"
 
 
-class Request(NamedTuple):
+class PageRequest(NamedTuple):
     """What is asked for; names of headers are in lower case."""
 
     path: str
@@ -77,18 +77,18 @@ def role_of(node: Node | None) -> str:
     return next((role for kind, role in roles.items() if issubclass(type(node), kind)), "")
 
 
-def index(node: Node | None, request: Request) -> Page:
+def index(node: Node | None, request: PageRequest) -> Page:
     """Which pages there are."""
     return as_json({"pages": sorted(PAGES), "software": SOFTWARE})
 
 
-def livez(node: Node | None, request: Request) -> Page:
+def livez(node: Node | None, request: PageRequest) -> Page:
     """Whether only a restart helps."""
     stuck = _stuck(node)
     return as_json({"alive": not stuck, "reasons": stuck}, _ok(not stuck))
 
 
-def readyz(node: Node | None, request: Request) -> Page:
+def readyz(node: Node | None, request: PageRequest) -> Page:
     """Whether it should get new clients, or work."""
     reasons = reasons_of(node)
     return as_json({"ready": not reasons, "reasons": reasons}, _ok(not reasons))
@@ -105,7 +105,7 @@ def _stuck(node: Node | None) -> list[str]:
     return [] if node is None else node.liveness()
 
 
-def status(node: Node | None, request: Request) -> Page:
+def status(node: Node | None, request: PageRequest) -> Page:
     """How the node stands: all of its stats, and of a server a page of its clients."""
     reasons = reasons_of(node)
     facts: dict[str, Any] = {
@@ -138,7 +138,7 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
     return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})}, told.hung_up)
 
 
-def metrics(node: Node | None, request: Request) -> Page:
+def metrics(node: Node | None, request: PageRequest) -> Page:
     """The same for Prometheus."""
     try:
         from .exposition import Exposition, Look, NodeCollector
@@ -155,7 +155,7 @@ def metrics(node: Node | None, request: Request) -> Page:
     return Page(200, body, kind=kind)
 
 
-def accounts(node: Node | None, request: Request) -> Page:
+def accounts(node: Node | None, request: PageRequest) -> Page:
     """The ledger of a run at a server, its rows as they are (`rows.ACCOUNT`): for whoever merges several, exactly.
 
     MessagePack, a page at a time: `next` is the `after` of the page behind it, "" of the last one. With `seen`, less
@@ -182,14 +182,14 @@ def accounts(node: Node | None, request: Request) -> Page:
     return Page(200, msgspec.msgpack.encode(body), kind="application/msgpack")
 
 
-def episodes(node: Node | None, request: Request) -> Page:
+def episodes(node: Node | None, request: PageRequest) -> Page:
     """Closed episodes of the run that is counted now, with a number above `after`; a server keeps the newest thousand.
 
     `next` is the `after` of the page behind it; `missed` is how many between have been forgotten already.
     """
     server = _server(node, "episodes")
     after = _whole(request.query, "after", 0, 0, 1 << 53)
-    most = _whole(request.query, "most", PAGE, 1, MOST_ON_PAGE)
+    most = _whole(request.query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     run, first, found = server.episodes_after(after, most)
     rows = [
         {
@@ -206,7 +206,7 @@ def episodes(node: Node | None, request: Request) -> Page:
     return as_json({"run": run, "epoch": epoch, "rows": rows, "next": first + len(rows) - 1, "missed": missed})
 
 
-def settings(node: Node | None, request: Request) -> Page:
+def settings(node: Node | None, request: PageRequest) -> Page:
     """What a server was told: the tables with their schemas and the parameters that hold now, and its limits."""
     server = _server(node, "settings")
     tables = {}
@@ -223,7 +223,7 @@ def settings(node: Node | None, request: Request) -> Page:
     return as_json({"run": server.run, "runs": server.runs(), "tables": tables, "limits": server.limits})
 
 
-def sample(node: Node | None, request: Request) -> Page:
+def sample(node: Node | None, request: PageRequest) -> Page:
     """One sample that a table of a server holds, as likely as in a draw; nothing is taken. Each array has its dtype,
     its shape, its bytes (C order, in base64) and how many of its axes come before those of its column.
     """
@@ -245,13 +245,13 @@ def sample(node: Node | None, request: Request) -> Page:
     return as_json({"table": table.name, **{name: getattr(found, name) for name in names}, "arrays": arrays})
 
 
-def distribution(node: Node | None, request: Request) -> Page:
+def distribution(node: Node | None, request: PageRequest) -> Page:
     """How weights and ages of what a table of a server holds are spread, and its effective size."""
     table = _table(node, request, "held samples")
     return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
 
 
-def _table(node: Node | None, request: Request, what: str) -> TableHandle:
+def _table(node: Node | None, request: PageRequest, what: str) -> TableHandle:
     server = _server(node, what)
     return server.table(request.query.get("table") or server.tables[0])
 
@@ -262,11 +262,11 @@ def _server(node: Node | None, what: str) -> Server:
     return node
 
 
-def logs(node: Node | None, request: Request) -> Page:
+def logs(node: Node | None, request: PageRequest) -> Page:
     """Log lines of a server's clients."""
     query = request.query
     server = _server(node, "log lines")
-    most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
+    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     found = server.search(
         query.get("text", ""),
         run=query.get("run") or server.run,
@@ -283,7 +283,7 @@ def logs(node: Node | None, request: Request) -> Page:
     size = 0
     for entry in found:
         size += len(entry.line.text.encode()) + 200
-        if rows and size > MOST_PAGE_BYTES:
+        if rows and size > MAX_PAGE_BYTES:
             break
         rows.append(
             {
@@ -307,14 +307,14 @@ class Countable(Protocol):
 
 def _clients(server: Countable, query: Query) -> dict[str, Any]:
     """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
-    most = _whole(query, "most", PAGE, 1, MOST_ON_PAGE)
+    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     found = server.clients(query.get("after", ""), most + 1)
     rows: list[msgspec.Raw] = []
     size = 0
     for client in found[:most]:
         row = msgspec.json.encode(client)
         size += len(row)
-        if rows and size > MOST_PAGE_BYTES:
+        if rows and size > MAX_PAGE_BYTES:
             break
         rows.append(msgspec.Raw(row))
     return {"rows": rows, "next": found[len(rows) - 1].client if len(rows) < len(found) else None}
@@ -387,7 +387,7 @@ def _ok(is_good: bool) -> int:
     return 200 if is_good else 503
 
 
-Handler: TypeAlias = Callable[[Node | None, Request], Page]
+Handler: TypeAlias = Callable[[Node | None, PageRequest], Page]
 PAGES: Mapping[str, Handler] = {
     "/": index,
     "/livez": livez,

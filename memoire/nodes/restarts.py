@@ -3,12 +3,12 @@
 Decides only; `launch` starts and ends processes.
 """
 
-FIRST_PAUSE = 0.5
+MIN_PAUSE = 0.5
 """Seconds between a death and the next start; each further death in a row doubles them."""
-LONGEST_PAUSE = 30.0
-STEADY = 60.0
+MAX_PAUSE = 30.0
+MIN_UPTIME = 60.0
 """Seconds of work after which former deaths are forgotten."""
-MOST_FAILED_STARTS = 5
+MAX_FAILED_STARTS = 5
 """Starts in a row that come to nothing before a process that has worked is given up."""
 
 
@@ -41,12 +41,12 @@ class Restarts:
         """Take in a death; seconds until it is to be started again, None where it cannot start."""
         if self._ready_since is None:
             self._failed_starts += 1
-        elif now - self._ready_since >= STEADY:
+        elif now - self._ready_since >= MIN_UPTIME:
             self._deaths = 0
         self._ready_since = None
-        if not self._has_worked or self._failed_starts >= MOST_FAILED_STARTS:
+        if not self._has_worked or self._failed_starts >= MAX_FAILED_STARTS:
             return None
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self._deaths)
+        pause = min(MAX_PAUSE, MIN_PAUSE * 2.0**self._deaths)
         self._deaths += 1
         self.count += 1
         self.due = now + pause

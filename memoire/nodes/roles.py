@@ -28,14 +28,14 @@ from . import snapshots
 from .environments import env_schema
 from .http import NodePages
 from .pages import security
-from .supervision import Tether
+from .supervision import LauncherLine
 from .tables_file import parameters_from
 
-REPORT_EVERY = 0.25
+REPORT_INTERVAL = 0.25
 """Seconds between two reports of a launched node."""
-LOOK_EVERY = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between two looks whether a launched proxy has met its servers."""
-MEETING = 10.0
+MEETING_TIMEOUT = 10.0
 """Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
 CLOSE_TIMEOUT = 8.0
 """Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless told others."""
@@ -149,7 +149,7 @@ def serve(
     push, pub = _beside(endpoint, beside)
     snapshots.part_of(part)  # a wrong one is said before anything is made
     with (
-        Tether(close_timeout + 2.0) as tether,
+        LauncherLine(close_timeout + 2.0) as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
         Server(
             endpoint,
@@ -174,7 +174,7 @@ def serve(
         if restore:
             snapshots.restore(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
         _announce(tether, "server", server, pages)
-        while tether.wait(REPORT_EVERY):
+        while tether.wait(REPORT_INTERVAL):
             if server.failure is not None:
                 raise server.failure
             if tether.is_launched:
@@ -254,7 +254,7 @@ def relay(
     push, pub = _beside(endpoint, beside)
     raise_limit()
     with (
-        Tether() as tether,
+        LauncherLine() as tether,
         NodePages(http, token=http_token, probes=probes) as pages,
         Proxy(
             endpoint,
@@ -269,7 +269,7 @@ def relay(
         if tether.is_launched:
             _meet(proxy, tether)
         _announce(tether, role, proxy, pages)
-        while tether.wait(REPORT_EVERY):
+        while tether.wait(REPORT_INTERVAL):
             if listed is not None:
                 listed.follow(proxy)
             if tether.is_launched:
@@ -278,15 +278,15 @@ def relay(
     return 0
 
 
-def _meet(proxy: Proxy, tether: Tether) -> None:
+def _meet(proxy: Proxy, tether: LauncherLine) -> None:
     """Wait until the proxy knows its servers: clients that come before the last one would all go to the others."""
-    deadline = time.monotonic() + MEETING
+    deadline = time.monotonic() + MEETING_TIMEOUT
     while not all(back.servers for back in proxy.stats().backs) and time.monotonic() < deadline:
-        if not tether.wait(LOOK_EVERY):
+        if not tether.wait(POLL_INTERVAL):
             return
 
 
-def _announce(tether: Tether, role: str, node: Server | Proxy, pages: NodePages) -> None:
+def _announce(tether: LauncherLine, role: str, node: Server | Proxy, pages: NodePages) -> None:
     pages.show(node)
     tether.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
     if not tether.is_launched:

@@ -8,7 +8,7 @@ The line is one socket pair. The kernel ends it when either side dies, however i
 that no process is left behind even by a launcher that was killed. Whatever goes wrong on the line is its end, too: a
 Unix stream is reset, not ended, where something lies unread. And in case a copy of the launcher holds its end of the
 line, Linux sends SIGHUP when the launcher itself dies, which ends the line from this side. A process that nobody
-launched has no line; its `Tether` only turns SIGINT and SIGTERM into `stopping`.
+launched has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from typing import Any, Self
 
 LINE = "MEMOIRE_TETHER"
 """Environment variable in which a launched process finds the number of the line's file descriptor."""
-GRACE = 4.0
+ORPHAN_GRACE = 4.0
 """Seconds that a child has to end by itself once its launcher is gone."""
 TWICE = 0.5
 """Seconds after which a second signal means another one: whoever signals a group and its leader sends the first twice.
@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 """Number under which Linux' prctl takes the signal that a process gets at its parent's death."""
 
 
-class Tether:
+class LauncherLine:
     """What a process hears from its launcher and from signals, and what it tells. Make it in the main thread, first
     thing.
 
@@ -49,7 +49,7 @@ class Tether:
         finishing: The launcher ordered an orderly end ("finish"). Both only ever become true.
     """
 
-    def __init__(self, grace: float = GRACE) -> None:
+    def __init__(self, grace: float = ORPHAN_GRACE) -> None:
         self.stopping = False
         self._grace = grace
         self.finishing = False

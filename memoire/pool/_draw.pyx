@@ -12,7 +12,7 @@ from memoire._kernels.arrays cimport doubles_of, target_of
 from memoire._kernels.native cimport LATEST, copy_row, inside, prefetch, prefetch_row
 from memoire.wire._bytes cimport read32, read64, read_double
 from memoire.wire._container cimport (
-    FIXED, MOST_PARTS, PART_AGE, PART_CHANCE, PART_DISCOUNT, PART_MODEL, PART_NUMBER, PART_OWNER, PART_OWNERS, PART_POPULATION,
+    FIXED, MAX_PARTS, PART_AGE, PART_CHANCE, PART_DISCOUNT, PART_MODEL, PART_NUMBER, PART_OWNER, PART_OWNERS, PART_POPULATION,
     PART_REWARD_SUM, PART_STEPS, PART_WEIGHT, ZERO_FRAME, Field, HeldCache, Layout, View, sample_at,
 )
 
@@ -173,7 +173,7 @@ def systematic_counts(share, unused, Py_ssize_t batch, double start):
 
 
 cdef enum:
-    MOST_PICKS = 0x7FFFFFFF  # positions are 32 bits wide
+    MAX_PICKS = 0x7FFFFFFF  # positions are 32 bits wide
 
 cdef struct Pick:
     const View* view
@@ -299,8 +299,8 @@ cdef class Picks:
     def __cinit__(self, Layout layout not None, Py_ssize_t size):
         self.layout, self.size, self.caches = layout, 0, []
         self.rarest = INFINITY
-        if not 0 <= size <= MOST_PICKS:
-            raise ValueError(f"a draw has at most {MOST_PICKS} samples, got {size}")
+        if not 0 <= size <= MAX_PICKS:
+            raise ValueError(f"a draw has at most {MAX_PICKS} samples, got {size}")
         self.pick = <Pick*>malloc(max(1, size) * sizeof(Pick))
         if self.pick == NULL:
             raise MemoryError()
@@ -442,7 +442,7 @@ cdef class Picks:
         cdef Frames frames = Frames(self, total)
         cdef int block
         for part, array in indices.items():
-            block = self.layout.of_part[inside(part, MOST_PARTS)]
+            block = self.layout.of_part[inside(part, MAX_PARTS)]
             if block < 0:
                 raise IndexError(part)
             frames._number(block, <uint32_t*>target_of(array, self.size * self.layout.block[block].row_bytes))

@@ -22,10 +22,10 @@ from memoire.wire.parts import Part
 
 from . import picked
 from ._draw import HeldClient, HeldPool
-from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked
 from .queues import CacheQueues
 
-MOST_CLIENTS: Final = 512
+MAX_CLIENTS: Final = 512
 """Clients whose caches are looked at for a histogram."""
 
 
@@ -59,13 +59,13 @@ def choose_caches(queues: CacheQueues, now: float, rng: random.Random) -> Chosen
 
 
 def _some_caches(queues: CacheQueues, rng: random.Random) -> list[tuple[HeldClient, list[HeldCache]]]:
-    """Caches of clients that can be drawn from, of all or of some at random, for `MOST_LOOKED` samples together."""
+    """Caches of clients that can be drawn from, of all or of some at random, for `MAX_INSPECTED` samples together."""
     able = _able(queues)
-    able = rng.sample(able, min(len(able), MOST_CLIENTS))
+    able = rng.sample(able, min(len(able), MAX_CLIENTS))
     chosen = []
     for client in able:
         caches = client.queued()
-        wanted = -(-MOST_LOOKED // (len(able) * max(1, caches[0].samples)))
+        wanted = -(-MAX_INSPECTED // (len(able) * max(1, caches[0].samples)))
         chosen.append((client, rng.sample(caches, min(len(caches), wanted))))
     return chosen
 
@@ -77,7 +77,7 @@ def _able(queues: CacheQueues) -> list[HeldClient]:
 
 def distribution_of(chosen: ChosenCaches) -> Distribution:
     """How the samples of chosen caches are spread, those that can be drawn yet."""
-    each = MOST_LOOKED // max(1, len(chosen.caches))
+    each = MAX_INSPECTED // max(1, len(chosen.caches))
     looked = [(share, _looked_at(caches, chosen.reuse, chosen.clock, each)) for share, caches in chosen.caches]
     shares = [(share, found) for share, found in looked if len(found.chances)]
     whole = math.fsum(share for share, _ in shares)

@@ -39,7 +39,7 @@ from memoire.wire.parts import Payload
 
 from . import cache_inspection, picked
 from ._draw import Picks
-from .draw import MOST_BATCH, Pooled, gathered_from
+from .draw import MAX_BATCH, Pooled, gathered_from
 from .inspection import Distribution, Peeked
 from .interface import DEFAULTS
 from .presence import EXPIRY_INTERVAL
@@ -297,8 +297,8 @@ class Pool:
             NotEnoughSamples: too few unused samples, also after `timeout`; none was taken.
             Closed: `close` was called, also from another thread while waiting.
         """
-        if not 1 <= samples <= MOST_BATCH:
-            raise ParameterError("batch_size", samples, f"from 1 to {MOST_BATCH}")
+        if not 1 <= samples <= MAX_BATCH:
+            raise ParameterError("batch_size", samples, f"from 1 to {MAX_BATCH}")
         queues, layout = self._queues, self._queues.layout
         ready = self._ready(layout, samples, out)
         with self._waiter.lock:
@@ -373,7 +373,7 @@ class Pool:
             compression: Of frames, which the reader must have.
 
         Raises:
-            ProtocolError: more than `MOST_DRAWN` samples were asked for; none was taken.
+            ProtocolError: more than `MAX_DRAWN` samples were asked for; none was taken.
             Closed: `close` was called.
         """
         check_count(int(counts["count"].sum()))

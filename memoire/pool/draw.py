@@ -23,7 +23,7 @@ from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from . import picked
 from ._draw import Picks, assemble, shares, systematic_counts
 
-MOST_BATCH: Final = (1 << 31) - 1
+MAX_BATCH: Final = (1 << 31) - 1
 """Samples of one batch."""
 
 

@@ -114,7 +114,7 @@ def drawn_for(
     there is nothing, or nothing of this memory was asked for.
 
     Raises:
-        ProtocolError: more than `MOST_DRAWN` samples were asked for.
+        ProtocolError: more than `MAX_DRAWN` samples were asked for.
     """
     memory = named.memory
     mine = (counts["client"] == np.frombuffer(named.owner, "<u8")).all(axis=1)

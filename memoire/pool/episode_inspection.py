@@ -14,11 +14,11 @@ from memoire.replay.memory import Memory
 
 from .episode_draw import ids_of
 from .episode_memory import NamedMemory
-from .inspection import MOST_LOOKED, Distribution, Histogram, Peeked
+from .inspection import MAX_INSPECTED, Distribution, Histogram, Peeked
 
 
 class _Seen(NamedTuple):
-    """Entries of a memory that is held, every n-th row: `MOST_LOOKED` or fewer."""
+    """Entries of a memory that is held, every n-th row: `MAX_INSPECTED` or fewer."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
@@ -26,7 +26,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, memory: Memory, rng: random.Random) -> _Seen:
-        every = -(-memory.capacity // MOST_LOOKED)
+        every = -(-memory.capacity // MAX_INSPECTED)
         rows = np.arange(rng.randrange(every), memory.capacity, every)
         rows = rows[memory._inside()["meta"]["episode"][rows] >= 0]
         ages, weights = np.empty(len(rows), np.float32), np.empty(len(rows), np.float64)

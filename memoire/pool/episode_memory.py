@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from memoire.errors import EpisodeTooLong, MemoireError, ParameterError, ProtocolError, StaleEntry
 from memoire.replay import dataset
 from memoire.replay.dataset import KeptEpisode
-from memoire.replay.memory import MOST_ROWS, Memory
+from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire import _bytes
@@ -26,7 +26,7 @@ from .episode_checks import CheckedEpisode
 
 ENTRY_OVERHEAD: Final = 112
 """Bytes that an entry takes beside its columns: number, times and priority, and its place in the trees."""
-MOST_UNASKED: Final = 1_000_000
+MAX_DEFAULT_ENTRIES: Final = 1_000_000
 """Entries that there is room for at most where nobody said a number: their bookkeeping takes memory at once."""
 
 
@@ -42,7 +42,7 @@ class Room:
     """What fits into a limit of bytes.
 
     Args:
-        capacity: Entries that are asked for; 0: as many as fit, `MOST_UNASKED` at most.
+        capacity: Entries that are asked for; 0: as many as fit, `MAX_DEFAULT_ENTRIES` at most.
     """
 
     schema: Schema
@@ -60,13 +60,13 @@ class Room:
 
     def entries(self, byte_limit: int) -> int:
         """Entries there is room for. Raises ParameterError where the limit is too small."""
-        most = min(byte_limit // self.entry_bytes, MOST_ROWS)
+        most = min(byte_limit // self.entry_bytes, MAX_ROWS)
         if byte_limit < self.least_bytes:
             expected = f"at least {self.least_bytes} for {max(1, self.capacity)} entries of {self.entry_bytes} bytes"
             raise ParameterError("byte_limit", byte_limit, expected)
         if self.schema.ragged:
             most = max(1, most // 2)
-        return self.capacity or min(most, MOST_UNASKED)
+        return self.capacity or min(most, MAX_DEFAULT_ENTRIES)
 
     def value_bytes(self, entries: int, byte_limit: int) -> int:
         """Bytes that values of ragged columns may take beside so many entries; 0 where there are none."""

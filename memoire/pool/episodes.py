@@ -30,7 +30,7 @@ from memoire.replay import dataset
 from memoire.replay.batch import Gathered
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.episodes import EpisodeBatch, sample
-from memoire.replay.memory import MOST_ROWS, Memory
+from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
@@ -38,7 +38,7 @@ from memoire.wire import messages
 from memoire.wire.parts import Payload
 
 from . import episode_inspection
-from .draw import MOST_BATCH, Pooled
+from .draw import MAX_BATCH, Pooled
 from .episode_checks import CheckedEpisode, checked_episode
 from .episode_draw import drawn_for, sampled, sums_of, why_nothing
 from .episode_memory import EpisodeMemory, NamedMemory, Room
@@ -56,7 +56,7 @@ class EpisodePool:
 
     Args:
         schema, parameters: Of the entries; `configure` changes the parameters.
-        capacity: Entries there is room for; 0: as many as `byte_limit` has room for, `MOST_UNASKED` at most.
+        capacity: Entries there is room for; 0: as many as `byte_limit` has room for, `MAX_DEFAULT_ENTRIES` at most.
         byte_limit: Bytes that entries may take, `schema.entry_bytes` and `ENTRY_OVERHEAD` each; what is left of it is
             for the values of ragged columns, half of it where no capacity is asked for. The state in which an
             episode ended comes on top.
@@ -79,7 +79,7 @@ class EpisodePool:
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
-        room = Room(schema, whole("capacity", capacity, 0, MOST_ROWS))
+        room = Room(schema, whole("capacity", capacity, 0, MAX_ROWS))
         self._clock = clock
         self._rng = random.Random()  # of looks; any thread may draw a number
         self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
@@ -285,7 +285,7 @@ class EpisodePool:
             NotEnoughSamples: there is nothing to draw, also after `timeout`.
             Closed: `close` was called, also from another thread while waiting.
         """
-        samples = whole("batch_size", samples, 1, MOST_BATCH)
+        samples = whole("batch_size", samples, 1, MAX_BATCH)
         if isinstance(out, Gathered):
             raise WrongType("out", "arrays by their names in a batch", "Gathered")
         places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
@@ -378,7 +378,7 @@ class EpisodePool:
             compression: Of frames, which the reader must have.
 
         Raises:
-            ProtocolError: more than `MOST_DRAWN` samples were asked for.
+            ProtocolError: more than `MAX_DRAWN` samples were asked for.
             Closed: `close` was called.
         """
         with self._waiter.lock:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memoire.replay.batch import Gathered
 
-LOOK_EVERY = 0.5
+SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at how fresh a batch is."""
 PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Parts of a batch whose greatest age and weight are kept."""
@@ -40,8 +40,8 @@ class Freshness:
     """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
 
 
-class Looks:
-    """Looks at a batch now and then: at most one in `LOOK_EVERY` seconds, so that drawing is not slowed down."""
+class FreshnessMonitor:
+    """Looks at a batch now and then: at most one in `SAMPLE_INTERVAL` seconds, so that drawing is not slowed down."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Looks:
         if now < self._next or not self._lock.acquire(blocking=False):
             return False
         try:
-            self._next = now + LOOK_EVERY
+            self._next = now + SAMPLE_INTERVAL
             return True
         finally:
             self._lock.release()

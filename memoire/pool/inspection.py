@@ -1,8 +1,8 @@
 """What a table holds, looked at without touching it: how weights and ages are spread, and one sample as a learner would
 get it. Pure.
 
-Nothing is counted for this while samples come and go: whoever asks has a part of what is held looked at, `MOST_LOOKED`
-samples at most, so that it takes milliseconds however much there is.
+Nothing is counted for this while samples come and go: whoever asks has a part of what is held looked at, at most
+`MAX_INSPECTED` samples, so that it takes milliseconds however much there is.
 
 The effective size of a memory is 1 / sum p**2, p being the chances of its entries: as many entries as are alike in a
 memory of the same chance to draw the same entry twice. It is the number of entries where all chances are alike, and 1
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from memoire.replay.batch import Batch, Gathered
 from memoire.replay.schema import Schema
 
-MOST_LOOKED = 65_536
+MAX_INSPECTED = 65_536
 """Samples that are looked at for a histogram at most."""
 PER_TEN = 8
 """Buckets of a histogram between 1 and 10, and so on."""
-MOST_BUCKET = 12 * PER_TEN
+MAX_BUCKET = 12 * PER_TEN
 """Beyond 1e-12 and 1e12 everything lies in the last bucket."""
-MOST_SPECIMEN_BYTES = 4 << 20
+MAX_SPECIMEN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Histogram:
         ends = (float(some.min()), float(some.max())) if len(some) else (0.0, 0.0)
         if not len(above):
             return cls(0, (), len(some), *ends)
-        buckets = np.clip(np.floor(np.log10(above) * PER_TEN), -MOST_BUCKET, MOST_BUCKET).astype(np.int64)
+        buckets = np.clip(np.floor(np.log10(above) * PER_TEN), -MAX_BUCKET, MAX_BUCKET).astype(np.int64)
         first = int(buckets.min())
         return cls(first, tuple(np.bincount(buckets - first).tolist()), len(some) - len(above), *ends)
 
@@ -128,7 +128,7 @@ class Peeked:
         gathered, one = self.gathered, self.gathered.ids[0]
         batch = Batch(schema, gathered, np.ones(1, np.float32), _refuse)
         arrays = {name: array[0] for name, array in batch.items() if len(array) and name not in _TOLD}
-        if sum(array.nbytes for array in arrays.values()) > MOST_SPECIMEN_BYTES:
+        if sum(array.nbytes for array in arrays.values()) > MAX_SPECIMEN_BYTES:
             return None
         version = int(gathered.model_version[0])
         return Specimen(

@@ -20,16 +20,16 @@ from ._draw import Picks
 from .presence import Presence
 from .queues import CacheQueues
 
-MOST_DRAWN: Final = 1 << 20
+MAX_DRAWN: Final = 1 << 20
 """Samples that a reader may take at once."""
-MOST_READERS: Final = 1024
+MAX_READERS: Final = 1024
 """Readers that are known at a time; one that is silent for `client_timeout` is forgotten."""
 
 
 def check_count(samples: int) -> None:
-    """Refuse to draw more than `MOST_DRAWN` samples at once. Raises ProtocolError."""
-    if samples > MOST_DRAWN:
-        raise ProtocolError("too_large", f"{samples} samples at once; {MOST_DRAWN} are allowed. Draw smaller batches")
+    """Refuse to draw more than `MAX_DRAWN` samples at once. Raises ProtocolError."""
+    if samples > MAX_DRAWN:
+        raise ProtocolError("too_large", f"{samples} samples at once; {MAX_DRAWN} are allowed. Draw smaller batches")
 
 
 class Readers:
@@ -60,8 +60,8 @@ class Readers:
 
     def _hear(self, reader: bytes, now: float) -> None:
         """A sign of life. Somebody who makes names up cannot fill the memory with them. Raises ProtocolError."""
-        if reader not in self._present and len(self._present) >= MOST_READERS:
-            raise ProtocolError("busy", f"{MOST_READERS} readers draw from this server already")
+        if reader not in self._present and len(self._present) >= MAX_READERS:
+            raise ProtocolError("busy", f"{MAX_READERS} readers draw from this server already")
         self._present.heard(reader, now)
 
     def reserve(

@@ -34,7 +34,7 @@ from .interface import AnyPool, Intake
 Storage = Literal["caches", "episodes"]
 
 STORAGES = ("caches", "episodes")
-MOST_TABLES = 256
+MAX_TABLES = 256
 ROUNDTRIP = "memoire:roundtrip"
 """A small table that every server has beside its own, for `memoire doctor --roundtrip`: no learner meets what is pushed
 there. It is found by name and number, but is none of the tables that a server lists, shows and saves."""
@@ -163,8 +163,8 @@ class Tables:
         if ROUNDTRIP in settings:
             raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
         self._roundtrip = _roundtrip()
-        if not 1 <= len(settings) <= MOST_TABLES:
-            raise ParameterError("tables", len(settings), f"1 to {MOST_TABLES} tables")
+        if not 1 <= len(settings) <= MAX_TABLES:
+            raise ParameterError("tables", len(settings), f"1 to {MAX_TABLES} tables")
         self._tables: dict[str, OpenTable] = {}
         self._numbers: dict[int, OpenTable] = {self._roundtrip.number: self._roundtrip}
         for name, each in settings.items():

@@ -40,9 +40,9 @@ from .stats import BackStats
 
 _log = logging.getLogger(__name__)
 
-LOOK = 2.0
+HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each server: is it there, is it the same one, what does it publish."""
-AWAY_AFTER = 7.0
+AWAY_TIMEOUT = 7.0
 """Seconds without a reply after which new clients are given to other servers."""
 
 
@@ -112,7 +112,7 @@ class BackendLink(Backend):
     @property
     def is_away(self) -> bool:
         """Whether it has not answered for a while. From any thread."""
-        return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_AFTER
+        return self.channel.is_down or time.monotonic() - self.channel.heard_at > AWAY_TIMEOUT
 
     @property
     def denied(self) -> str:
@@ -158,7 +158,7 @@ class BackendLink(Backend):
         self._close_data()
 
     def _close_data(self) -> None:
-        self._push.drop(sockets.PARTING)
+        self._push.drop(sockets.DRAIN_TIMEOUT)
         self._feed.close()
 
     def leave(self) -> None:
@@ -198,7 +198,7 @@ class BackendLink(Backend):
 
     def _say_hello(self, now: float) -> None:
         if self.hello.is_due(now):
-            self.hello.begin(now + LOOK)
+            self.hello.begin(now + HELLO_INTERVAL)
             self.channel.ask(messages.Hello(role="proxy", host=self._common.name[:256]), self._welcomed)
 
     def _welcomed(self, answer: Answer) -> None:

@@ -21,9 +21,9 @@ from .backend import Backend
 from .envelope import EnvelopedRequest
 from .router import Router
 
-HOLD = 5.0
+HELD_FETCH_TIMEOUT = 5.0
 """Seconds for which a request for a chunk waits for a model that is on its way here, before its server is asked."""
-MOST_HELD = 4096
+MAX_HELD = 4096
 
 
 class ModelSource(NamedTuple):
@@ -93,9 +93,9 @@ class ModelCache:
         key = (header.client, header.sequence)
         if key in self._held:
             return True  # sent again: it is answered once
-        if len(self._held) >= MOST_HELD or not self._is_coming(asked.topic, asked.version):
+        if len(self._held) >= MAX_HELD or not self._is_coming(asked.topic, asked.version):
             return False
-        self._held[key] = Held(now + HOLD, asked.topic, asked.version, request)
+        self._held[key] = Held(now + HELD_FETCH_TIMEOUT, asked.topic, asked.version, request)
         return True
 
     def _is_coming(self, topic: str, version: int) -> bool:

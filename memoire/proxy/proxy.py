@@ -27,7 +27,7 @@ from memoire.limits import Limits, MiB
 from memoire.net import addresses, descriptors, process, sockets
 from memoire.net.context import Context, shared_context
 from memoire.net.curve_server import Gate
-from memoire.net.thread import ENDING, Node, close_at_exit
+from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.security.exposure import Security
 from memoire.security.keyfolder import Given, Keys
 from memoire.suggestions import checked_names
@@ -239,7 +239,7 @@ class Proxy(Node):
         with self._closer(time.monotonic() + patience) as is_mine:
             if not is_mine:
                 return
-            if not self._thread.worker.stop(max(ENDING, patience), linger=min(patience, 1.0)):
+            if not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 1.0)):
                 _log.warning("proxy %s: its thread did not end in time", self.name)
             self._gate.close()
             sockets.wait_unbound((self.endpoint, self.push_endpoint, self.pub_endpoint), patience)

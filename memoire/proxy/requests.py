@@ -22,7 +22,7 @@ from .model_cache import ModelCache
 from .router import Router
 from .stats import ProxyCounts
 
-PENDING = 1024
+MAX_PENDING = 1024
 """HELLO messages kept until the first server is known."""
 
 B = TypeVar("B", bound=Backend)
@@ -51,7 +51,7 @@ class Requests(Generic[B]):
     """
 
     def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: ProxyCounts) -> None:
-        self.pending: deque[EnvelopedRequest] = deque(maxlen=PENDING)
+        self.pending: deque[EnvelopedRequest] = deque(maxlen=MAX_PENDING)
         """HELLO messages that wait until servers are known."""
         self._router, self._cache, self._limits, self._counts = router, cache, limits, counts
 
@@ -109,5 +109,5 @@ class Requests(Generic[B]):
     def _keep(self, request: EnvelopedRequest) -> None:
         if why := self._router.denied:
             raise ProtocolError("denied", why)
-        self._counts.homeless += len(self.pending) == PENDING  # the oldest goes; its client asks again
+        self._counts.homeless += len(self.pending) == MAX_PENDING  # the oldest goes; its client asks again
         self.pending.append(request)

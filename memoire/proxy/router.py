@@ -18,11 +18,11 @@ from memoire.limits import Limits
 from memoire.wire import messages
 from memoire.wire.identity import name_hash
 
-SETTLE = 1.0
+SETTLE_INTERVAL = 1.0
 """Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
-GRACE = 10.0
+START_GRACE = 10.0
 """Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown."""
-RETIRE = 5.0
+RETIRE_TIMEOUT = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 
 
@@ -94,17 +94,17 @@ class Router(Generic[B]):
         """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
         if all(back.names for back in self.backs):
             return True
-        return any(back.names for back in self.backs) and now - self.listed_at > SETTLE
+        return any(back.names for back in self.backs) and now - self.listed_at > SETTLE_INTERVAL
 
     def ready_at(self) -> float:
         """When `is_ready` may become true without an answer; infinity while no server is known at all."""
-        return self.listed_at + SETTLE if self.homes else float("inf")
+        return self.listed_at + SETTLE_INTERVAL if self.homes else float("inf")
 
     def is_unknown(self, home: int, now: float) -> bool:
         """Whether a home that nobody leads to is surely not here: every server was met or had its time, or this home
         was removed.
         """
-        is_settled = all(back.names for back in self.backs) or now - self.listed_at > GRACE
+        is_settled = all(back.names for back in self.backs) or now - self.listed_at > START_GRACE
         return is_settled or home in self._removed
 
     # Which way
@@ -149,7 +149,7 @@ class Router(Generic[B]):
             if back.endpoint in wanted:
                 self.retiring.pop(back, None)
             else:
-                self.retiring.setdefault(back, now + RETIRE)
+                self.retiring.setdefault(back, now + RETIRE_TIMEOUT)
         return True
 
     def retire(self, now: float) -> set[B]:

@@ -4,7 +4,7 @@ socket, no clock.
     tcp://proxy ──┬── server a    there
                   └── server b    away: batches go on without it until it answers
     tcp://c ───────── server c    there
-                      server d    on no list for 3 s: it is forgotten after `FORGET_AFTER`
+                      server d    on no list for 3 s: it is forgotten after `FORGET_TIMEOUT`
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from memoire.wire.identity import name_hash
 
 HELLO_INTERVAL = 2.0
 """Seconds between two HELLO messages to each address: which servers are there, which parameters hold."""
-FORGET_AFTER = 12.0
+FORGET_TIMEOUT = 12.0
 """Seconds for which a server stands on no proxy's list before it is forgotten. A proxy that has just started does not
 know all of its servers yet (see `GRACE` in `proxy.router`), and orders and totals that leave one out would be wrong
 without a word.
 """
-LEFT_OUT_AFTER = 3.0
+LEFT_OUT_TIMEOUT = 3.0
 """Seconds that a batch waits for a server before it is left out."""
 
 
@@ -79,7 +79,7 @@ class RunChange:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class DirectoryChange:
     """What a WELCOME has changed."""
 
     terms: Terms
@@ -135,7 +135,7 @@ class Directory:
     @property
     def meets_until(self) -> float:
         """Until when an address that has not answered has its time: a batch without it would leave it out."""
-        return self._began + LEFT_OUT_AFTER
+        return self._began + LEFT_OUT_TIMEOUT
 
     def is_meeting(self, now: float) -> bool:
         """Whether an address has not answered yet, and still has its time."""
@@ -165,7 +165,7 @@ class Directory:
 
     # What was answered
 
-    def learn(self, address: Address, header: Header, told: messages.Welcome, now: float) -> News | None:
+    def learn(self, address: Address, header: Header, told: messages.Welcome, now: float) -> DirectoryChange | None:
         """Take what a WELCOME says; None where it is about another table.
 
         Raises:
@@ -180,7 +180,7 @@ class Directory:
         self._add(address, now)
         dropped = self._drop_unlisted(now)
         home = self.servers.get(told.home_name)
-        return News(terms, run, dropped, told.models, home, told.epoch)
+        return DirectoryChange(terms, run, dropped, told.models, home, told.epoch)
 
     def _terms_of(self, told: messages.Welcome) -> Terms:
         schema = Schema.from_json(told.schema)
@@ -219,7 +219,7 @@ class Directory:
                 server.listed_at = now
                 if not server.is_listed:
                     server.address = ways[server.name]
-            elif now - server.listed_at > FORGET_AFTER:
+            elif now - server.listed_at > FORGET_TIMEOUT:
                 server.is_away = True
                 dropped.append(self.servers.pop(server.name))
         return tuple(dropped)

@@ -182,7 +182,7 @@ class Publishing:
         if not order.there:  # nobody was: the first server that comes
             return any(self._has(server, order) for server in self._directory.known)
         missing = self.missing(order)
-        if len(missing) < len(order.there) and now >= order.began + directory.LEFT_OUT_AFTER:
+        if len(missing) < len(order.there) and now >= order.began + directory.LEFT_OUT_TIMEOUT:
             return missing == self.silent(missing, order.model.topic)
         return not missing
 

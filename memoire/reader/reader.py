@@ -6,7 +6,7 @@
     the reader weighs  them together and shuffles (draw.finish)
 
 Requests are numbered and a server keeps its reply to the newest, so that one that was lost is sent again and eats no
-samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_AFTER` for it, or
+samples. A server that does not answer is left out until it does, after a batch has waited `LEFT_OUT_TIMEOUT` for it, or
 at once when its connection ends:
 `stats().away` names it, while a batch's `left_out` only knows the clients of servers that answered. Behind a proxy
 every server is reached through the proxy, by the home in the header: that works where only the proxy has an address,
@@ -38,8 +38,8 @@ from memoire.limits import Limits
 from memoire.models.model import check_topic, make
 from memoire.net import process
 from memoire.net.context import Context
-from memoire.net.thread import ENDING, UNDO_TIMEOUT, Node, close_at_exit
-from memoire.pool.draw import MOST_BATCH, Pooled
+from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
+from memoire.pool.draw import MAX_BATCH, Pooled
 from memoire.replay.batch import Batch, td_errors_for
 from memoire.replay.limiter import check_batch
 from memoire.replay.mixing import MixedBatch, Mixer, sizes_of
@@ -209,7 +209,7 @@ class Reader(Node):
             MemoireTimeout: no server answered in that time.
             Closed: the reader was closed, also from another thread while waiting.
         """
-        batch_size = whole("batch_size", batch_size, 1, MOST_BATCH)
+        batch_size = whole("batch_size", batch_size, 1, MAX_BATCH)
         began, patience = time.monotonic(), self._seconds(timeout)
         with self._monitor.changed:
             try:
@@ -474,7 +474,7 @@ class Reader(Node):
         for partner in partners:
             partner.close(max(0.0, deadline - time.monotonic()))
         with self._closer(deadline) as is_mine:
-            if is_mine and not self._thread.worker.stop(max(ENDING, patience), linger=min(patience, 0.5)):
+            if is_mine and not self._thread.worker.stop(max(END_TIMEOUT, patience), linger=min(patience, 0.5)):
                 _log.warning("reader %s: its thread did not end in time", self.reader_id.hex()[:8])
 
     def __repr__(self) -> str:

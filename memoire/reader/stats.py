@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memoire.pool.draw import Pooled
-from memoire.pool.freshness import Freshness, Looks
+from memoire.pool.freshness import Freshness, FreshnessMonitor
 
 if TYPE_CHECKING:
     from .io import ReaderThread
@@ -54,7 +54,7 @@ class HandedOut:
         self.batches = 0
         self.waited = 0.0  # seconds
         self.feedback = 0  # samples for which TD errors were given
-        self._looks = Looks()
+        self._looks = FreshnessMonitor()
 
     @property
     def freshness(self) -> Freshness | None:

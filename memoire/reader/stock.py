@@ -51,7 +51,7 @@ class Stock:
     def late_at(self) -> float:
         """When a batch no longer waits for its answer; infinity while no batch does."""
         is_awaited = self.is_asked and not self.server.is_away
-        return self._asked_at + directory.LEFT_OUT_AFTER if is_awaited else float("inf")
+        return self._asked_at + directory.LEFT_OUT_TIMEOUT if is_awaited else float("inf")
 
     def is_older(self, age: float, now: float) -> bool:
         """Whether it has said nothing for this many seconds, or what it said does not hold."""

@@ -15,7 +15,7 @@ from memoire.suggestions import checked_names, hint
 ROLES = ("state", "reward", "value", "return", "plain")
 ENTRY_BYTES = 64 * MiB
 """Bytes that an entry may have, and that a value of a ragged column may."""
-_MOST_AXIS = ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
+_MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0: an array takes no longer ones
 
 
 @says_instead("Make another one: Column(..., NAME=...).")
@@ -102,8 +102,8 @@ def checked_nan(nan: Any, role: str) -> str:
 
 def _axes(shape: Any) -> tuple[Any, ...]:
     axes = (shape,) if isinstance(shape, int | np.integer) else shape
-    if isinstance(axes, tuple | list) and any(isinstance(axis, int) and abs(axis) > _MOST_AXIS for axis in axes):
-        raise SchemaError(f"a shape has an axis of more than {_MOST_AXIS}. Store the value smaller, or elsewhere.")
+    if isinstance(axes, tuple | list) and any(isinstance(axis, int) and abs(axis) > _MAX_AXIS for axis in axes):
+        raise SchemaError(f"a shape has an axis of more than {_MAX_AXIS}. Store the value smaller, or elsewhere.")
     if not is_shape(axes):
         raise SchemaError(
             f"{shape!r} is no shape. Give whole numbers, 0 or more: () for a scalar, (84, 84) for an image. The first "

@@ -27,7 +27,7 @@ from .schema import Schema
 from .values import is_finite
 
 _STRETCH: Final = 4 * MiB
-_MOST_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
+_MAX_ELEMENTS: Final = 64 * MiB  # of a ragged value, as in a schema
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Opened:
         """The next values of a ragged column."""
         key = f"{name}_length"
         lengths = self._rows(streams[key], key, count, np.dtype("<i8"), ())
-        if (lengths < 0).any() or (lengths > _MOST_ELEMENTS).any():
+        if (lengths < 0).any() or (lengths > _MAX_ELEMENTS).any():
             raise self._wrong(f"has a length of {name!r} that cannot be")
         return Ragged(self._rows(streams[name], name, int(lengths.sum()), column.dtype, column.element), lengths)
 

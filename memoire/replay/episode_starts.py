@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-MOST_FIRSTS: Final = 4096
+MAX_FIRST_OBSERVATIONS: Final = 4096
 """First observations that are remembered."""
 PROOF: Final = 3
 """Suspicious starts in a row that are no chance any more."""
@@ -85,7 +85,7 @@ class Starts:
         """
         if not self._is_repeated(environment, first):
             self.reset(environment)
-            if len(self._firsts) < MOST_FIRSTS:
+            if len(self._firsts) < MAX_FIRST_OBSERVATIONS:
                 self._firsts.add(first)
             return 0
         self._rows[environment] = self._row(environment, first)

@@ -8,8 +8,8 @@
 Clients are told how many entries they may record before they have to ask again; what all of them together were granted
 and have not reported yet is taken off, so that the band holds however fast they are. It begins when `min_size` entries
 are there for the first time, and anew when it is changed. Nobody waits for ever for somebody who waits: where a learner
-has waited for `PATIENCE`, as much as its batch needs may be recorded whatever else was granted, and what that brings
-beyond the band (samples may have been lost on the way) is forgiven.
+has waited for `STARVING_TIMEOUT`, as much as its batch needs may be recorded whatever else was granted, and what that
+brings beyond the band (samples may have been lost on the way) is forgiven.
 
 `Limiter` counts and says why. It has no lock and no clock, and never waits: `shared_limiter` does that for all threads
 of a process. Cassirer et al., Reverb: A Framework for Experience Replay, 2021, section 3.4, has the band.
@@ -28,11 +28,11 @@ from .parameters import Parameters
 
 NO_LIMIT = 2**53 - 1
 """Entries that a client may record where nothing holds it back: the most that a message can say."""
-MOST_HUNGRY = 1024
+MAX_WAITING_READERS = 1024
 """Readers whose waiting is looked at."""
-PATIENCE = 0.25
+STARVING_TIMEOUT = 0.25
 """Seconds that a learner waits before what it needs may be recorded beyond what was granted."""
-FORGOTTEN = 2.0
+FORGET_TIMEOUT = 2.0
 """Seconds after which a learner that does not ask again waits no more."""
 _ROUNDING = 1e-6
 
@@ -307,7 +307,7 @@ class Limiter:
 
     def wants(self, who: Hashable, samples: int, now: float) -> None:
         """Somebody waits for a batch of so many samples; 0: no more."""
-        if samples and (who in self._hungry or len(self._hungry) < MOST_HUNGRY):
+        if samples and (who in self._hungry or len(self._hungry) < MAX_WAITING_READERS):
             self._hungry[who] = (samples, self._hungry.get(who, (0, now, now))[1], now)
         elif not samples:
             self._hungry.pop(who, None)
@@ -315,9 +315,9 @@ class Limiter:
     def _starving(self, now: float) -> int:
         """Entries without which somebody who has waited too long waits on; 0 where nobody does."""
         ratio = self.parameters.samples_per_insert
-        for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGOTTEN]:
+        for who in [who for who, (_, _, asked) in self._hungry.items() if asked < now - FORGET_TIMEOUT]:
             del self._hungry[who]
-        waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= PATIENCE]
+        waiting = [samples for samples, since, _ in self._hungry.values() if now - since >= STARVING_TIMEOUT]
         return math.ceil((max(waiting) + self.parameters.cache_size) / ratio) if waiting and ratio else 0
 
     # Several servers

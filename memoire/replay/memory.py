@@ -37,8 +37,8 @@ from .ragged import Ragged
 from .schema import Schema
 from .windows import Float64s, Frames, Int64s, Sequences, WindowCutter, Windows, check_rows, check_stale
 
-MOST_LANES = 1 << 20
-MOST_ROWS = (1 << 31) - 256
+MAX_LANES = 1 << 20
+MAX_ROWS = (1 << 31) - 256
 
 
 class Memory(_core.EntryStore, Guarded):
@@ -85,7 +85,7 @@ class Memory(_core.EntryStore, Guarded):
             raise WrongType("parameters", "memoire.Parameters or None", type(parameters).__name__)
         if seed is not None:
             check_whole("seed", seed, 0, 1 << 256)
-        check_whole("capacity", capacity, 1, MOST_ROWS)
+        check_whole("capacity", capacity, 1, MAX_ROWS)
         page_rows = checked_page_rows(page_rows, int(capacity))
         parameters.check_for(schema)
         self.schema = schema
@@ -162,7 +162,7 @@ class Memory(_core.EntryStore, Guarded):
 
     def open(self, lane: int = 0) -> None:
         """Open an episode in a lane; the entries of an unclosed one there are cleared and their room is given back."""
-        check_whole("lane", lane, 0, MOST_LANES - 1)
+        check_whole("lane", lane, 0, MAX_LANES - 1)
         self._open(lane)
 
     def open_length(self, lane: int = 0) -> int:
@@ -317,7 +317,7 @@ class Memory(_core.EntryStore, Guarded):
         Raises:
             EmptyMemory: no entry has a weight above 0. UsedUp, one of these: all together may not be drawn so often.
         """
-        check_whole("count", count, 1, MOST_ROWS)
+        check_whole("count", count, 1, MAX_ROWS)
         return self._drawn(count, fractions, None)
 
     def _drawn(self, count: int, fractions: ArrayLike | None, weights: Float64s | None) -> Int64s:
@@ -373,7 +373,7 @@ class Memory(_core.EntryStore, Guarded):
             EmptyMemory: no entry has a weight above 0.
             ParameterError: an array of `out` does not fit.
         """
-        check_whole("batch_size", batch_size, 1, MOST_ROWS)
+        check_whole("batch_size", batch_size, 1, MAX_ROWS)
         with self.held():
             made = self._gathering.allocate(batch_size)
             if out is not None:
@@ -422,14 +422,14 @@ class Memory(_core.EntryStore, Guarded):
 
     def draw_windows(self, count: int) -> Windows:
         """Draw, and say where the samples' frames are instead of copying them. Raises EmptyMemory."""
-        check_whole("count", count, 1, MOST_ROWS)
+        check_whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.windows(self, self._drawn(count, None, weights), weights, sums)
 
     def draw_sequences(self, count: int) -> Sequences:
         """Draw, and say where the sequences' frames and entries are instead of copying them. Raises EmptyMemory."""
-        check_whole("count", count, 1, MOST_ROWS)
+        check_whole("count", count, 1, MAX_ROWS)
         with self.held():
             weights, sums = np.empty(count, np.float64), self.sums()
             return self._cutter.sequences(self, self._drawn(count, None, weights), weights, sums)

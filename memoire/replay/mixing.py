@@ -25,7 +25,7 @@ from memoire.suggestions import no_field
 from .batch import Batch, Gathered
 from .schema import Schema
 
-MOST_BATCH = (1 << 31) - 1
+MAX_BATCH = (1 << 31) - 1
 
 
 class MixedBatch(Mapping[str, Batch]):
@@ -218,7 +218,7 @@ def sizes_of(batch_size: Any) -> dict[str, int]:
     sizes = {text("table", name): size for name, size in mapping("batch_size", batch_size).items()}
     if not sizes:
         raise ParameterError("batch_size", "{}", "at least one table and its number of samples")
-    return {name: whole(f"batch_size[{name!r}]", size, 1, MOST_BATCH) for name, size in sizes.items()}
+    return {name: whole(f"batch_size[{name!r}]", size, 1, MAX_BATCH) for name, size in sizes.items()}
 
 
 class Mixer:

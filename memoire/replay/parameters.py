@@ -27,9 +27,9 @@ STARTS = ("skip", "repeat", "zero")
 NORMALIZATIONS = ("batch", "global")
 COMPRESSIONS = ("none", "zlib", "lz4")
 PRIORITIZATIONS = ("proportional", "rank", "greedy")
-MOST_STEPS = (1 << 16) - 1
+MAX_STEPS = (1 << 16) - 1
 """Largest frame_stack and multi_step: beyond it a batch of windows would be a mistake, not a wish."""
-MOST_SAMPLES = 2.0**53
+MAX_SAMPLES = 2.0**53
 """Largest number of samples for each insert, and tolerance: up to here float64 counts one by one."""
 
 
@@ -137,9 +137,9 @@ class Parameters:
         put(self, "stratified", _truth("stratified", self.stratified))
         put(self, "priority_epsilon", _real("priority_epsilon", self.priority_epsilon))
         put(self, "mix_lambda", _real("mix_lambda", self.mix_lambda, high=1.0))
-        put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MOST_STEPS))
-        put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MOST_STEPS))
-        put(self, "sequence_length", _whole("sequence_length", self.sequence_length, 0, MOST_STEPS))
+        put(self, "frame_stack", _whole("frame_stack", self.frame_stack, 1, MAX_STEPS))
+        put(self, "multi_step", _whole("multi_step", self.multi_step, 1, MAX_STEPS))
+        put(self, "sequence_length", _whole("sequence_length", self.sequence_length, 0, MAX_STEPS))
         for name in ("sequence_overlap", "burn_in"):
             put(self, name, _whole(name, getattr(self, name), 0, max(0, self.sequence_length - 1)))
         put(self, "sequence_max_share", _real("sequence_max_share", self.sequence_max_share, high=1.0))
@@ -174,8 +174,8 @@ class Parameters:
         ):
             raise ParameterError("model_topic", self.model_topic, "a topic of 1 to 256 characters, or None")
         ratio = self.samples_per_insert
-        if ratio > MOST_SAMPLES:
-            raise ParameterError("samples_per_insert", ratio, f"at most {MOST_SAMPLES:g}: more cannot be counted")
+        if ratio > MAX_SAMPLES:
+            raise ParameterError("samples_per_insert", ratio, f"at most {MAX_SAMPLES:g}: more cannot be counted")
         if 0 < self.max_times_sampled < ratio:
             expected = f"at most max_times_sampled, {self.max_times_sampled}: no entry may be drawn more often"
             raise ParameterError("samples_per_insert", ratio, expected)
@@ -183,11 +183,11 @@ class Parameters:
             return
         tolerance = _real("samples_per_insert_tolerance", self.samples_per_insert_tolerance)
         put(self, "samples_per_insert_tolerance", tolerance)
-        if ratio < 1.0 / MOST_SAMPLES:
-            expected = f"above 0, at least {1.0 / MOST_SAMPLES:g}, where there is a tolerance: nothing could be drawn"
+        if ratio < 1.0 / MAX_SAMPLES:
+            expected = f"above 0, at least {1.0 / MAX_SAMPLES:g}, where there is a tolerance: nothing could be drawn"
             raise ParameterError("samples_per_insert", ratio, expected)
-        if tolerance > MOST_SAMPLES:
-            expected = f"at most {MOST_SAMPLES:g}, or None for no limit: more cannot be counted"
+        if tolerance > MAX_SAMPLES:
+            expected = f"at most {MAX_SAMPLES:g}, or None for no limit: more cannot be counted"
             raise ParameterError("samples_per_insert_tolerance", tolerance, expected)
         if tolerance < max(1.0, ratio):
             expected = f"at least {max(1.0, ratio):g}, what one sample or one insert moves it by"

@@ -19,8 +19,8 @@ from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterEr
 
 T = TypeVar("T")
 IsOver = Callable[[], bool]
-MOST_AHEAD = 1024
-STRETCH = 0.25
+MAX_PREFETCH = 1024
+WAIT_INTERVAL = 0.25
 """Seconds of one stretch of waiting for a batch: the run may end meanwhile."""
 
 
@@ -37,8 +37,8 @@ def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: i
     Raises:
         ParameterError: `ahead` is out of its range; at once.
     """
-    if type(ahead) is not int or not 0 <= ahead <= MOST_AHEAD:
-        raise ParameterError("ahead", ahead, f"a whole number from 0 to {MOST_AHEAD}")
+    if type(ahead) is not int or not 0 <= ahead <= MAX_PREFETCH:
+        raise ParameterError("ahead", ahead, f"a whole number from 0 to {MAX_PREFETCH}")
     return _taken(_Drawer(make, is_over, ahead), is_over) if ahead else make(is_over)
 
 
@@ -127,7 +127,7 @@ def batches_until_over(
     deadline = time.monotonic() + timeout
     while not is_over():
         try:
-            batch = get_batch(max(0.0, min(STRETCH, deadline - time.monotonic())))
+            batch = get_batch(max(0.0, min(WAIT_INTERVAL, deadline - time.monotonic())))
         except Closed:
             return
         except (NotEnoughSamples, MemoireTimeout) as error:

@@ -32,10 +32,10 @@ from .spaces import allowing_nan, columns_of_space
 
 _ROLE_OF_NAME = {"obs": "state", "state": "state", "reward": "reward", "value": "value", "qvest": "return"}
 _RESERVED = frozenset({"discount", "importance", "ids", "steps", "age", "model_version", "weight", "init_w"})
-_MOST_COLUMNS = 1024
-_MOST_NAME = 200
-_MOST_DEPTH = 64
-_MOST_DIMENSIONS = 8
+_MAX_COLUMNS = 1024
+_MAX_NAME = 200
+_MAX_DEPTH = 64
+_MAX_DIMENSIONS = 8
 
 
 class Schema(Mapping[str, Column]):
@@ -253,9 +253,9 @@ def _check_name(name: Any, within: str) -> None:
     where = f" (in {within!r})" if within else ""
     if not isinstance(name, str):
         raise SchemaError(f"column names are strings, got {name!r}{where}.")
-    if "." in name or not is_name(name, _MOST_NAME):
+    if "." in name or not is_name(name, _MAX_NAME):
         raise SchemaError(
-            f"column {name[:_MOST_NAME]!r}{where}: a name is 1 to {_MOST_NAME} printable characters without a dot "
+            f"column {name[:_MAX_NAME]!r}{where}: a name is 1 to {_MAX_NAME} printable characters without a dot "
             f"(dots separate nested names). Rename it."
         )
 
@@ -311,9 +311,9 @@ def _only(role: str, leaves: Mapping[str, Column]) -> str | None:
 
 
 def _check_roles(leaves: Mapping[str, Column], reward: str | None, value: str | None, qvest: str | None) -> None:
-    if len(leaves) > _MOST_COLUMNS:
+    if len(leaves) > _MAX_COLUMNS:
         raise SchemaError(
-            f"{len(leaves)} columns are more than {_MOST_COLUMNS}. Put values of one dtype into one array."
+            f"{len(leaves)} columns are more than {_MAX_COLUMNS}. Put values of one dtype into one array."
         )
     if not any(column.role == "state" for column in leaves.values()):
         raise SchemaError(
@@ -364,9 +364,9 @@ def _is_shape_or_int(value: Any) -> bool:
 
 
 def _check_column(name: str, column: Column) -> None:
-    if name.count(".") >= _MOST_DEPTH:
+    if name.count(".") >= _MAX_DEPTH:
         raise SchemaError(
-            f"column {name[:_MOST_NAME]!r}... lies {name.count('.')} levels deep, more than {_MOST_DEPTH}. Nest less."
+            f"column {name[:_MAX_NAME]!r}... lies {name.count('.')} levels deep, more than {_MAX_DEPTH}. Nest less."
         )
     if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
         raise SchemaError(
@@ -375,8 +375,8 @@ def _check_column(name: str, column: Column) -> None:
         )
     if column.is_ragged and column.nbytes == 0:
         raise SchemaError(f"column {name!r} is ragged, but its elements have no bytes: {column}. Leave it out.")
-    if len(column.shape) > _MOST_DIMENSIONS:
-        raise SchemaError(f"column {name!r} has {len(column.shape)} axes, more than {_MOST_DIMENSIONS}. Reshape it.")
+    if len(column.shape) > _MAX_DIMENSIONS:
+        raise SchemaError(f"column {name!r} has {len(column.shape)} axes, more than {_MAX_DIMENSIONS}. Reshape it.")
 
 
 def _check_roots(roots: Iterable[str]) -> None:

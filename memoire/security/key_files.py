@@ -9,10 +9,10 @@ from typing import Final
 
 from memoire.errors import KeyFileError
 
-from .keypairs import MOST_FILE_BYTES, Key, read_blocks
+from .keypairs import MAX_FILE_BYTES, Key, read_blocks
 from .permissions import ROLES, article
 
-MOST_FILES: Final = 4096
+MAX_FILES: Final = 4096
 """Files with authorized keys in one folder."""
 _FLAT: Final = re.compile(r"authorized-([a-z]+)[A-Za-z0-9._-]*\.pub")
 
@@ -35,7 +35,7 @@ def authorized_files(folder: Path) -> list[tuple[str, Path]]:
         flat = _FLAT.fullmatch(path.name)
         if flat is not None and flat[1] in ROLES:
             found.append((flat[1], path))
-    return found[:MOST_FILES]
+    return found[:MAX_FILES]
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def load(path: Path) -> list[Key]:
     """All keys in a file. Raises KeyFileError."""
     try:
         with path.open("rb") as opened:
-            text = opened.read(MOST_FILE_BYTES + 1)
+            text = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         advice = "Let this process' user read it, or make one with `memoire keys new`."
         raise KeyFileError(str(path), f"cannot be read: {error.strerror}", advice) from error

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 ENVIRONMENT: Final = "MEMOIRE_KEYS"
 """Environment variable with the keys folder of whoever is given none."""
-REREAD: Final = 1.0
+REREAD_INTERVAL: Final = 1.0
 """Seconds between two looks whether a folder has changed."""
 
 _Read = TypeVar("_Read")
@@ -93,7 +93,7 @@ class Keys:
     def refresh(self) -> bool:
         """Look whether the folder has changed, once a second at most, and read it then; whether it had."""
         now = time.monotonic()
-        if now - self._looked < REREAD or not self._lock.acquire(blocking=False):
+        if now - self._looked < REREAD_INTERVAL or not self._lock.acquire(blocking=False):
             return False
         try:
             self._looked = now

@@ -17,8 +17,8 @@ from zmq.utils.z85 import decode, encode
 from .permissions import NAME, ROLES, Peer
 
 KEY_BYTES: Final = 32
-MOST_FILE_BYTES: Final = 1_000_000
-MOST_BLOCKS: Final = 4096
+MAX_FILE_BYTES: Final = 1_000_000
+MAX_BLOCKS: Final = 4096
 """Keys in one file."""
 _BEGIN: Final = re.compile(r"-----BEGIN MEMOIRE (PUBLIC|SECRET) KEY-----")
 _HEADER: Final = re.compile(r"([A-Za-z-]{1,32}): ([ -~]{1,256})")
@@ -92,7 +92,7 @@ def read_blocks(text: bytes) -> list[Key]:
     Raises:
         ValueError: and nothing else, whatever the bytes: says what is wrong, and never repeats what may be a secret.
     """
-    if len(text) > MOST_FILE_BYTES:
+    if len(text) > MAX_FILE_BYTES:
         raise ValueError(f"it has {len(text)} bytes, and keys are short")
     try:
         lines = iter(text.decode("ascii").splitlines())
@@ -105,8 +105,8 @@ def read_blocks(text: bytes) -> list[Key]:
             found.append(_read_block(begins[1], lines))
         elif line.strip() and not line.startswith("#"):
             raise ValueError("there is text outside of keys that does not begin with #")
-        if len(found) > MOST_BLOCKS:
-            raise ValueError(f"it has more than {MOST_BLOCKS} keys")
+        if len(found) > MAX_BLOCKS:
+            raise ValueError(f"it has more than {MAX_BLOCKS} keys")
     return found
 
 

@@ -22,16 +22,16 @@ _log = logging.getLogger(__name__)
 
 LEAST, MOST = 16, 256
 """Characters of a token in a file."""
-MOST_TOKENS = 16
-MOST_FILE_BYTES = MOST_TOKENS * (MOST + 2)
+MAX_TOKENS = 16
+MAX_FILE_BYTES = MAX_TOKENS * (MOST + 2)
 EXPECTED = f"a file with a token on each line: {LEAST} to {MOST} printable ASCII characters without blanks"
 
-MOST_WRONG = 10
-"""Wrong tokens that one address may give in a row; then one more every `PENALTY` seconds."""
-PENALTY = 3.0
-MOST_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
+MAX_WRONG_TOKENS = 10
+"""Wrong tokens that one address may give in a row; then one more every `PENALTY_INTERVAL` seconds."""
+PENALTY_INTERVAL = 3.0
+MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
 """The same for a reverse proxy that is believed whose requests it passes on: for all addresses that it names."""
-MOST_ADDRESSES = 1024
+MAX_ADDRESSES = 1024
 """Addresses of guessers that are remembered; the one that was wrong longest ago is forgotten first."""
 
 
@@ -101,12 +101,12 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """
     try:
         with open(path, encoding="ascii") as file:
-            text = file.read(MOST_FILE_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ParameterError("token file", os.fspath(path), f"{EXPECTED}: {error}") from None
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     are_good = all(LEAST <= len(token) <= MOST and token.isprintable() and " " not in token for token in found)
-    if not 1 <= len(found) <= MOST_TOKENS or not are_good:
+    if not 1 <= len(found) <= MAX_TOKENS or not are_good:
         raise ParameterError("token file", os.fspath(path), EXPECTED)
     return found
 
@@ -132,7 +132,10 @@ class Guesses:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, most: int = MOST_WRONG, penalty: float = PENALTY
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        most: int = MAX_WRONG_TOKENS,
+        penalty: float = PENALTY_INTERVAL,
     ) -> None:
         self._clock, self._most, self._penalty = clock, most, penalty
         self._forgiven: dict[str, float] = {}  # address: when its last mistake is; the oldest mistake comes first
@@ -148,7 +151,7 @@ class Guesses:
         network, now = network_of(address), self._clock()
         with self._lock:
             self._forgiven[network] = max(self._forgiven.pop(network, 0.0), now) + self._penalty
-            if len(self._forgiven) > MOST_ADDRESSES:
+            if len(self._forgiven) > MAX_ADDRESSES:
                 del self._forgiven[next(iter(self._forgiven))]
 
 

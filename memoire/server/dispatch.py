@@ -52,12 +52,12 @@ from .state import ServerState
 
 _log = logging.getLogger(__name__)
 
-KEPT_REPLIES = 64
+MAX_KEPT_REPLIES = 64
 ONCE: Mapping[type[messages.Body], int] = {
-    messages.Publish: KEPT_REPLIES,
+    messages.Publish: MAX_KEPT_REPLIES,
     messages.Draw: messages.DRAWS_IN_FLIGHT,  # batches: only as many as can be on their way
-    messages.Feedback: KEPT_REPLIES,
-    messages.Control: KEPT_REPLIES,  # one sent again must not undo a later one
+    messages.Feedback: MAX_KEPT_REPLIES,
+    messages.Control: MAX_KEPT_REPLIES,  # one sent again must not undo a later one
 }
 """Requests that are granted once, and how many replies to each client's are kept for those that come again."""
 

@@ -23,29 +23,29 @@ from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Context
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
-from memoire.net.thread import ENDING, Worker
+from memoire.net.thread import END_TIMEOUT, Worker
 from memoire.security.keyfolder import Keys
 from memoire.wire import messages
 
 from . import build
 from .announcements import Announcements
 from .dispatch import Dispatcher
-from .io_addresses import Addresses
-from .io_intake import Intake
+from .io_addresses import BoundAddresses
+from .io_intake import IntakeThreads
 from .io_lines import LineFile
 from .io_notices import Announcer
 from .io_plain_proxies import PlainProxies
-from .io_requests import Requests
+from .io_requests import RequestThread
 from .io_restoring import Restorer
 from .io_snapshots import Archive
 from .options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
-LINGER = 2.0
+LINGER_TIMEOUT = 2.0
 """Seconds for which closed sockets go on sending replies at most."""
 MIN_LINGER = 0.2
-PARTING = 0.3
+LAST_REPLY_DELAY = 0.3
 """Seconds between the last replies of a server that saves or is finished and its end: a client's socket forgets what
 its thread has not read when the connection ends.
 """
@@ -72,7 +72,7 @@ class ServerThreads:
         store: Keeper | None,
         *,
         gate: Gate,
-        addresses: Addresses,
+        addresses: BoundAddresses,
         announcements: Announcements,
         lines: LineFile,
         is_closing: threading.Event,
@@ -85,10 +85,10 @@ class ServerThreads:
         self._saves_memory = options.saves_memory
         admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
         self._announcer = Announcer(dispatcher, announcements, options.limits, gate.admits)
-        self.requests = Requests(dispatcher, admission, store, self._announcer, lines, owner)
+        self.requests = RequestThread(dispatcher, admission, store, self._announcer, lines, owner)
         announcements.wake = self.requests.worker.wake
         facts: dict[str, Any] = {"context": options.context, "limits": options.limits, "is_closing": is_closing}
-        self.intake = Intake(dispatcher, admission, addresses, keys=gate.keys, **facts)
+        self.intake = IntakeThreads(dispatcher, admission, addresses, keys=gate.keys, **facts)
         self.proxies = PlainProxies(gate, admission, addresses, **facts)
         self.archive = Archive(
             dispatcher,
@@ -202,13 +202,13 @@ class ServerThreads:
     def close(self, deadline: float) -> None:
         """End everything: what comes in first, then what is saved, then what answers. By one caller at a time."""
         self._stop(self.intake.workers, deadline)
-        self.requests.tell_finished(deadline - PARTING)
+        self.requests.tell_finished(deadline - LAST_REPLY_DELAY)
         if self.store is not None:
             self.requests.drain(deadline)
             self._save_memory(deadline)
             self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
         if self.store is not None or self.dispatcher.finished:
-            time.sleep(max(0.0, min(PARTING, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(LAST_REPLY_DELAY, deadline - time.monotonic())))
         self._stop([self.requests.worker], deadline)
         self.proxies.wait_ended(deadline)
         self.lines.close()
@@ -230,7 +230,7 @@ class ServerThreads:
         for worker in workers:
             left = deadline - time.monotonic()
             # A moment also where there is no time: a thread that waits for a cache notices the end only then.
-            if not worker.stop(max(ENDING, left), linger=max(MIN_LINGER, min(LINGER, left))):
+            if not worker.stop(max(END_TIMEOUT, left), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, left))):
                 _log.warning("%s: a thread did not end in time", self.name)
 
 
@@ -245,7 +245,7 @@ def make_threads(options: ServerOptions, is_closing: threading.Event, owner: obj
     name = options.name or default_name(options.endpoint)
     store = build.make_store(options, name)
     name = name if store is None else store.name
-    addresses, announcements, lines = Addresses(name, gate), Announcements(), LineFile()
+    addresses, announcements, lines = BoundAddresses(name, gate), Announcements(), LineFile()
     dispatcher = build.make_dispatcher(
         options,
         tables,

@@ -12,7 +12,7 @@ from memoire.security import exposure
 from memoire.wire import messages
 
 
-class Addresses:
+class BoundAddresses:
     """What a server has bound, and what it says of that.
 
     Args:

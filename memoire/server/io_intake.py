@@ -16,14 +16,14 @@ from memoire.wire import messages
 from memoire.wire.frames import Message
 
 from .dispatch import Dispatcher
-from .io_addresses import Addresses
+from .io_addresses import BoundAddresses
 
 CACHES_PER_TURN = 100
 HEADER_BYTES = 1 << 16
 """What a message may have beyond its payload's `limits.message_bytes`."""
 
 
-class Intake:
+class IntakeThreads:
     """Takes what is pushed.
 
     Args:
@@ -34,7 +34,7 @@ class Intake:
         self,
         dispatcher: Dispatcher,
         admission: Admission,
-        addresses: Addresses,
+        addresses: BoundAddresses,
         *,
         context: Context,
         limits: Limits,

@@ -9,7 +9,7 @@ from pathlib import Path
 from memoire.accounting.logbook import Entry, format_line
 from memoire.storage.plain_log import LogFile
 
-LOG_FLUSH = 1.0
+LOG_FLUSH_INTERVAL = 1.0
 """Seconds after which lines are in the log file at the latest."""
 
 
@@ -32,10 +32,10 @@ class LineFile:
             former.close()
 
     def write(self, lines: Iterable[Entry]) -> None:
-        """Write lines, which are flushed within `LOG_FLUSH` seconds."""
+        """Write lines, which are flushed within `LOG_FLUSH_INTERVAL` seconds."""
         if self._file is not None:
             self._file.write([format_line(entry.received, entry.line.label, entry.line.text) for entry in lines])
-            self._flush_at = min(self._flush_at, time.monotonic() + LOG_FLUSH)
+            self._flush_at = min(self._flush_at, time.monotonic() + LOG_FLUSH_INTERVAL)
 
     def next_time(self) -> float:
         """When `turn` has something to do."""

@@ -15,7 +15,7 @@ from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
 from memoire.net.plain_proxy import forward
 
-from .io_addresses import Addresses
+from .io_addresses import BoundAddresses
 from .io_intake import HEADER_BYTES
 
 
@@ -30,7 +30,7 @@ class PlainProxies:
         self,
         gate: Gate,
         admission: Admission,
-        addresses: Addresses,
+        addresses: BoundAddresses,
         *,
         context: Context,
         limits: Limits,

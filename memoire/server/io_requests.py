@@ -17,7 +17,7 @@ import zmq
 from memoire.accounting.runs import Keeper
 from memoire.errors import Closed, ProtocolError
 from memoire.net import sockets
-from memoire.net.admission import Admission, Request
+from memoire.net.admission import Admission, AdmittedRequest
 from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Socket
 from memoire.net.lanes import Lanes
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 FOLD_INTERVAL = 5.0
 """Seconds between two looks for accounts that may leave memory."""
 REQUESTS_PER_TURN = 100
-UNTOLD = 2.0
+UNREPORTED_TIMEOUT = 2.0
 """Seconds within which a client was heard from that is worth waiting for when a finished server closes."""
 TOLD_INTERVAL = 0.01
 """Seconds between two looks at whether all of them know."""
 
 
-class Requests:
+class RequestThread:
     """Everything here belongs to the thread, but for the methods that say otherwise.
 
     Args:
@@ -90,7 +90,7 @@ class Requests:
 
     def tell_finished(self, deadline: float) -> None:
         """Go on answering until the clients know that the run is over: each asks every `update_every` seconds."""
-        while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNTOLD):
+        while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNREPORTED_TIMEOUT):
             time.sleep(TOLD_INTERVAL)
 
     @property
@@ -128,7 +128,7 @@ class Requests:
             if request is not None:
                 self._serve(made, request)
 
-    def _serve(self, made: Socket, request: Request) -> None:
+    def _serve(self, made: Socket, request: AdmittedRequest) -> None:
         try:
             message = self._admission.parse(request, time.monotonic())
         except ProtocolError as error:

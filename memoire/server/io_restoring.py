@@ -82,7 +82,7 @@ class Restorer:
         named = "" if self._store is None else self._store.settings().get(_RESTORED, "")
         return set(map(bytes.fromhex, named.split()))
 
-    def _configure(self, files: Sequence[snapshot_file.About]) -> None:
+    def _configure(self, files: Sequence[snapshot_file.SnapshotHeader]) -> None:
         """Take the parameters of the files' tables; of several files those that were configured last."""
         newest: dict[str, snapshot_file.TableAbout] = {}
         for told in (table for about in files for table in about.tables):

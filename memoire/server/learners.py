@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from memoire.errors import ProtocolError
 from memoire.wire.messages import Hello
 
-MOST_LEARNERS = 64
-SILENT_AFTER = 60.0
+MAX_LEARNERS = 64
+SILENCE_TIMEOUT = 60.0
 """Seconds after which a learner is no longer shown; it says HELLO every two."""
 
 
@@ -63,7 +63,7 @@ class Learners:
             figures=dict(said.figures),
         )
         self._codecs[learner] = frozenset(said.codecs)
-        while len(self._learners) > MOST_LEARNERS:
+        while len(self._learners) > MAX_LEARNERS:
             gone, _ = self._learners.popitem(last=False)
             del self._codecs[gone]
 
@@ -72,8 +72,8 @@ class Learners:
         return codec in self._codecs.get(learner, ())
 
     def now(self, now: float) -> tuple[LearnerStats, ...]:
-        """Those that were heard within `SILENT_AFTER` seconds, the newest word last."""
-        return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENT_AFTER)
+        """Those that were heard within `SILENCE_TIMEOUT` seconds, the newest word last."""
+        return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
 
 
 def merged(learners: tuple[LearnerStats, ...], own: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from memoire.wire.frames import Header
 
 from .reply import Reply
 
-MOST_READERS = 64
+MAX_READERS = 64
 """Rows of requests (of a client, a type and a table) whose replies are kept; the one that is idle for longest goes."""
 
 
@@ -40,7 +40,7 @@ class GivenReplies:
         key = header.client, header.type, header.table
         given = self._given.setdefault(key, OrderedDict())
         self._given.move_to_end(key)
-        while len(self._given) > MOST_READERS:
+        while len(self._given) > MAX_READERS:
             self._given.popitem(last=False)
         number = header.sequence
         if number not in given and len(given) == most and number < min(given):

@@ -10,7 +10,7 @@ from memoire.wire.identity import NO_CLIENT
 
 from .state import ServerState
 
-MOST_OWNERS = 1 << 14
+MAX_OWNERS = 1 << 14
 """Client ids without an account, of readers and such, that are known to belong to a key."""
 
 
@@ -43,7 +43,7 @@ class ClientOwners:
             self._state.committer.touch(self._state.run.name, account)
         else:
             self._owners[client] = principal
-            while len(self._owners) > MOST_OWNERS:
+            while len(self._owners) > MAX_OWNERS:
                 self._owners.popitem(last=False)
 
     def move_to(self, account: Account) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from memoire.accounting.account import Account, Totals
 from memoire.accounting.journal import RunFacts
-from memoire.accounting.logbook import MOST_FOUND, Entry, Wanted
+from memoire.accounting.logbook import MAX_FOUND_LINES, Entry, Wanted
 from memoire.accounting.merge import Rows, ServerAccounts, merge, totals_of_pages
 from memoire.accounting.runs import Keeper, Run
 from memoire.arguments import whole
@@ -125,11 +125,11 @@ class Queries:
 
     def search(self, wanted: Wanted, run: str | None, *, most: int, newest_first: bool) -> list[Entry]:
         """Log lines that are wanted: of all that a state folder keeps, or without one of the newest in memory."""
-        if not 1 <= most <= MOST_FOUND:
-            raise ParameterError("most", most, f"from 1 to {MOST_FOUND}")
+        if not 1 <= most <= MAX_FOUND_LINES:
+            raise ParameterError("most", most, f"from 1 to {MAX_FOUND_LINES}")
         with self._dispatcher.lock:
             found = self.run(run)
-            lines = found.logbook.recent(0, MOST_FOUND)
+            lines = found.logbook.recent(0, MAX_FOUND_LINES)
         if self._store is not None:
             return list(self._store.search(found.name, wanted, most=most, newest_first=newest_first))
         chosen = filter(wanted.is_met_by, reversed(lines) if newest_first else lines)

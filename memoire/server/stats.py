@@ -9,7 +9,7 @@ from typing import Any
 
 from memoire.accounting.account import Account, Totals
 from memoire.accounting.runs import FolderStats
-from memoire.arguments import MOST_SCALARS
+from memoire.arguments import MAX_SCALARS
 from memoire.pool.freshness import Freshness
 from memoire.pool.tables import OpenTable, Storage
 from memoire.replay.limiter import RateStats
@@ -307,6 +307,6 @@ def _counted(dispatcher: Dispatcher, scalars: Mapping[str, float]) -> dict[str, 
     return counted | {
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
         "recent": recent(ended),
-        "scalars": spread((account.report.scalars for account in active), MOST_SCALARS),
+        "scalars": spread((account.report.scalars for account in active), MAX_SCALARS),
         "learner_scalars": merged(learners, scalars),
     }

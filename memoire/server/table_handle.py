@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from memoire.arguments import seconds, whole
 from memoire.errors import Closed, NotEnoughSamples, ParameterError
-from memoire.pool.draw import MOST_BATCH
+from memoire.pool.draw import MAX_BATCH
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.freshness import Looks
+from memoire.pool.freshness import FreshnessMonitor
 from memoire.pool.inspection import Distribution, Specimen
 from memoire.pool.interface import Drawable
 from memoire.pool.tables import OpenTable
@@ -27,7 +27,7 @@ from memoire.replay.schema import Schema
 from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
 
-STRETCH = 0.1
+WAIT_INTERVAL = 0.1
 """Seconds after which a draw that waits for samples says so again."""
 T = TypeVar("T")
 ADVICE = "Are actors running, and do they reach this server?"
@@ -55,7 +55,7 @@ class TableHandle(Guarded):
         self._counting = threading.Lock()  # guards the two below
         self._batches = 0
         self._waited = 0.0
-        self._looks = Looks()
+        self._looks = FreshnessMonitor()
         self._guard()
 
     @property
@@ -97,7 +97,7 @@ class TableHandle(Guarded):
         self._check_open()
         began = time.monotonic()
         try:
-            size = whole("batch_size", batch_size, 1, MOST_BATCH)
+            size = whole("batch_size", batch_size, 1, MAX_BATCH)
             pool: Drawable = self._table.pool
             drawn = self._in_band(size, seconds(timeout, 0.0), lambda left: pool.get(size, timeout=left, out=out))
         except Closed:
@@ -162,9 +162,9 @@ class TableHandle(Guarded):
             while True:  # in stretches: actors that were told to wait hear that somebody waits for them
                 left = deadline - time.monotonic()
                 try:
-                    return draw(max(0.0, min(left, STRETCH)))
+                    return draw(max(0.0, min(left, WAIT_INTERVAL)))
                 except NotEnoughSamples as short:
-                    if left <= STRETCH:
+                    if left <= WAIT_INTERVAL:
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
                 limiter.wants(who, size)

@@ -28,7 +28,7 @@ LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
 BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live when somebody puts it back
 VERSION: Final = 2
 """Of the tables, as SQLite's user_version."""
-BUSY: Final = 5.0
+BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another program that has the file open, such as a shell of SQLite."""
 LINE_COLUMNS: Final = "id, client, number, received, label, said, text, sum"
 
@@ -48,7 +48,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}",
         uri=True,
-        timeout=BUSY,
+        timeout=BUSY_TIMEOUT,
         isolation_level=None,
         check_same_thread=False,
     )

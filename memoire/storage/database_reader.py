@@ -18,7 +18,7 @@ from .disk_errors import corrupt, is_damage
 from .file_system import sync
 from .records import LAST, entry_of
 
-KEPT_READERS: Final = 4
+MAX_IDLE_READERS: Final = 4
 """Connections that are kept for the next one who reads."""
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class DatabaseReader:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            if self._closed or len(self._idle) >= KEPT_READERS:
+            if self._closed or len(self._idle) >= MAX_IDLE_READERS:
                 connection.close()
             else:
                 self._idle.append(connection)

@@ -18,7 +18,7 @@ from memoire.replay.dataset import KeptEpisode
 from memoire.replay.ragged import Ragged
 from memoire.replay.schema import Schema
 
-from .snapshot_file import Episode, Record
+from .snapshot_file import EpisodeRecord, Record
 
 
 def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
@@ -34,7 +34,7 @@ def pack(kept: KeptEpisode, place: int, schema: Schema) -> Record:
         parts.append(Ragged(state, [len(state)]) if schema[name].is_ragged else state)
     if episode.bootstrap_value is not None:
         parts.append(episode.bootstrap_value)
-    body = Episode(
+    body = EpisodeRecord(
         owner=kept.owner,
         number=kept.number,
         length=len(episode),
@@ -55,7 +55,7 @@ def _bytes_of(part: NDArray[Any] | Ragged) -> bytes:
     return np.ascontiguousarray(part).tobytes()
 
 
-def unpack(body: Episode, payload: bytes, schema: Schema) -> KeptEpisode:
+def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     """The episode of a record. Arrays are views of the payload where they lie as their types want it.
 
     Raises:

@@ -33,7 +33,17 @@ from memoire.wire.unpack import check
 
 from .packed_episodes import unpack
 from .snapshot import HasMemory
-from .snapshot_file import Accounts, Body, Cache, Client, Damage, Episode, Record, SnapshotFile, TableAbout
+from .snapshot_file import (
+    AccountsRecord,
+    CacheRecord,
+    ClientRecord,
+    Damage,
+    EpisodeRecord,
+    Record,
+    RecordBody,
+    SnapshotFile,
+    TableAbout,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +193,25 @@ class _Restoring:
             refused=dict(self._refused), **self._done,
         )  # fmt: skip
 
-    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], HasMemory, Client | None, Record]]:
+    def _of_file(
+        self, file: SnapshotFile
+    ) -> Iterator[tuple[tuple[int, float], HasMemory, ClientRecord | None, Record]]:
         """The file's records, each with its place among those of all files, its table, and the client before it."""
         client, damage, since = None, Damage(), max(0.0, self._now - file.about.taken)
         for record in file.records(damage):
             name = file.about.tables[record.table].name
-            if isinstance(record.body, Client):
+            if isinstance(record.body, ClientRecord):
                 client = record.body
                 continue
-            if isinstance(record.body, Cache):
+            if isinstance(record.body, CacheRecord):
                 record = record._replace(body=msgspec.structs.replace(record.body, age=record.body.age + since))
-            time = record.body.closed if isinstance(record.body, Episode) else 0.0
+            time = record.body.closed if isinstance(record.body, EpisodeRecord) else 0.0
             yield (self._rank_of[name], time), self._tables[name], client, record
         self._done["damaged"] += damage.unread or 0
 
-    def _take(self, table: HasMemory, client: Client | None, record: Record) -> None:
+    def _take(self, table: HasMemory, client: ClientRecord | None, record: Record) -> None:
         body = record.body
-        if isinstance(body, Accounts):
+        if isinstance(body, AccountsRecord):
             self._take_accounts(body, record.payload)
         elif record.payload is None:
             self._done["damaged"] += 1
@@ -211,26 +223,26 @@ class _Restoring:
             except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
                 self._refused[error.code if isinstance(error, ProtocolError) else "container"] += 1
 
-    def _is_mine(self, client: Client | None, body: Body) -> bool:
-        if isinstance(body, Episode):
+    def _is_mine(self, client: ClientRecord | None, body: RecordBody) -> bool:
+        if isinstance(body, EpisodeRecord):
             return part_of(body.owner + body.number.to_bytes(8, "little", signed=True), self._of) == self._rank
         return client is None or part_of(client.id, self._of) == self._rank
 
-    def _put(self, table: HasMemory, client: Client | None, record: Record) -> None:
+    def _put(self, table: HasMemory, client: ClientRecord | None, record: Record) -> None:
         body, payload = record.body, record.payload
         assert isinstance(payload, bytes)
-        if isinstance(body, Episode):
+        if isinstance(body, EpisodeRecord):
             is_new, overwritten = table.pool.put_back(unpack(body, payload, table.schema))
             self._done["overwritten"] += overwritten
             done = {"episodes": 1, "entries": body.length}
-        elif isinstance(body, Cache) and client is not None:
+        elif isinstance(body, CacheRecord) and client is not None:
             is_new, samples = self._put_cache(table, client, body, payload)
             done = {"caches": 1, "samples": samples, "unused": samples - body.used}
         else:
             raise ProtocolError("container", "a record that belongs to no client, or of a kind that is not known")
         self._done.update(done if is_new else {"known": 1})
 
-    def _put_cache(self, table: HasMemory, client: Client, body: Cache, payload: bytes) -> tuple[bool, int]:
+    def _put_cache(self, table: HasMemory, client: ClientRecord, body: CacheRecord, payload: bytes) -> tuple[bool, int]:
         """Whether it is new here, and its samples."""
         held = check(payload, table.pool.layout, self._limits)
         if not 0 <= body.used <= held.samples or len(client.id) != 16 or not 0.0 <= body.age < math.inf:
@@ -245,7 +257,7 @@ class _Restoring:
             self._clients.add((table.name, client.id))
         return is_new, held.samples
 
-    def _take_accounts(self, body: Accounts, payload: Any) -> None:
+    def _take_accounts(self, body: AccountsRecord, payload: Any) -> None:
         if payload is None:
             return
         try:

@@ -22,9 +22,9 @@ from .disk_errors import is_busy, is_full_at, words
 
 _log = logging.getLogger(__name__)
 
-AGAIN: Final = 0.5
+RETRY_INTERVAL: Final = 0.5
 """Seconds between two tries while the disk is full."""
-SOON: Final = 0.2
+SAVE_DELAY: Final = 0.2
 """Seconds within which something is saved that nobody waits for."""
 
 
@@ -35,7 +35,7 @@ class Saver:
         folder: Named in errors, and asked whether its disk is full.
         save: Has a group on disk when it returns. What it raises of SQLite's and OSError is tried again if it may heal.
         trim: Called after each group; the same.
-        look_after: Called when all is saved, at least every `SOON` seconds: for what nobody waits for.
+        look_after: Called when all is saved, at least every `SAVE_DELAY` seconds: for what nobody waits for.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Saver:
         """Wait until something is to be saved; True when the store is being closed."""
         with self._wanted:
             if not (self._is_wanted or self._closing):
-                self._wanted.wait(SOON)
+                self._wanted.wait(SAVE_DELAY)
             self._is_wanted = False
             return self._closing
 
@@ -156,7 +156,7 @@ class Saver:
             except (sqlite3.Error, OSError) as error:
                 if not self._may_heal(error):
                     raise StateLost(str(self._folder), words(error)) from error
-                if self._give_up.wait(AGAIN):
+                if self._give_up.wait(RETRY_INTERVAL):
                     return False
             else:
                 if self._full_since:

@@ -26,7 +26,7 @@ from memoire.replay.schema import Schema
 
 from . import snapshot_file
 from .packed_episodes import pack
-from .snapshot_file import About, Record, SnapshotFile, TableAbout
+from .snapshot_file import Record, SnapshotFile, SnapshotHeader, TableAbout
 
 
 class HasMemory(Protocol):
@@ -51,7 +51,7 @@ def about(
     finished: bool = False,
     taken: float = 0.0,
     models: dict[str, int] | None = None,
-) -> About:
+) -> SnapshotHeader:
     """The first record of a file: whose tables these are, and under which parameters."""
     told = [
         TableAbout(
@@ -63,7 +63,7 @@ def about(
         )
         for table in tables
     ]
-    return About(server=server, run=run, finished=finished, taken=taken, models=models or {}, tables=told)
+    return SnapshotHeader(server=server, run=run, finished=finished, taken=taken, models=models or {}, tables=told)
 
 
 def records(
@@ -76,7 +76,7 @@ def records(
     """All that these tables hold, and what was counted for it, until `go_on` says no."""
     for rows in accounts:
         if len(rows):
-            yield Record(snapshot_file.Accounts(run=run, finished=finished), 0, rows.tobytes())
+            yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
         for kept in table.pool.walk():
             if not go_on():
@@ -86,9 +86,11 @@ def records(
 
 def _record(kept: KeptClient | KeptCache | KeptEpisode, place: int, schema: Schema) -> Record:
     if isinstance(kept, KeptClient):
-        return Record(snapshot_file.Client(**kept._asdict()), place)
+        return Record(snapshot_file.ClientRecord(**kept._asdict()), place)
     if isinstance(kept, KeptCache):
-        return Record(snapshot_file.Cache(samples=kept.samples, used=kept.used, age=kept.age), place, kept.payload)
+        return Record(
+            snapshot_file.CacheRecord(samples=kept.samples, used=kept.used, age=kept.age), place, kept.payload
+        )
     return pack(kept, place, schema)
 
 
@@ -96,7 +98,7 @@ class SavedHead(NamedTuple):
     """What names a file, and what it says of itself."""
 
     id: bytes
-    about: About
+    about: SnapshotHeader
 
 
 def heads(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:

@@ -37,8 +37,8 @@ _HEAD: Final = struct.Struct("<8sI16s")
 _RECORD: Final = struct.Struct("<IIQQQ")  # kind, table, bytes of body and payload, checksum of the payload
 _SUM: Final = struct.Struct("<Q")
 _TAIL: Final = struct.Struct("<Q")
-_MOST_BODY: Final = 16 * MiB
-_FLUSH_EVERY: Final = 64 * MiB
+_MAX_BODY: Final = 16 * MiB
+_FLUSH_BYTES: Final = 64 * MiB
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -52,7 +52,7 @@ Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record is."""
 
     ABOUT = 1
@@ -63,10 +63,10 @@ class Kind(enum.IntEnum):
     END = 6
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[RecordKind]
 
 
 class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,10 +80,10 @@ class TableAbout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters_version: Count = 0
 
 
-class About(Body, frozen=True, kw_only=True, omit_defaults=True):
+class SnapshotHeader(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """Whose memory it is, and of when."""
 
-    kind: ClassVar = Kind.ABOUT
+    kind: ClassVar = RecordKind.ABOUT
     server: str
     run: str
     finished: bool = False
@@ -96,10 +96,10 @@ class About(Body, frozen=True, kw_only=True, omit_defaults=True):
     """A record's table is a place in this list."""
 
 
-class Client(Body, frozen=True, kw_only=True, omit_defaults=True):
+class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A client whose caches follow, with its newest sums."""
 
-    kind: ClassVar = Kind.CLIENT
+    kind: ClassVar = RecordKind.CLIENT
     id: Identity
     sequence: Word = 0
     total_weight: Weight = 0.0
@@ -109,10 +109,10 @@ class Client(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Samples that were drawn between two of its caches."""
 
 
-class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
+class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """A cache of the client before; the payload is as it came."""
 
-    kind: ClassVar = Kind.CACHE
+    kind: ClassVar = RecordKind.CACHE
     samples: Count
     used: Count = 0
     """Samples of it that were drawn already."""
@@ -120,10 +120,10 @@ class Cache(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds since it came to the server."""
 
 
-class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
+class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """An episode; the payload is its arrays, one after the other (see `snapshot`)."""
 
-    kind: ClassVar = Kind.EPISODE
+    kind: ClassVar = RecordKind.EPISODE
     owner: Identity
     number: Number
     """Of its first entry under that owner: the two name it."""
@@ -138,10 +138,10 @@ class Episode(Body, frozen=True, kw_only=True, omit_defaults=True):
     update_weight: bool = True
 
 
-class Accounts(Body, frozen=True, kw_only=True, omit_defaults=True):
+class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What its clients had done in a run; the payload is rows of `rows.ACCOUNT`."""
 
-    kind: ClassVar = Kind.ACCOUNTS
+    kind: ClassVar = RecordKind.ACCOUNTS
     run: str
     finished: bool = False
 
@@ -160,10 +160,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of caches or episodes."""
 
 
-class End(Body, frozen=True, kw_only=True, omit_defaults=True):
+class End(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """What the file has; the last record."""
 
-    kind: ClassVar = Kind.END
+    kind: ClassVar = RecordKind.END
     tables: list[Counts]
     accounts: int = 0
     """Rows of accounts."""
@@ -171,8 +171,8 @@ class End(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Whether all that was held is in it: a server that has to end may not have had the time."""
 
 
-_BODIES: Final[dict[Kind, type[Body]]] = {
-    body.kind: body for body in (About, Client, Cache, Episode, Accounts, End)
+_BODIES: Final[dict[RecordKind, type[RecordBody]]] = {
+    body.kind: body for body in (SnapshotHeader, ClientRecord, CacheRecord, EpisodeRecord, AccountsRecord, End)
 }  # fmt: skip
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _BODIES.items()}
@@ -181,7 +181,7 @@ _DECODE: Final = {kind: msgspec.msgpack.Decoder(body).decode for kind, body in _
 class Record(NamedTuple):
     """A record as it is written, or as it was read."""
 
-    body: Body
+    body: RecordBody
     table: int = 0
     payload: Buffer | None = b""
     """None: it is damaged."""
@@ -189,7 +189,7 @@ class Record(NamedTuple):
 
 def write(
     path: Path,
-    about: About,
+    about: SnapshotHeader,
     records: Iterable[Record],
     *,
     at: Callable[[str], None] = lambda point: None,
@@ -217,7 +217,7 @@ def write(
                 tally.count(record)
                 _put(file, record)
                 at("within snapshot")
-                if tally.bytes - flushed > _FLUSH_EVERY:
+                if tally.bytes - flushed > _FLUSH_BYTES:
                     flushed = tally.bytes
                     _flush(file)
             place = _TAIL.pack(file.tell())
@@ -261,18 +261,18 @@ class _Tally:
     def count(self, record: Record) -> None:
         body, size = record.body, len(record.payload or b"")
         self.bytes += size
-        if isinstance(body, Accounts):
+        if isinstance(body, AccountsRecord):
             self._accounts += 1
             return
         counts = self._tables[record.table]
-        if isinstance(body, Client):
+        if isinstance(body, ClientRecord):
             counts["clients"] += 1
-        elif isinstance(body, Cache):
+        elif isinstance(body, CacheRecord):
             counts["caches"] += 1
             counts["samples"] += body.samples
             counts["unused"] += body.samples - body.used
             counts["bytes"] += size
-        elif isinstance(body, Episode):
+        elif isinstance(body, EpisodeRecord):
             counts["episodes"] += 1
             counts["entries"] += body.length
             counts["bytes"] += size
@@ -299,7 +299,7 @@ class SnapshotFile:
             self.size = os.fstat(self._file.fileno()).st_size
             self.id = self._read_head()
             about = self._next()
-            if not isinstance(about, Record) or not isinstance(about.body, About):
+            if not isinstance(about, Record) or not isinstance(about.body, SnapshotHeader):
                 raise self._wrong(f"does not say what it holds: {about}" if isinstance(about, str) else "is mixed up")
             self.about = about.body
             self._begin = self._file.tell()
@@ -351,7 +351,7 @@ class SnapshotFile:
         if len(check) < _SUM.size:
             return f"it ends at byte {self.size}, in the middle of a record"
         number, table, size, payload_size, payload_sum = _RECORD.unpack(facts)
-        if size > _MOST_BODY or place + len(facts) + len(check) + size + payload_size > self.size:
+        if size > _MAX_BODY or place + len(facts) + len(check) + size + payload_size > self.size:
             return f"the record at byte {place} is damaged, and with it where the next one begins"
         body = self._file.read(size)
         if _SUM.pack(_bytes.checksum(body, _bytes.checksum(facts))) != check:

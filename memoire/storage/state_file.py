@@ -47,7 +47,7 @@ from .records import (
 )
 from .seal import SUMS, Seal
 
-MOST_TRIMMED: Final = 5_000
+MAX_TRIMMED_ROWS: Final = 5_000
 """Old lines that leave with one transaction: more would hold up those who wait for theirs."""
 _NO_ACCOUNTS: Final[Mapping[tuple[int, bytes], bytes]] = MappingProxyType({})
 
@@ -273,9 +273,9 @@ class StateFile:
         The segment's own row goes with its last lines.
         """
         found = self._connection.execute(
-            "SELECT id, sum FROM lines WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (*segment.ids, MOST_TRIMMED)
+            "SELECT id, sum FROM lines WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (*segment.ids, MAX_TRIMMED_ROWS)
         ).fetchall()
-        is_over = len(found) < MOST_TRIMMED
+        is_over = len(found) < MAX_TRIMMED_ROWS
         gone = [(SEGMENT, segment_key(segment))] if is_over else []
         seal = self.seal.next().with_lines([check for _, check in found], ())
         seal = seal.with_facts([self._sums[which] for which in gone], ())

@@ -50,9 +50,9 @@ from .witness import Witness
 
 _log = logging.getLogger(__name__)
 
-LOOK_AT_DISK: Final = 5.0
+DISK_CHECK_INTERVAL: Final = 5.0
 """Seconds between two looks at how large the files are."""
-MEND: Final = 1.0
+REPAIR_INTERVAL: Final = 1.0
 """Seconds between two tries to complete the log's text."""
 _EVERY: Final = Wanted()
 
@@ -315,7 +315,7 @@ class Store:
         """What nobody waits for: text that is behind, and a backup now and then."""
         now = time.monotonic()
         if self._lines.trouble and now >= self._mend_due:
-            self._mend_due = now + MEND
+            self._mend_due = now + REPAIR_INTERVAL
             self._lines.complete()
         self._backups.begin_due()
 
@@ -340,9 +340,9 @@ class Store:
         return self._saver.trouble or self._lines.trouble or self._backups.trouble
 
     def space(self) -> FolderStats:
-        """What the folder takes, looked at every `LOOK_AT_DISK` seconds, and what is left."""
+        """What the folder takes, looked at every `DISK_CHECK_INTERVAL` seconds, and what is left."""
         now, (looked_at, size) = time.monotonic(), self._size
-        if now > looked_at + LOOK_AT_DISK:
+        if now > looked_at + DISK_CHECK_INTERVAL:
             size = bytes_in(self.folder)
             self._size = now, size
         free = os.statvfs(self.folder)

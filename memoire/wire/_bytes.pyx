@@ -205,7 +205,7 @@ def is_plain_msgpack(data):
 #     0, 300, 0, 5    0b1010  0xAC 0x02  0x05         300 = 0b10_0101100: seven low bits with a "more" bit, then the rest
 
 cdef enum:
-    MOST_COUNTS = 64
+    MAX_COUNTS = 64
     VARINT_BYTES = 10  # of 64 bits
 
 
@@ -246,12 +246,12 @@ def pack_counts(counts):
 
     Raises OverflowError for another number, ValueError for too many of them.
     """
-    cdef uint8_t packed[8 + MOST_COUNTS * VARINT_BYTES]
+    cdef uint8_t packed[8 + MAX_COUNTS * VARINT_BYTES]
     cdef int number = len(counts), place = 0
     cdef Py_ssize_t at = (number + 7) // 8
     cdef uint64_t count
-    if number > MOST_COUNTS:
-        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    if number > MAX_COUNTS:
+        raise ValueError(f"{number} counts; at most {MAX_COUNTS} are packed together")
     memset(packed, 0, 8)
     for given in counts:
         count = given
@@ -270,12 +270,12 @@ def unpack_counts(packed, int number):
 
     Raises ValueError where `pack_counts` cannot have written that.
     """
-    cdef uint64_t counts[MOST_COUNTS]
+    cdef uint64_t counts[MAX_COUNTS]
     cdef Py_buffer view
     cdef Py_ssize_t used
     cdef int place
-    if not 0 <= number <= MOST_COUNTS:
-        raise ValueError(f"{number} counts; at most {MOST_COUNTS} are packed together")
+    if not 0 <= number <= MAX_COUNTS:
+        raise ValueError(f"{number} counts; at most {MAX_COUNTS} are packed together")
     PyObject_GetBuffer(packed, &view, PyBUF_SIMPLE)
     try:
         used = _unpack_counts(<const uint8_t*>view.buf, view.len, counts, number)

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef enum:
     HEAD_BYTES = 64
     ROW_BYTES = 32
-    MOST_PARTS = 32
+    MAX_PARTS = 32
     ZERO_FRAME = 0xFFFFFFFF  # container has its own: exported it would be a C int, -1
 
 cpdef enum:
@@ -87,7 +87,7 @@ cdef struct Field:
 cdef class Layout:
     cdef Block* block
     cdef Field* field  # those of ragged columns behind the others
-    cdef int of_part[MOST_PARTS]  # block of each bookkeeping part, -1: not there
+    cdef int of_part[MAX_PARTS]  # block of each bookkeeping part, -1: not there
     cdef readonly int kind, blocks, fields, frame_stack, reward_size, length, ragged_fields
     cdef bint is_cache, is_drawn  # has sums of its own; has chances and owners in their place
     cdef int otherwise  # the kind where transitions are sequences, and the other way round; 0: there is none

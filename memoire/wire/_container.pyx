@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from memoire._kernels.arrays cimport target_of
-from memoire._kernels.native cimport EARLIEST, LATEST, MOST_VALUE_BYTES
+from memoire._kernels.native cimport EARLIEST, LATEST, MAX_VALUE_BYTES
 from ._bytes cimport read16, read32, read64, read_double, read_float, xxh64
 
 import numpy as np
@@ -116,7 +116,7 @@ cdef class Layout:
         self.field = <Field*>calloc(max(1, self.fields + self.ragged_fields), sizeof(Field))
         if self.block == NULL or self.field == NULL:
             raise MemoryError()
-        for i in range(MOST_PARTS):
+        for i in range(MAX_PARTS):
             self.of_part[i] = -1
         for i, (column, part, extent, row_bytes) in enumerate(blocks):
             self.block[i] = Block(column, part, extent, ragged.get(i, FIXED), row_bytes)
@@ -399,12 +399,12 @@ cdef int _check_lengths(Layout layout, const uint8_t* source, int i, Fault* faul
     cdef const uint8_t* words
     cdef uint64_t raw = read64(row + 24), total = 0, length, j
     if block.lengths == WHOLE:
-        return _fail(fault, BAD_LENGTHS, i, raw, MOST_VALUE_BYTES) if raw > MOST_VALUE_BYTES else GOOD
+        return _fail(fault, BAD_LENGTHS, i, raw, MAX_VALUE_BYTES) if raw > MAX_VALUE_BYTES else GOOD
     words = source + read64(source + HEAD_BYTES + ROW_BYTES * block.lengths + 8)
     for j in range(read32(row + 4)):
         length = read32(words + 4 * j) * block.row_bytes
         # fewer than 2**32 values of less than 2**27 bytes: the sum cannot overflow
-        if length > MOST_VALUE_BYTES:
+        if length > MAX_VALUE_BYTES:
             return _fail(fault, BAD_LENGTHS, i, length, raw)
         total += length
     return _fail(fault, BAD_LENGTHS, i, total, raw) if total != raw else GOOD
@@ -631,7 +631,7 @@ cdef class HeldCache:
 
     def part(self, int part):
         """Bytes of a bookkeeping block (a copy), or None where the layout has none: for tests and tools."""
-        cdef int i = self.layout.of_part[part] if 0 <= part < MOST_PARTS else -1
+        cdef int i = self.layout.of_part[part] if 0 <= part < MAX_PARTS else -1
         return None if i < 0 else self.block(i)
 
     def block(self, int i):

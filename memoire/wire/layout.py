@@ -23,7 +23,7 @@ from .parts import (
     LENGTH,
     LENGTHS,
     LENGTHS_OF,
-    MOST_ROW_BYTES,
+    MAX_ROW_BYTES,
     OF_DRAWN,
     OF_EPISODE,
     OF_FEEDBACK,
@@ -302,8 +302,8 @@ class SequenceLayout(Layout):
     ) -> None:
         self.length, self.first = length, first
         super().__init__(schema, frame_stack, prev, (), kind)
-        if any(form.row_bytes > MOST_ROW_BYTES for form in self.blocks):
-            most = f"such that what belongs to a sequence takes at most {MOST_ROW_BYTES} bytes in each block"
+        if any(form.row_bytes > MAX_ROW_BYTES for form in self.blocks):
+            most = f"such that what belongs to a sequence takes at most {MAX_ROW_BYTES} bytes in each block"
             raise ParameterError("sequence_length", length, most)
 
     def allocate(self, samples: int) -> Gathered:

@@ -148,7 +148,7 @@ EPISODE_FACTS: Final = sum(FACTS[part].row_bytes for part in OF_EPISODE)
 """Bytes of bookkeeping that an episode's container has for each entry."""
 OF_DRAWN: Final = frozenset({Part.CHANCE, Part.POPULATION, Part.OWNER, Part.OWNERS})
 """Bookkeeping that only containers of drawn samples have."""
-MOST_ROW_BYTES: Final = 1 << 27
+MAX_ROW_BYTES: Final = 1 << 27
 """Bytes of a block that belong to one sample."""
 
 

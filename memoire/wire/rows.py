@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_RETURN: Final = 1e280
+MAX_RETURN: Final = 1e280
 """Most that one episode may have returned, either way: sums over all episodes of all clients stay finite."""
-MOST_RETURNS: Final = 1e300
+MAX_RETURNS: Final = 1e300
 """The same of all episodes of one client."""
 
 ACCOUNT_KEY_BYTES: Final = 32
@@ -87,7 +87,7 @@ def unpack_counts(packed: bytes) -> NDArray[np.void]:
 
 
 def unpack_accounts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `ACCOUNT`, read-only: counts below 2**53, times finite, sums within `MOST_RETURNS`. Raises ValueError."""
+    """Rows of `ACCOUNT`, read-only: counts below 2**53, times finite, sums within `MAX_RETURNS`. Raises ValueError."""
     rows = _unpack(packed, ACCOUNT)
     for name in _ACCOUNT_COUNTS:
         if (rows[name] >= 2**53).any():
@@ -97,8 +97,8 @@ def unpack_accounts(packed: bytes) -> NDArray[np.void]:
     for name in ("returns_sum", "first_seen", "last_seen"):
         if not np.isfinite(rows[name]).all():
             raise ValueError(f"{name} of a client is not finite")
-    if (np.abs(rows["returns_sum"]) > MOST_RETURNS).any():
-        raise ValueError(f"returns_sum of a client is beyond {MOST_RETURNS:g}")
+    if (np.abs(rows["returns_sum"]) > MAX_RETURNS).any():
+        raise ValueError(f"returns_sum of a client is beyond {MAX_RETURNS:g}")
     if (rows["flags"] > 1).any():
         raise ValueError("flags of a client that this version does not have")
     return rows

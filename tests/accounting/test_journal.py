@@ -1,6 +1,6 @@
 """What a server has to save is gathered into one group after the other, and replies wait for theirs."""
 
-from memoire.accounting.journal import MOST_WAITING, Journal, RunFacts
+from memoire.accounting.journal import MAX_WAITING, Journal, RunFacts
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.logbook import Logbook
 from memoire.models.model import make
@@ -64,6 +64,6 @@ def test_a_reply_waits_also_when_nothing_else_does_and_a_resend_replaces_it():
 
 def test_replies_that_wait_are_bounded():
     journal = Journal()
-    for number in range(MOST_WAITING + 3):
+    for number in range(MAX_WAITING + 3):
         journal.wait(number, number)
     assert journal.given_up == 3 and journal.take().tickets[0] == 3

@@ -12,7 +12,7 @@ from memoire.accounting.ledger import Ledger
 from memoire.errors import ProtocolError
 from memoire.security.throttle import TokenBuckets
 from memoire.wire.messages import Ended, Line, Update
-from memoire.wire.rows import MOST_RETURN
+from memoire.wire.rows import MAX_RETURN
 
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 
@@ -168,7 +168,7 @@ def test_an_update_about_a_former_life_of_its_home_says_nothing_about_its_caches
 @pytest.mark.parametrize(
     ("what", "value"),
     [(what, value) for what in ("return", "scalar") for value in (math.nan, math.inf, -math.inf)]
-    + [("return", sign * 1.01 * MOST_RETURN) for sign in (1.0, -1.0)],
+    + [("return", sign * 1.01 * MAX_RETURN) for sign in (1.0, -1.0)],
 )
 def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, value):
     ledger = Ledger(epoch=1)
@@ -181,7 +181,7 @@ def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, val
     assert problem.value.code == "value" and ledger.totals() == before and len(ledger.ended) == 1
     for sign in (1.0, -1.0):  # the largest that is taken
         number = 2 + (sign < 0)
-        told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MOST_RETURN)])
+        told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MAX_RETURN)])
         ledger.report(CLIENTS[0], 2 + number, told, now=1.0)
     assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
 

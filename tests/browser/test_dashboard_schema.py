@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 EXAMPLES = 15
-MOST_REQUEST = 16 << 10
+MAX_REQUEST = 16 << 10
 """Bytes of a request line and headers that the dashboard's server takes."""
 
 
@@ -69,7 +69,7 @@ def test_every_answer_is_as_it_is_described(described, mode):
                 answer = case.call(timeout=100.0)
             except requests.exceptions.RequestException:
                 # Who asks for more than fits into a request is told so and hung up on, perhaps before he has heard it.
-                if len(case.as_curl_command()) < MOST_REQUEST:
+                if len(case.as_curl_command()) < MAX_REQUEST:
                     raise
                 return
             # A node that is busy with something else does not answer in time: nothing that the API could help.

@@ -522,7 +522,7 @@ def lines_now(path):
 
 
 def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monkeypatch):
-    monkeypatch.setattr("memoire.server.io_lines.LOG_FLUSH", 3600.0)
+    monkeypatch.setattr("memoire.server.io_lines.LOG_FLUSH_INTERVAL", 3600.0)
     path = tmp_path / "log"
     with Cluster() as cluster:
         cluster.server.set_logfile(path, "w")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.client.counts import MAX_ENDED, ClientCounts, RunCounts
-from memoire.wire.rows import MOST_RETURN
+from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -92,14 +92,14 @@ def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
     assert boundary.is_told and counts.waiting_episodes == 0
 
 
-@pytest.mark.parametrize("returned", [math.nan, math.inf, -math.inf, 1.01 * MOST_RETURN])
+@pytest.mark.parametrize("returned", [math.nan, math.inf, -math.inf, 1.01 * MAX_RETURN])
 def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     counts = RunCounts()
     counts.close_episode(5, returned, now=1.0)
-    counts.close_episode(6, -MOST_RETURN, now=2.0)
+    counts.close_episode(6, -MAX_RETURN, now=2.0)
     assert (counts.episodes, counts.dropped_returns) == (2, 1)
     (ended,) = counts.oldest_episodes(10)
-    assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MOST_RETURN)
+    assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
 
 
 def test_the_oldest_returns_are_given_up_when_too_many_wait():

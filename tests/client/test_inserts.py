@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire.client.counts import RunCounts
-from memoire.client.inserts import SHORTEST_PAUSE, Inserts
+from memoire.client.inserts import MIN_PAUSE, Inserts
 from memoire.replay.limiter import NO_LIMIT
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -60,11 +60,11 @@ def test_more_is_asked_for_once_half_of_the_newest_grant_is_used():
 
 
 def test_a_home_that_grants_nothing_is_asked_ever_more_rarely():
-    inserts = Inserts(RunCounts(), 5 * SHORTEST_PAUSE)
+    inserts = Inserts(RunCounts(), 5 * MIN_PAUSE)
     pauses = []
     for granted in (10, 10, 10, 10, 11, 11):
         inserts.grant(granted, "wait")
-        pauses.append(round(inserts.pause / SHORTEST_PAUSE))
+        pauses.append(round(inserts.pause / MIN_PAUSE))
     assert pauses == [2, 4, 5, 5, 1, 2]  # the first is no more than without a limit
 
 

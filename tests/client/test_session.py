@@ -6,10 +6,10 @@ import random
 import pytest
 
 from clientkit import CLIENT, reply
-from memoire.client.home_watch import AWAY_AFTER
-from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, Sums, remainder_of, report_of
-from memoire.client.schedule import HEARTBEAT, PRESSED_INTERVAL
-from memoire.client.session import MOVE_AGAIN, Session
+from memoire.client.home_watch import AWAY_TIMEOUT
+from memoire.client.reports import ENDED_PER_UPDATE, LINES_PER_UPDATE, MemorySums, remainder_of, report_of
+from memoire.client.schedule import HEARTBEAT_INTERVAL, PRESSED_INTERVAL
+from memoire.client.session import MOVE_INTERVAL, Session
 from memoire.errors import Closed, Refused, SchemaMismatch
 from memoire.limits import Limits
 from memoire.wire import messages
@@ -67,7 +67,7 @@ def join(session, home, now=0.0, **facts):
 
 def tell(session, home, now, **facts):
     """An UPDATE and its answer; returns the UPDATE and what comes next."""
-    update, asked = report_of(session, Sums(), {}), session.begin_update(now)
+    update, asked = report_of(session, MemorySums(), {}), session.begin_update(now)
     session.schedule.is_open = False
     return update, session.updated(home.updated(**facts), asked, now)
 
@@ -158,8 +158,8 @@ def test_another_home_is_another_window_and_may_be_left_at_once(session, home):
 
 def test_a_home_that_answers_after_long_silence_is_back(session, home):
     join(session, home)
-    assert session.watch.look(AWAY_AFTER) == "away"
-    assert join(session, home, now=AWAY_AFTER + 1.0).change == "back"
+    assert session.watch.look(AWAY_TIMEOUT) == "away"
+    assert join(session, home, now=AWAY_TIMEOUT + 1.0).change == "back"
 
 
 # UPDATE and its answer
@@ -174,7 +174,7 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     session.window.pushed(120, now=0.5)
     session.scalars, session.feedback_through, session.is_leaving = {"loss": 1.0}, 6, True
     ticket = session.schedule.ask(session.outbox.newest)
-    update = report_of(session, Sums(2.5, 3, 0.5), {"policy": 4})
+    update = report_of(session, MemorySums(2.5, 3, 0.5), {"policy": 4})
     asked = session.begin_update(1.0)
     assert (update.epoch, update.steps, update.passed_steps, update.episodes) == (7, 30, 10, 1)
     assert (update.caches, update.cache_bytes, update.generated_bytes) == (1, 120, 30 * SCHEMA.entry_bytes)
@@ -245,9 +245,9 @@ def test_a_home_that_leaves_is_asked_to_let_go_now_and_then(session, home):
     _, step = tell(session, home, 1.0, leaving=True)
     assert step == "move"
     join(session, home, now=1.1)  # nobody else takes it
-    assert tell(session, home, 1.0 + 0.4 * MOVE_AGAIN, leaving=True)[1] == "update"
+    assert tell(session, home, 1.0 + 0.4 * MOVE_INTERVAL, leaving=True)[1] == "update"
     assert not session.is_between
-    assert tell(session, home, 1.0 + 1.6 * MOVE_AGAIN, leaving=True)[1] == "move"
+    assert tell(session, home, 1.0 + 1.6 * MOVE_INTERVAL, leaving=True)[1] == "move"
 
 
 def test_a_client_that_leaves_itself_stays_at_a_home_that_leaves(session, home):
@@ -429,7 +429,7 @@ def record(session):
 @pytest.mark.parametrize(
     ("happens", "pause"),
     [
-        (lambda session: None, HEARTBEAT),
+        (lambda session: None, HEARTBEAT_INTERVAL),
         (record, LIMITS.update_every),
         (use_half_the_window, PRESSED_INTERVAL),
         (use_half_the_grant, PRESSED_INTERVAL),

@@ -7,7 +7,7 @@ import pytest
 
 from clientkit import CLIENT, reply
 from memoire.client import unreported
-from memoire.client.unreported import AGAIN, Part, Request, Teller, Untold
+from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, Teller, Untold
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
@@ -30,7 +30,7 @@ def teller(tmp_path):
     path = tmp_path / "untold.msgpack"
     path.touch()
     updates = [messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), messages.Update(epoch=5, steps=30)]
-    parts = [Part(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
+    parts = [ReportPart(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
     return Teller(
         path,
         Untold(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
@@ -43,8 +43,8 @@ def test_each_part_is_told_in_order_and_then_the_file_goes(teller, caplog):
     assert (hello.body.role, hello.body.label, hello.body.table) == ("actor", 9, "default")
     assert (hello.run, hello.home, teller.again_at) == (0, HOME, float("inf"))
     first = teller.answered(welcome(), 1.0)
-    assert first == Request(messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), run=7)
-    assert teller.answered(UPDATED, 2.0) == Request(messages.Update(epoch=5, steps=30))
+    assert first == LateRequest(messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), run=7)
+    assert teller.answered(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
     assert teller.path.exists() and not teller.is_done
     assert teller.answered(UPDATED, 3.0) is None and teller.is_done
     assert not teller.path.exists() and "30 steps, 2 episodes and 1 lines were told" in caplog.text
@@ -61,7 +61,7 @@ def test_a_home_that_has_no_time_is_asked_again_from_the_beginning(teller, code)
     teller.answered(welcome(), 1.0)
     teller.answered(UPDATED, 2.0)
     assert teller.answered(Refused("there", code, "later"), 3.0) is None
-    assert (teller.again_at, teller.is_done) == (3.0 + AGAIN, False)
+    assert (teller.again_at, teller.is_done) == (3.0 + RETRY_INTERVAL, False)
     assert isinstance(teller.begin().body, messages.Hello)
     assert teller.answered(welcome(), 4.0).body.steps == 10
 
@@ -72,7 +72,7 @@ def test_an_answer_to_something_else_is_no_answer(teller, received):
     if received is not UPDATED:
         teller.answered(welcome(), 1.0)
     assert teller.answered(received, 2.0) is None
-    assert (teller.again_at, teller.is_done) == (2.0 + AGAIN, False)
+    assert (teller.again_at, teller.is_done) == (2.0 + RETRY_INTERVAL, False)
 
 
 def test_what_nobody_will_ever_take_stays_and_is_named(teller, caplog):
@@ -88,7 +88,7 @@ def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
 
 
 def whole(**change):
-    parts = [Part(0, tail_of(messages.Update(steps=1)))]
+    parts = [ReportPart(0, tail_of(messages.Update(steps=1)))]
     facts = {"label": 1, "table": "default", "home": "home", "steps": 5, "episodes": 2, "lines": 0, "parts": parts}
     return Untold(**{"client": CLIENT} | facts | change)
 
@@ -112,7 +112,7 @@ DAMAGE = {
     "none": b"\x80",
     "noise": b"\xff" * 30,
     "form": msgspec.msgpack.encode(whole(form=9)),
-    "tail": msgspec.msgpack.encode(whole(parts=[Part(0, b"\xc1")])),
+    "tail": msgspec.msgpack.encode(whole(parts=[ReportPart(0, b"\xc1")])),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fake_store import Disk, MemoryStore
 from memoire.client import home_watch, schedule, unreported
-from memoire.client.unreported import Part
+from memoire.client.unreported import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
 from memoire.wire import messages
@@ -40,8 +40,8 @@ def words(caplog, client):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(home_watch, "AWAY_AFTER", 0.3)
-    monkeypatch.setattr(schedule, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(home_watch, "AWAY_TIMEOUT", 0.3)
+    monkeypatch.setattr(schedule, "HEARTBEAT_INTERVAL", 0.1)
 
 
 def test_an_actor_says_once_that_its_server_is_away_and_once_that_it_is_back(cluster, soon, caplog):
@@ -223,7 +223,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, monkeypatc
 def test_what_is_longer_than_the_home_takes_stays_and_nobody_waits_for_it(cluster, caplog, tmp_path):
     lines = [messages.Line(number, 1.0, 0, "x" * 100) for number in range(1, 101)]
     update = messages.Update(lines=lines)
-    part = Part(name_hash(RUN), tail_of(update))
+    part = ReportPart(name_hash(RUN), tail_of(update))
     facts = {"client": b"f" * 16, "label": 0, "table": "", "home": "home", "steps": 0, "episodes": 0, "lines": 100}
     path = unreported.save(tmp_path, unreported.Untold(**facts, parts=[part]))
     server = cluster.server(name="home", run=RUN, limits=Limits(request_bytes=8000))

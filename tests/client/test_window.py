@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire.accounting.account import Account
-from memoire.client.window import Window, Windows
+from memoire.client.window import AccountWindows, Window
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
@@ -20,7 +20,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.windows = Windows(1000, lost_after=5.0)
+        self.windows = AccountWindows(1000, lost_after=5.0)
         self.now = 0.0
         self.way = []
         self.home = 1
@@ -109,7 +109,7 @@ test_the_windows_account_for_every_byte = WindowMachine.TestCase
 
 
 def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
-    windows = Windows(1000)
+    windows = AccountWindows(1000)
     windows.belong(7, 1, since=5)
     for _ in range(3):
         windows.now.pushed(100, now=0.0)
@@ -124,7 +124,7 @@ def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
 
 
 def test_homes_left_long_ago_are_kept_as_sums():
-    windows = Windows(1000)
+    windows = AccountWindows(1000)
     for home in range(100):
         windows.belong(7, home, since=1)
         windows.now.pushed(10, now=0.0)
@@ -155,7 +155,7 @@ def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
 
 
 def test_a_client_may_allow_itself_less_than_its_home_grants():
-    windows = Windows(1000)
+    windows = AccountWindows(1000)
     windows.limit(300)
     windows.grant(2000)
     assert (windows.now.credit, windows.granted) == (300, 2000)

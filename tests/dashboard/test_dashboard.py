@@ -25,7 +25,7 @@ from boardkit import three_actors
 from memoire.errors import EndpointError, InsecureWarning
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.security.tokens import MOST_WRONG, MOST_WRONG_OF_PROXY, Guesses, Tokens
+from memoire.security.tokens import MAX_WRONG_OF_PROXY, MAX_WRONG_TOKENS, Guesses, Tokens
 from netkit import DEADLINE, SCHEMA, Cluster, record, until
 
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
@@ -277,7 +277,7 @@ def test_who_comes_back_gets_what_he_missed_and_no_more(small):
 
 def test_too_many_listeners_are_told_to_ask_now_and_then(small, monkeypatch):
     _, _, board = small
-    monkeypatch.setattr("memoire.dashboard.web.api.MOST_LISTENERS", 0)
+    monkeypatch.setattr("memoire.dashboard.web.api.MAX_LISTENERS", 0)
     status, headers, body = ask(board, "/api/stream")
     assert (status, headers["Retry-After"]) == (503, "10") and b"/api/overview" in body
 
@@ -492,7 +492,7 @@ def guarded_board(small):
 def guarded(guarded_board):
     gate = guarded_board.gate
     gate._guesses = Guesses(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
-    gate._guesses_of_proxies, gate._proven = Guesses(lambda: 1000.0, MOST_WRONG_OF_PROXY), {}
+    gate._guesses_of_proxies, gate._proven = Guesses(lambda: 1000.0, MAX_WRONG_OF_PROXY), {}
     return guarded_board
 
 
@@ -556,10 +556,10 @@ def test_who_logs_out_is_out_wherever_his_cookie_has_gone(guarded):
 
 
 def test_who_guesses_at_the_dashboard_has_to_wait(guarded, monkeypatch):
-    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.0)
+    monkeypatch.setattr(api, "WRONG_TOKEN_DELAY", 0.0)
     cookie = log_in(guarded)[1].partition(";")[0]
     before = guarded.gate.refused["http_guessing"]
-    for number in range(MOST_WRONG):  # the login and the header count together
+    for number in range(MAX_WRONG_TOKENS):  # the login and the header count together
         if number % 2:
             assert log_in(guarded, f"wrong-{number}")[0] == 403
         else:
@@ -578,24 +578,24 @@ def test_who_guesses_under_changing_addresses_of_a_proxy_has_to_wait_and_disturb
         return ask(guarded, "/api/overview", headers=headers)[0]
 
     assert give(TOKEN, "198.51.100.7") == 200
-    answers = [give("wrong", f"203.0.113.{number}") for number in range(MOST_WRONG_OF_PROXY + 1)]
-    assert answers == MOST_WRONG_OF_PROXY * [401] + [429]
+    answers = [give("wrong", f"203.0.113.{number}") for number in range(MAX_WRONG_OF_PROXY + 1)]
+    assert answers == MAX_WRONG_OF_PROXY * [401] + [429]
     assert give(TOKEN, "198.51.100.8") == 429  # nobody can tell it from the one who guesses
     assert give(TOKEN, "198.51.100.7") == 200
     assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # it came by no proxy
-    assert [give("wrong", "198.51.100.7") for _ in range(MOST_WRONG + 1)] == MOST_WRONG * [401] + [429]
+    assert [give("wrong", "198.51.100.7") for _ in range(MAX_WRONG_TOKENS + 1)] == MAX_WRONG_TOKENS * [401] + [429]
 
 
 def test_one_guesser_behind_a_proxy_is_slowed_alone(guarded):
     wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "203.0.113.1"}
-    answers = [ask(guarded, "/api/overview", headers=wrong)[0] for _ in range(2 * MOST_WRONG_OF_PROXY)]
-    assert answers.count(401) == MOST_WRONG
+    answers = [ask(guarded, "/api/overview", headers=wrong)[0] for _ in range(2 * MAX_WRONG_OF_PROXY)]
+    assert answers.count(401) == MAX_WRONG_TOKENS
     right = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "203.0.113.2"}
     assert ask(guarded, "/api/overview", headers=right)[0] == 200
 
 
 def test_a_wrong_token_is_answered_late(guarded, monkeypatch):
-    monkeypatch.setattr(api, "WRONG_TOKEN_WAIT", 0.2)
+    monkeypatch.setattr(api, "WRONG_TOKEN_DELAY", 0.2)
     began = time.monotonic()
     assert log_in(guarded, "wrong")[0] == 403 and time.monotonic() - began > 0.2
 
@@ -666,8 +666,8 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(guarded, headers, 
 
 def test_who_connects_and_says_nothing_is_cut_off(small, monkeypatch):
     server, _, _ = small
-    monkeypatch.setattr(serving, "REQUEST_TIME", 0.2)
-    monkeypatch.setattr(access, "BODY_TIME", 0.2)
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.2)
+    monkeypatch.setattr(access, "BODY_TIMEOUT", 0.2)
     login = b"POST /api/login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
     with NodePages("127.0.0.1:0", server) as pages, watch(pages, token=TOKEN) as board:
         parts = urllib.parse.urlsplit(board.url)

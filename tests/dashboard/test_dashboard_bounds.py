@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from boardkit import account, one
 from memoire.dashboard.collect import nodes, verdict
-from memoire.dashboard.collect.actors import ACTORS_EVERY, ActorList
+from memoire.dashboard.collect.actors import ACTORS_INTERVAL, ActorList
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.forecasts import FULL, until
 from memoire.dashboard.collect.history import History
@@ -21,7 +21,7 @@ from memoire.dashboard.collect.rates import WINDOW
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import _write, tail
 from memoire.dashboard.terminal.top import _section
-from memoire.dashboard.web.access import MOST_BODY_BYTES, too_long
+from memoire.dashboard.web.access import MAX_BODY_BYTES, too_long
 from memoire.dashboard.web.exports import _bytes, _varint
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import ParameterError
@@ -31,8 +31,8 @@ from memoire.errors import ParameterError
     ("length", "status"),
     [
         ("0", None),
-        (str(MOST_BODY_BYTES), None),
-        (str(MOST_BODY_BYTES + 1), 413),
+        (str(MAX_BODY_BYTES), None),
+        (str(MAX_BODY_BYTES + 1), 413),
         ("9" * 30, 413),
         ("-1", 411),
         ("", 411),
@@ -80,10 +80,10 @@ def test_names_are_looked_up_again_one_pause_after_the_last_time():
             self.set()
 
     slow = lambda host, port: time.sleep(0.2) or []  # noqa: E731
-    addresses = nodes.Addresses([], slow)
+    addresses = nodes.NodeAddresses([], slow)
     addresses._names, addresses._closed = ["name:1"], Closed()
     addresses._run()
-    assert len(waited) == 1 and 0.1 <= waited[0] <= nodes.LOOK_UP_EVERY - 0.2
+    assert len(waited) == 1 and 0.1 <= waited[0] <= nodes.RESOLVE_INTERVAL - 0.2
 
 
 def test_rates_of_actors_are_zero_before_the_first_look():
@@ -138,8 +138,8 @@ def test_actors_are_remembered_now_and_then_for_as_long_as_a_rate_looks_back():
     for tenth in range(10 * int(3 * WINDOW)):
         actors.remember(tenth / 10, kept)
     times = [time for time, _ in actors._ring]
-    assert all(after - before >= ACTORS_EVERY for before, after in itertools.pairwise(times))
-    assert WINDOW - ACTORS_EVERY <= times[-1] - times[0] <= WINDOW + 2 * ACTORS_EVERY
+    assert all(after - before >= ACTORS_INTERVAL for before, after in itertools.pairwise(times))
+    assert WINDOW - ACTORS_INTERVAL <= times[-1] - times[0] <= WINDOW + 2 * ACTORS_INTERVAL
 
 
 def test_a_dashboard_logs_no_request_and_ends_its_thread(caplog):

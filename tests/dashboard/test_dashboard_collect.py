@@ -8,10 +8,10 @@ from memoire.dashboard.collect.actors import ActorList
 from memoire.dashboard.collect.answers import Fresh, LearnerRow, NodeRow, TableRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import Counters, quantile
-from memoire.dashboard.collect.forecasts import FULL, SLOW, Forecasts, until
+from memoire.dashboard.collect.forecasts import FORECAST_INTERVAL, FULL, Forecasts, until
 from memoire.dashboard.collect.learners import embedded, learners_of, waited
-from memoire.dashboard.collect.ledgers import MOST_RUNS, Kept, RunLedgers
-from memoire.dashboard.collect.node_state import NOT_ASKED, Answer, Node
+from memoire.dashboard.collect.ledgers import MAX_RUNS, Kept, RunLedgers
+from memoire.dashboard.collect.node_state import NOT_ASKED, Answer, NodeState
 from memoire.dashboard.collect.overview import freshness_of, learning_of, node_row, open_addresses, tables_of
 from memoire.dashboard.collect.rates import LONG_WINDOW, WINDOW
 from memoire.dashboard.settings import Settings
@@ -27,7 +27,7 @@ def settings(**changes):
 
 
 def server(name="a", **stats):
-    made = Node(A, 0.0)
+    made = NodeState(A, 0.0)
     made.apply(Answer(A, 1.0, status={"role": "server", "ready": True, "stats": {"name": name, "run": "r"} | stats}))
     return made
 
@@ -49,7 +49,7 @@ def key(client):
 
 
 def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
-    node = Node(A, 1.0, error=NOT_ASKED)
+    node = NodeState(A, 1.0, error=NOT_ASKED)
     seen = []
     for time, error, ready in (
         (2.0, "", True),
@@ -72,7 +72,7 @@ def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
     ("stats", "name"), [({"name": "a"}, "a"), ({"client": "c"}, "c"), ({"reader": "r"}, "r"), ({}, ""), (None, "")]
 )
 def test_a_node_is_called_what_its_role_is_called(stats, name):
-    node = Node(A, 0.0)
+    node = NodeState(A, 0.0)
     node.apply(Answer(A, 1.0, status={"role": "x", "stats": stats}))
     assert (node.role, node.name, node.stats) == ("x", name, stats or {})
 
@@ -85,7 +85,7 @@ def test_what_a_node_said_once_holds_until_it_says_something_else():
 
 
 def test_only_a_node_that_never_answered_is_said_to_be_silent():
-    silent, known = Node(A, 0.0, error=NOT_ASKED), server()
+    silent, known = NodeState(A, 0.0, error=NOT_ASKED), server()
     known.apply(Answer(A, 2.0, error="timed out"))
     for node in (silent, known):
         node.note_silence(2.5)
@@ -107,7 +107,7 @@ def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
     ledgers = RunLedgers(lambda run: b"")
     counted = ledgers.of("counted", "counted")
     former = ledgers.of("former", "counted")
-    for number in range(MOST_RUNS):
+    for number in range(MAX_RUNS):
         ledgers.of(f"r{number}", "counted")
     assert ledgers.of("counted", "counted") is counted
     assert ledgers.of("former", "counted") is not former
@@ -242,7 +242,7 @@ def test_what_goes_up_and_down_fills_nothing_and_what_is_full_is_full_now():
 
 def test_looks_in_between_are_not_kept():
     made = Forecasts(settings())
-    up = watched(made, (0, 100, None), (0, 900, None), every=SLOW / 2)
+    up = watched(made, (0, 100, None), (0, 900, None), every=FORECAST_INTERVAL / 2)
     assert made.forecast(Totals(), [table(900, 1000, 0.9)], up).memory_full is None
 
 

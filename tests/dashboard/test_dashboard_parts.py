@@ -15,11 +15,11 @@ from boardkit import account, one
 from memoire.dashboard.collect import distributions, logs
 from memoire.dashboard.collect.answers import LogRow
 from memoire.dashboard.collect.cluster import Cluster
-from memoire.dashboard.collect.counters import Sums, quantile
+from memoire.dashboard.collect.counters import CounterSums, quantile
 from memoire.dashboard.collect.forecasts import until
 from memoire.dashboard.collect.history import LEVELS, Curves, History
 from memoire.dashboard.collect.ledgers import Kept
-from memoire.dashboard.collect.nodes import Addresses, NodeError
+from memoire.dashboard.collect.nodes import NodeAddresses, NodeError
 from memoire.dashboard.collect.rates import Ring
 from memoire.dashboard.collect.verdict import Signs, verdicts
 from memoire.dashboard.settings import Settings
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_names_beyond_the_bound_are_counted_and_not_kept(history, monkeypatch):
-    monkeypatch.setattr("memoire.dashboard.collect.history.MOST_SERIES", 3)
+    monkeypatch.setattr("memoire.dashboard.collect.history.MAX_SERIES", 3)
     history.add("r", NOW, {f"x{n}": one(1.0) for n in range(5)})
     assert len(history.names("r")) == 3 and history.left_out == 2
 
@@ -225,7 +225,7 @@ def test_the_description_of_curves_is_what_is_sent():
 
 
 def test_counters_of_nodes_add_up_over_their_restarts():
-    sums = Sums()
+    sums = CounterSums()
     for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40), (3, 400)):
         sums.saw("a", life, "x", value)
     sums.saw("b", 1, "x", 1000)  # what it had when it was first seen is not new
@@ -418,7 +418,7 @@ def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_serv
             raise answer
         return answer
 
-    addresses = Addresses(["http://fixed:1/"])
+    addresses = NodeAddresses(["http://fixed:1/"])
     assert addresses.now() == ["http://fixed:1"]
     addresses._names, addresses._look_up = ["servers:8080"], look_up
     for expected, trouble in ((1, {}), (1, {"servers:8080": "no answer"}), (2, {})):

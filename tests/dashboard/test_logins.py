@@ -66,7 +66,7 @@ def test_a_login_ends_with_the_token_it_was_made_with_and_with_no_other(door, pa
 
 
 def test_of_too_many_logins_the_oldest_ends(door, monkeypatch):
-    monkeypatch.setattr(gate, "MOST_LOGINS", 3)
+    monkeypatch.setattr(gate, "MAX_LOGINS", 3)
     numbers = [door.log_in(OLD, HERE) for _ in range(5)]
     assert [is_in(door, number) for number in numbers] == [False, False, True, True, True]
 

@@ -101,13 +101,13 @@ def test_lines_are_searched(cluster, capsys):
 def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys, monkeypatch):
     _, everything, _ = lines_of(cluster, capsys=capsys)
     for size in (1, 2, 3):
-        monkeypatch.setattr(log_tail, "PAGE", size)
+        monkeypatch.setattr(log_tail, "PAGE_LINES", size)
         assert lines_of(cluster, capsys=capsys)[1] == everything
         assert lines_of(cluster, "--last", "7", capsys=capsys)[1] == everything[-7:]
 
 
 def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster, monkeypatch):
-    monkeypatch.setattr(log_tail, "PAGE", 1)  # those at the beginning are found on several pages
+    monkeypatch.setattr(log_tail, "PAGE_LINES", 1)  # those at the beginning are found on several pages
     heard, client = [], cluster.clients_there[0]
 
     def say(line):

@@ -25,7 +25,7 @@ TARGETS = tuple(
     sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem not in ("engine", "choices"))
 )
 CORPUS = Path(__file__).parent / "corpus"
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Longest input that mutation makes."""
 
 _INTEGERS = (
@@ -114,7 +114,7 @@ _WAYS = (*_IN_PLACE, _insert, _cut, _repeat, _splice, _splice)
 def mutate(
     data: bytes, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes] = _WORDS, in_place: float = 0.2
 ) -> bytes:
-    """An input that differs from `data` in one to a few places; never longer than `MOST_BYTES`.
+    """An input that differs from `data` in one to a few places; never longer than `MAX_BYTES`.
 
     Args:
         pool: Other inputs, of which pieces are put in.
@@ -127,7 +127,7 @@ def mutate(
         if not made:
             made += rng.randbytes(rng.randrange(1, 64))
         rng.choice(ways)(made, rng, pool, words)
-    return bytes((made[: len(data)] if ways is _IN_PLACE and data else made)[:MOST_BYTES])
+    return bytes((made[: len(data)] if ways is _IN_PLACE and data else made)[:MAX_BYTES])
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes:

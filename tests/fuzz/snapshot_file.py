@@ -55,7 +55,7 @@ def _file(*records: snapshot_file.Record, storage: str = "caches", **about: obje
 
 def _client(**changed: object) -> snapshot_file.Record:
     facts = {"id": b"c" * 16, "sequence": 3, "total_weight": 5.0, "positives": 3.0, "minimum": 0.5, "between": 2.0}
-    return snapshot_file.Record(snapshot_file.Client(**facts | changed))
+    return snapshot_file.Record(snapshot_file.ClientRecord(**facts | changed))
 
 
 def _episode(**changed: object) -> snapshot_file.Record:
@@ -75,8 +75,8 @@ def seeds() -> list[bytes]:
     payload = (VECTORS / "cache.payload").read_bytes()
     rows = np.zeros(2, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
-    cache = snapshot_file.Record(snapshot_file.Cache(samples=3, used=1, age=2.0), 0, payload)
-    accounts = snapshot_file.Record(snapshot_file.Accounts(run="run"), 0, rows.tobytes())
+    cache = snapshot_file.Record(snapshot_file.CacheRecord(samples=3, used=1, age=2.0), 0, payload)
+    accounts = snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())
     deep = json.dumps({"columns": []}).encode()
     return [
         _file(accounts, _client(), cache, cache),
@@ -88,7 +88,7 @@ def seeds() -> list[bytes]:
         _file(_client(id=b""), cache),
         _file(models={"policy": 2**64 - 1, "\0": -5}),
         _file(taken=math.nan), _file(taken=-math.inf),
-        _file(snapshot_file.Record(snapshot_file.Accounts(run="\0" * 300), 0, rows.tobytes())),
+        _file(snapshot_file.Record(snapshot_file.AccountsRecord(run="\0" * 300), 0, rows.tobytes())),
         _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
         _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
         _file(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),
@@ -121,7 +121,7 @@ def repair(data: bytes) -> bytes:
             "<Q", made, at + _RECORD.size, _bytes.checksum(made[body : body + size], _bytes.checksum(facts))
         )
         last, at = at, end
-        if number == snapshot_file.Kind.END and len(made) - end >= 16:
+        if number == snapshot_file.RecordKind.END and len(made) - end >= 16:
             struct.pack_into("<Q", made, end, last)
             struct.pack_into("<Q", made, end + 8, _bytes.checksum(made[end : end + 8]))
             break

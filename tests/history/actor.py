@@ -18,7 +18,7 @@ import memoire
 from memoire.client.client import Client
 from memoire.errors import MemoireError
 from memoire.limits import Limits
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 
 from .plants import plant
 from .record import Recorder
@@ -167,7 +167,7 @@ def main() -> int:
             record("failed", error=repr(error))
             raise
 
-    with Tether() as tether:
+    with LauncherLine() as tether:
         threads = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(given.clients)]
         for each in threads:
             each.start()

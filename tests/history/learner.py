@@ -10,14 +10,14 @@ import time
 import numpy as np
 
 from memoire.errors import MemoireError
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
 
 from .actor import LAST, LIMITS, TOPIC
 from .plants import plant
 from .record import Recorder
 
-PUBLISH_EVERY = 0.3
+PUBLISH_BATCHES = 0.3
 
 
 def is_whole(batch: object) -> np.ndarray:
@@ -81,7 +81,7 @@ def main() -> int:
     given = parser.parse_args()
     plant()
     record, number, due = Recorder(given.history, "learner-0"), 0, 0.0
-    with Tether() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
+    with LauncherLine() as tether, Reader([given.endpoint], timeout=LAST, seed=0, limits=LIMITS) as reader:
         tether.ready()
         began = time.monotonic()
         runs = list(enumerate(given.run, start=1))
@@ -89,7 +89,7 @@ def main() -> int:
             if runs and time.monotonic() >= began + runs[0][0] * given.every:
                 begin_run(reader, record, runs.pop(0)[1])
             if time.monotonic() >= due:
-                due = time.monotonic() + PUBLISH_EVERY
+                due = time.monotonic() + PUBLISH_BATCHES
                 number += 1
                 publish(reader, record, number)
             draw(reader, record)

@@ -29,12 +29,12 @@ from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
     """Keys are looked at more often than once a second."""
-    monkeypatch.setattr(keyfolder, "REREAD", 0.05)
+    monkeypatch.setattr(keyfolder, "REREAD_INTERVAL", 0.05)
     monkeypatch.setattr("memoire.net.curve_client.REREAD", 0.05)
     monkeypatch.setattr("memoire.net.curve_client.PAUSE", 0.05)
-    monkeypatch.setattr("memoire.net.curve_client.LONGEST_PAUSE", 0.5)
-    monkeypatch.setattr("memoire.net.curve_server.LOOK", 0.05)
-    monkeypatch.setattr("memoire.net.channel.DENIED_FOR_GOOD", 0.5)
+    monkeypatch.setattr("memoire.net.curve_client.MAX_PAUSE", 0.5)
+    monkeypatch.setattr("memoire.net.curve_server.KEYS_INTERVAL", 0.05)
+    monkeypatch.setattr("memoire.net.channel.DENIED_TIMEOUT", 0.5)
     monkeypatch.setattr("memoire.net.curve_server.SECOND_KEY", 120.0)
 
 
@@ -137,7 +137,7 @@ def ports_of(node):
 
 
 def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, monkeypatch):
-    monkeypatch.setattr(sockets, "HANDSHAKE", 1000)  # for who says nothing
+    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT", 1000)  # for who says nothing
     options = {"keys": keys, "context": context, "limits": QUICK}
     with (
         Server("tcp://127.0.0.1:0", SCHEMA, **options) as server,

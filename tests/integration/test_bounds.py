@@ -116,7 +116,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
         guard.turn(guard.look_at)
         return guard.is_full
 
-    begin, end = reserved + descriptors.LEAST_RESERVED // 2, 3 * reserved
+    begin, end = reserved + descriptors.MIN_RESERVED // 2, 3 * reserved
     assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
     assert (filters, guard.times, guard.reserved) == ([True, False], 1, reserved)
     listening = guard._listening[5]
@@ -137,7 +137,7 @@ def test_an_episode_of_one_entry_and_one_of_no_weight_are_kept():
         with pytest.raises(ProtocolError):
             packed_episodes.unpack(changed(record.body, multiplier=multiplier), record.payload, STATES)
     with pytest.raises(ProtocolError):
-        packed_episodes.unpack(snapshot_file.Episode(owner=b"", number=1, length=0), record.payload, STATES)
+        packed_episodes.unpack(snapshot_file.EpisodeRecord(owner=b"", number=1, length=0), record.payload, STATES)
 
 
 @pytest.mark.parametrize(("code", "is_busy"), [(sqlite3.SQLITE_BUSY, True), (sqlite3.SQLITE_LOCKED, True), (7, False)])

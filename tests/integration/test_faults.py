@@ -66,7 +66,7 @@ def test_nothing_is_lost_or_counted_twice_while_connections_are_reset_ten_times_
 
 
 def test_strangers_that_connect_and_say_nothing_are_in_nobodys_way_and_soon_gone(cluster, monkeypatch):
-    monkeypatch.setattr(sockets, "HANDSHAKE", 1000)
+    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT", 1000)
     server = cluster.server()
     descriptors.raise_limit()
     many = min(500, (descriptors.limit() - descriptors.used() - 200) // 6)

@@ -338,7 +338,7 @@ def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kin
     ("call", "kind", "said"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
 )
 def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_AFTER", 0.3)
+    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.3)
     names = ((world.dead, "DEAD"), (world.server.push_endpoint, "PUSH"), (world.server.endpoint, "SERVER"))
     check(lambda: call(world), kind, said, names)
 
@@ -361,7 +361,7 @@ def test_a_model_that_is_published_before_anybody_is_there_waits_for_the_first_s
 
 
 def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_AFTER", 0.3)
+    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.3)
     leaving, heir = world.cluster.server(name="leaving"), world.cluster.server(name="heir")
     client = world.cluster.client(leaving, limits=QUICK)
     record(client)

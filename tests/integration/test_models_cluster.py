@@ -110,7 +110,7 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
 
 
 def test_a_model_that_does_not_come_to_a_proxy_is_asked_of_the_server_itself(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.model_cache.HOLD", 0.2)
+    monkeypatch.setattr("memoire.proxy.model_cache.HELD_FETCH_TIMEOUT", 0.2)
     server = cluster.server(name="anna")
     proxy = cluster.proxy([server], limits=PATIENT)
     client = cluster.client(proxy, limits=PATIENT)
@@ -257,7 +257,7 @@ def test_a_server_that_forgot_everything_gets_the_newest_again_and_its_clients_k
 
 
 def test_a_subscription_that_was_lost_is_made_again(cluster, monkeypatch):
-    monkeypatch.setattr(subscription_watch, "UNHEARD", 0.3)
+    monkeypatch.setattr(subscription_watch, "UNHEARD_TIMEOUT", 0.3)
     server = cluster.server()
     client = cluster.client(server, limits=QUICK)
     receiver = client.subscribe("policy")

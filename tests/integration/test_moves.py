@@ -406,7 +406,7 @@ def test_what_is_counted_while_a_long_log_ends_the_former_run_belongs_to_the_nex
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT", 300.0)  # they do not wait for that
+    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT_INTERVAL", 300.0)  # they do not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -473,7 +473,7 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
 
 
 def test_a_reader_forgets_a_server_that_was_taken_off_the_list(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.FORGET_AFTER", 0.5)
+    monkeypatch.setattr("memoire.reader.directory.FORGET_TIMEOUT", 0.5)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
     learner = cluster.reader([proxy])
@@ -496,7 +496,7 @@ def test_a_proxy_that_does_not_know_a_server_yet_hides_it_from_no_reader(cluster
 
 
 def test_an_idle_client_tells_a_server_that_forgot_everything_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.client.schedule.HEARTBEAT_INTERVAL", 300.0)  # it does not wait for that
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -596,7 +596,7 @@ def test_a_home_that_a_client_is_about_to_leave_is_told_nothing_any_more(cluster
 
 
 def test_a_list_that_changes_behind_a_relay_moves_its_clients_too(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.router.RETIRE", 60.0)
+    monkeypatch.setattr("memoire.proxy.router.RETIRE_TIMEOUT", 60.0)
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers[:1])
     relay = cluster.proxy([proxy])

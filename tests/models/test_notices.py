@@ -2,7 +2,7 @@
 
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
-from memoire.models.notices import GATHER, REPEAT, Notices, newest_of, notice_of
+from memoire.models.notices import GATHER_INTERVAL, REPEAT_INTERVAL, Notices, newest_of, notice_of
 from memoire.wire.frames import parse_notice
 from memoire.wire.identity import topic_frame
 
@@ -21,11 +21,11 @@ def named(models):
 
 def test_the_newest_of_each_topic_is_announced_again_every_few_seconds():
     notices, models = Notices(100.0), store()
-    assert notices.due(models, 100.0 + REPEAT / 2) == []
-    assert notices.next_time() == 100.0 + REPEAT
-    assert named(notices.due(models, 100.0 + REPEAT)) == [("a", 2), ("ab", 2)]
-    assert notices.due(models, 100.0 + REPEAT) == []
-    assert notices.next_time() == 100.0 + 2 * REPEAT
+    assert notices.due(models, 100.0 + REPEAT_INTERVAL / 2) == []
+    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
+    assert named(notices.due(models, 100.0 + REPEAT_INTERVAL)) == [("a", 2), ("ab", 2)]
+    assert notices.due(models, 100.0 + REPEAT_INTERVAL) == []
+    assert notices.next_time() == 100.0 + 2 * REPEAT_INTERVAL
 
 
 def test_a_thousand_that_join_together_cost_one_notice():
@@ -33,10 +33,10 @@ def test_a_thousand_that_join_together_cost_one_notice():
     for number in range(1000):
         notices.subscribed([topic_frame("a"), b"unknown %d" % number], models, 100.0 + number * 1e-6)
     assert notices.due(models, 100.0) == []
-    assert named(notices.due(models, 100.0 + GATHER)) == [("a", 2)]
-    assert notices.next_time() == 100.0 + REPEAT
+    assert named(notices.due(models, 100.0 + GATHER_INTERVAL)) == [("a", 2)]
+    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
     notices.subscribed([b"strange"], models, 101.0)
-    assert notices.next_time() == 100.0 + REPEAT
+    assert notices.next_time() == 100.0 + REPEAT_INTERVAL
 
 
 def test_an_empty_subscription_is_to_every_topic():

@@ -114,7 +114,7 @@ def test_the_queue_of_a_topic_is_bounded():
     node.publish()
     for _ in range(1000):
         node.publish(5, inline=True)
-    assert len(node.topics._topics["t"].fetcher._queue) == fetcher.MOST_QUEUED
+    assert len(node.topics._topics["t"].fetcher._queue) == fetcher.MAX_QUEUED
     node.answer_all()
     assert node.newest.version == 1001
 
@@ -122,7 +122,7 @@ def test_the_queue_of_a_topic_is_bounded():
 def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node = following()
     node.publish()
-    node.now += fetcher.STALL
+    node.now += fetcher.STALL_TIMEOUT
     node.topics.turn()
     assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: it goes on waiting
     late = node.asked.pop()

@@ -8,10 +8,10 @@ import pytest
 from memoire.errors import Closed, MemoireTimeout, ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.models import fetcher, received
-from memoire.models.fetcher import Delivery, Request, TopicFetcher
-from memoire.models.model import MOST_TOPICS, chunk_of, make
+from memoire.models.fetcher import ChunkRequest, Delivery, TopicFetcher
+from memoire.models.model import MAX_TOPICS, chunk_of, make
 from memoire.models.received import ReceivedModels
-from memoire.models.subscription_watch import UNHEARD, SubscriptionWatch
+from memoire.models.subscription_watch import UNHEARD_TIMEOUT, SubscriptionWatch
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse, reply
 
@@ -95,14 +95,14 @@ def test_a_fetch_that_stalls_makes_way_for_what_came_after_it():
     (former,) = topic.fetcher.announced(1, 5.0)
     assert topic.fetcher.next_time == INF
     topic.fetcher.announced(2, 6.0)
-    assert topic.fetcher.next_time == 5.0 + fetcher.STALL and topic.fetcher.turn(14.9) == []
+    assert topic.fetcher.next_time == 5.0 + fetcher.STALL_TIMEOUT and topic.fetcher.turn(14.9) == []
     (request,) = topic.fetcher.turn(15.0)
     assert request.version == 2
     assert topic.answer(former, model(1), 16.0) == [], "it was given up"
 
 
 def test_the_rest_of_a_large_body_waits_for_a_random_pause():
-    size = fetcher.LARGE
+    size = fetcher.LARGE_BODY_BYTES
     topic = Topic(limits=Limits(model_chunk=1 << 20, model_window=2, model_spread=8.0))
     large = model(size=size)
     (first,) = topic.fetcher.announced(1, 100.0)
@@ -163,9 +163,9 @@ def test_a_publisher_that_began_anew_may_go_back():
 
 def test_of_many_servers_the_epochs_are_bounded():
     topic = Topic()
-    for home in range(fetcher.MOST_HOMES + 5):
+    for home in range(fetcher.MAX_HOMES + 5):
         topic.notice(model(1), home=home)
-    assert len(topic.fetcher._epochs) == fetcher.MOST_HOMES
+    assert len(topic.fetcher._epochs) == fetcher.MAX_HOMES
 
 
 def test_a_subscription_is_lost_when_a_version_is_named_that_no_notice_brings():
@@ -176,8 +176,8 @@ def test_a_subscription_is_lost_when_a_version_is_named_that_no_notice_brings():
     assert watch.next_time == INF
     watch.named(4, 10.0)
     watch.named(5, 11.0)
-    assert watch.next_time == 10.0 + UNHEARD and not watch.is_lost(10.0)
-    assert watch.is_lost(10.0 + UNHEARD) and not watch.is_lost(10.0 + UNHEARD)
+    assert watch.next_time == 10.0 + UNHEARD_TIMEOUT and not watch.is_lost(10.0)
+    assert watch.is_lost(10.0 + UNHEARD_TIMEOUT) and not watch.is_lost(10.0 + UNHEARD_TIMEOUT)
     watch.named(5, 50.0)
     watch.noticed(4)
     assert watch.next_time < INF
@@ -185,7 +185,7 @@ def test_a_subscription_is_lost_when_a_version_is_named_that_no_notice_brings():
     assert watch.next_time == INF
     watch.reset()
     watch.named(1, 60.0)
-    assert watch.next_time == 60.0 + UNHEARD
+    assert watch.next_time == 60.0 + UNHEARD_TIMEOUT
 
 
 def test_receivers_get_what_came_since_and_count_what_they_skip():
@@ -201,9 +201,9 @@ def test_receivers_get_what_came_since_and_count_what_they_skip():
     assert [each.version for each in late.models] == [3]
     models.put("t", model(3, fill=9), is_renewed=True)
     assert len(late.models) == 2 and models.versions() == {"t": 3}
-    for version in range(4, received.KEPT + 10):
+    for version in range(4, received.MAX_WAITING_MODELS + 10):
         models.put("t", model(version), is_renewed=False)
-    assert len(early.models) == received.KEPT
+    assert len(early.models) == received.MAX_WAITING_MODELS
     models.unsubscribe(late)
     models.unsubscribe(late)
     models.clear()
@@ -212,7 +212,7 @@ def test_receivers_get_what_came_since_and_count_what_they_skip():
 
 def test_too_many_topics_are_refused():
     models = ReceivedModels()
-    for n in range(MOST_TOPICS):
+    for n in range(MAX_TOPICS):
         models.follow(f"t{n}")
     with pytest.raises(ParameterError, match="one too many"):
         models.follow("another")
@@ -242,4 +242,4 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
 
 def test_a_request_says_when_it_was_made():
     (request,) = Topic().fetcher.begin(3.5)
-    assert isinstance(request, Request) and request.asked_at == 3.5
+    assert isinstance(request, ChunkRequest) and request.asked_at == 3.5

@@ -369,7 +369,7 @@ def test_what_was_unanswered_is_sent_again_as_soon_as_somebody_is_there_again(co
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.proxy.io_backend.AWAY_AFTER", 300.0)  # it does not wait for that
+    monkeypatch.setattr("memoire.proxy.io_backend.AWAY_TIMEOUT", 300.0)  # it does not wait for that
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
@@ -447,7 +447,7 @@ def test_workers_of_a_server_may_connect_to_a_name(cluster, book, monkeypatch):
 
 
 def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_AFTER", 300.0)
+    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 300.0)
     servers = [cluster.server(parameters=Parameters(reuse_cache=True), name=name) for name in "ab"]
     for server in servers:
         client = cluster.client(server)

@@ -73,7 +73,7 @@ def test_a_name_that_no_name_can_be_is_trouble_too():
 
 
 def test_what_is_remembered_is_bounded(book, monkeypatch):
-    monkeypatch.setattr(resolver, "MOST_KNOWN", 3)
+    monkeypatch.setattr(resolver, "MAX_KNOWN", 3)
     found = Names(book)
     for k in range(10):
         found.trouble(f"host{k}", 10.0)

@@ -12,10 +12,10 @@ import pytest
 from memoire.cli import doctor
 from memoire.errors import ParameterError
 from memoire.nodes import local_cluster
-from memoire.nodes.http import REQUEST_TIME, NodePages
+from memoire.nodes.http import REQUEST_TIMEOUT, NodePages
 from memoire.nodes.launcher import Child, Launcher
 from memoire.nodes.pages import Page
-from memoire.nodes.supervision import LINE, Tether, _inherited_line
+from memoire.nodes.supervision import LINE, LauncherLine, _inherited_line
 from memoire.rl.demo import actor, demo
 
 
@@ -85,7 +85,7 @@ def test_an_actor_plays_as_its_command_says(monkeypatch):
 
 
 def test_a_process_is_asked_to_end_only_when_somebody_asks():
-    with Tether() as tether:
+    with LauncherLine() as tether:
         assert not tether.stopping and not tether.finishing
 
 
@@ -147,7 +147,7 @@ def test_pages_end_their_threads_at_once():
     pages = NodePages("127.0.0.1:0", pages={"/livez": lambda query: Page(200, b"yes")})
     began = time.monotonic()
     pages.close()
-    assert not set(threading.enumerate()) - before and time.monotonic() - began < REQUEST_TIME
+    assert not set(threading.enumerate()) - before and time.monotonic() - began < REQUEST_TIMEOUT
 
 
 def test_bytes_are_received_as_they_come():

@@ -12,7 +12,7 @@ import pytest
 
 import memoire
 from memoire.nodes.http import NodePages
-from memoire.pool.freshness import Looks
+from memoire.pool.freshness import FreshnessMonitor
 from memoire.replay.batch import Gathered
 from memoire.server.reported import recent, spread
 from memoire.server.timings import BOUNDS, Timings
@@ -136,7 +136,7 @@ def test_promtool_finds_nothing_wrong(cluster):
 def test_labels_that_users_name_are_bounded():
     stats = type("Stats", (), {"models": {f"topic-{n:04}": n for n in range(1000)}})()
     (entry,) = [entry for entry in metrics.CATALOGUE["actor"] if entry.name == "client_model_version"]
-    assert len(entry.family(stats).samples) == metrics.MOST_LABELS
+    assert len(entry.family(stats).samples) == metrics.MAX_LABELS
 
 
 def test_the_catalogue_is_documented_line_by_line(request):
@@ -176,7 +176,7 @@ def batch_of(ages, versions):
 
 
 def test_a_look_at_a_batch_is_taken_now_and_then_only():
-    looks = Looks()
+    looks = FreshnessMonitor()
     assert [looks.is_due(now) for now in (0.0, 0.1, 0.49, 0.5, 0.6)] == [True, False, False, True, False]
     looks.saw(batch_of(np.arange(11), [0, 3, 5] + [0] * 8), np.ones(11, np.float32), 0.25, newest=5)
     fresh = looks.newest

@@ -28,7 +28,7 @@ from memoire.nodes import http as node
 from memoire.nodes import pages as about
 from memoire.nodes.http import NodePages
 from memoire.security.key_writer import write_cluster
-from memoire.security.tokens import MOST_WRONG, Guesses, Tokens
+from memoire.security.tokens import MAX_WRONG_TOKENS, Guesses, Tokens
 from memoire.server.stats import ServerStats
 from memoire.wire.rows import ACCOUNT
 from netkit import DEADLINE, SCHEMA, record, until
@@ -232,14 +232,14 @@ def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_mor
 def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
         pages._guesses = Guesses(lambda: 1000.0)  # nothing is forgiven meanwhile
-        for number in range(MOST_WRONG):
+        for number in range(MAX_WRONG_TOKENS):
             assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
         status, headers, said = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # whatever he says now
         assert status == 429 and int(headers["Retry-After"]) >= 1 and OLD not in json.dumps(said)
         assert fetch(pages, "/status")[0] == 401  # who says nothing guesses nothing
         assert fetch(pages, "/readyz")[0] == 200
         counted = {f'memoire_refused_peers_total{{reason="{reason}"}} {count}' for reason, count in
-                   (("http_token", f"{MOST_WRONG}.0"), ("http_guessing", "1.0"), ("http_name", "0.0"))}  # fmt: skip
+                   (("http_token", f"{MAX_WRONG_TOKENS}.0"), ("http_guessing", "1.0"), ("http_name", "0.0"))}  # fmt: skip
         assert counted <= set(fetch(pages, "/metrics")[1].decode().splitlines())
 
 
@@ -338,7 +338,7 @@ def test_clients_come_in_pages_each_once_and_in_order(server, pages, monkeypatch
             return seen
 
         assert walk() == ids
-        monkeypatch.setattr(about, "MOST_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
+        monkeypatch.setattr(about, "MAX_PAGE_BYTES", 1)  # then there is one on each page, and still nobody is left out
         assert walk() == ids
 
 
@@ -368,8 +368,8 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
 
 def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monkeypatch):
     go_on, inside = threading.Event(), threading.Event()
-    monkeypatch.setattr(worker, "STUCK_AFTER", 0.05)
-    monkeypatch.setattr(worker, "IDLE", 0.01)
+    monkeypatch.setattr(worker, "STUCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(worker, "IDLE_INTERVAL", 0.01)
     server._io.requests.worker.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
         assert inside.wait(DEADLINE)
@@ -377,7 +377,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, monk
         assert ask(pages, "/livez")[0] == ask(pages, "/readyz")[0] == 503
     finally:
         go_on.set()
-    monkeypatch.setattr(worker, "STUCK_AFTER", 15.0)
+    monkeypatch.setattr(worker, "STUCK_TIMEOUT", 15.0)
     until(lambda: ask(pages, "/livez")[0] == 200)
 
 
@@ -462,7 +462,7 @@ def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, monkeypatch):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
         until(lambda: ask(pages, "/readyz")[0] == 200)
         server.close()
-        monkeypatch.setattr("memoire.proxy.io_backend.AWAY_AFTER", 0.2)
+        monkeypatch.setattr("memoire.proxy.io_backend.AWAY_TIMEOUT", 0.2)
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert ask(pages, "/readyz")[2]["reasons"] == [f"away: none of {server.endpoint} answers"]
         assert ask(pages, "/livez")[0] == 200
@@ -567,10 +567,10 @@ def test_a_page_that_hangs_holds_up_no_probe(server, pages, monkeypatch):
         hanging.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert inside.wait(DEADLINE)
         assert ask(pages, "/livez")[0] == ask(pages, "/readyz")[0] == 200
-        waiting = [stack.enter_context(dial(pages)) for _ in range(node.MOST_WAITING)]
+        waiting = [stack.enter_context(dial(pages)) for _ in range(node.MAX_WAITING)]
         for connection in waiting:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: pages._asked.qsize() == node.MOST_WAITING)
+        until(lambda: pages._asked.qsize() == node.MAX_WAITING)
         status, headers, said = ask(pages, "/")  # one more would only wait
         assert (status, headers["Retry-After"]) == (503, "1") and "16 others wait" in said["error"]
         go_on.set()
@@ -581,15 +581,15 @@ def test_a_page_that_hangs_holds_up_no_probe(server, pages, monkeypatch):
 
 
 def test_silent_connections_do_not_keep_anybody_out(pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIME", 300.0)  # nobody waits for their end
+    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 300.0)  # nobody waits for their end
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * node.MOST_CONNECTIONS):
+        for _ in range(3 * node.MAX_CONNECTIONS):
             stack.enter_context(dial(pages)).sendall(b"GET /livez")
         assert ask(pages, "/livez")[0] == 200
 
 
 def test_a_request_that_drips_is_ended_in_time(pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIME", 0.3)
+    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 0.3)
     with dial(pages) as connection:
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
@@ -604,7 +604,7 @@ def test_a_request_that_drips_is_ended_in_time(pages, monkeypatch):
 
 def test_a_request_without_end_is_refused(pages):
     with dial(pages) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * (node.MOST_REQUEST_BYTES // 6 + 1))
+        connection.sendall(b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * (node.MAX_REQUEST_BYTES // 6 + 1))
         assert hear(connection).startswith(b"HTTP/1.1 431 ")
 
 
@@ -616,7 +616,7 @@ def test_a_request_in_pieces_is_answered_once(pages):
 
 
 def test_who_does_not_take_the_answer_is_cut_off_and_holds_up_nobody(server, pages, monkeypatch):
-    monkeypatch.setattr(node, "REQUEST_TIME", 0.5)
+    monkeypatch.setattr(node, "REQUEST_TIMEOUT", 0.5)
     monkeypatch.setitem(about.PAGES, "/", lambda node, request: about.Page(200, bytes(32 << 20)))
     with dial(pages) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")

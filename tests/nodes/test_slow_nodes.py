@@ -99,14 +99,14 @@ def test_a_page_that_comes_a_byte_at_a_time_is_given_up(answer):
 
 
 def test_a_page_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(nodes, "MOST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(nodes, "MAX_ANSWER_BYTES", 1000)
     with drip(OK + b"\r\n" + 2000 * b"0", ZEROS) as node:
         error = in_time(nodes.ask, node.url, "/status", timeout=ENOUGH)
         assert str(error) == f"{node.url}/status answered with more than 1000 bytes"
 
 
 def test_pages_without_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(nodes, "MOST_BYTES_OF_ALL_PAGES", 400)
+    monkeypatch.setattr(nodes, "MAX_TOTAL_PAGE_BYTES", 400)
     with drip(PAGE, [b""], seconds=0.0) as node:
         asked = nodes.Questions(node.url, None, ENOUGH, ENOUGH, lambda: False)
         error = in_time(aggregator._clients, asked)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.nodes.restarts import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILED_STARTS, STEADY, Restarts
+from memoire.nodes.restarts import MAX_FAILED_STARTS, MAX_PAUSE, MIN_PAUSE, MIN_UPTIME, Restarts
 
 
 def worked(seconds: float = 0.0) -> Restarts:
@@ -21,9 +21,9 @@ def test_a_process_that_never_worked_is_not_started_again() -> None:
 
 def test_a_process_that_worked_is_started_again_after_a_pause() -> None:
     made = worked()
-    assert made.died(10.0) == FIRST_PAUSE
-    assert not made.is_due(10.0 + FIRST_PAUSE - 0.01)
-    assert made.is_due(10.0 + FIRST_PAUSE)
+    assert made.died(10.0) == MIN_PAUSE
+    assert not made.is_due(10.0 + MIN_PAUSE - 0.01)
+    assert made.is_due(10.0 + MIN_PAUSE)
     made.started()
     assert not made.is_due(1e9)
     assert made.count == 1
@@ -32,15 +32,15 @@ def test_a_process_that_worked_is_started_again_after_a_pause() -> None:
 def test_pauses_grow_up_to_a_bound_while_it_dies_soon_after_each_start() -> None:
     made, now, pauses = worked(), 0.0, []
     for _ in range(12):
-        now += STEADY / 2
+        now += MIN_UPTIME / 2
         pauses.append(made.died(now))
         made.started()
         made.ready(now)
-    assert pauses[:4] == [FIRST_PAUSE * 2**number for number in range(4)]
-    assert pauses[-1] == LONGEST_PAUSE == max(pause for pause in pauses if pause is not None)
+    assert pauses[:4] == [MIN_PAUSE * 2**number for number in range(4)]
+    assert pauses[-1] == MAX_PAUSE == max(pause for pause in pauses if pause is not None)
 
 
-@pytest.mark.parametrize(("seconds", "pause"), [(STEADY, FIRST_PAUSE), (STEADY - 0.01, 2 * FIRST_PAUSE)])
+@pytest.mark.parametrize(("seconds", "pause"), [(MIN_UPTIME, MIN_PAUSE), (MIN_UPTIME - 0.01, 2 * MIN_PAUSE)])
 def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: float) -> None:
     made = worked()
     made.died(0.0)
@@ -51,14 +51,14 @@ def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: fl
 
 def test_starts_that_come_to_nothing_give_a_process_up() -> None:
     made = worked()
-    pauses = [made.died(float(number)) for number in range(MOST_FAILED_STARTS + 1)]  # the first one had worked
+    pauses = [made.died(float(number)) for number in range(MAX_FAILED_STARTS + 1)]  # the first one had worked
     assert None not in pauses[:-1]
     assert pauses[-1] is None
 
 
 def test_only_failed_starts_in_a_row_count() -> None:
     made = worked()
-    for number in range(3 * MOST_FAILED_STARTS):
+    for number in range(3 * MAX_FAILED_STARTS):
         assert made.died(float(number)) is not None
         made.started()
         if number % 2:

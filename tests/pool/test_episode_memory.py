@@ -10,8 +10,8 @@ from memoire.errors import EmptyMemory, ParameterError, ProtocolError, UsedUp
 from memoire.pool.episode_checks import CheckedEpisode
 from memoire.pool.episode_draw import ANY_NUMBER, drawn_for, sampled, sums_of, why_nothing
 from memoire.pool.episode_inspection import copied, distribution_of
-from memoire.pool.episode_memory import ENTRY_OVERHEAD, MOST_UNASKED, EpisodeMemory, NamedMemory, Room
-from memoire.pool.readers import MOST_DRAWN
+from memoire.pool.episode_memory import ENTRY_OVERHEAD, MAX_DEFAULT_ENTRIES, EpisodeMemory, NamedMemory, Room
+from memoire.pool.readers import MAX_DRAWN
 from memoire.replay import dataset
 from memoire.replay.columns import Column
 from memoire.replay.dataset import KeptEpisode
@@ -61,7 +61,9 @@ def kept_of(made: EpisodeMemory) -> list[KeptEpisode]:
 
 def test_room_is_as_many_entries_as_fit_or_as_were_asked_for() -> None:
     assert Room(SCHEMA, 0).entries(7 * SIZE + 1) == 7 and Room(SCHEMA, 5).entries(7 * SIZE) == 5
-    assert Room(SCHEMA, 0).entries(1 << 40) == MOST_UNASKED < Room(SCHEMA, 2 * MOST_UNASKED).entries(1 << 40)
+    assert (
+        Room(SCHEMA, 0).entries(1 << 40) == MAX_DEFAULT_ENTRIES < Room(SCHEMA, 2 * MAX_DEFAULT_ENTRIES).entries(1 << 40)
+    )
     assert (Room(SCHEMA, 0).least_bytes, Room(SCHEMA, 8).least_bytes) == (SIZE, 8 * SIZE)
     with pytest.raises(ParameterError, match=f"byte_limit must be at least {8 * SIZE} for 8 entries of {SIZE} bytes"):
         Room(SCHEMA, 8).entries(8 * SIZE - 1)
@@ -201,7 +203,7 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     empty = NamedMemory(stored().now.memory, now.owner)
     assert drawn_for(empty, counts_of(now.owner, 7), now=0.0, compression="none") == nothing
     with pytest.raises(ProtocolError, match="samples at once"):
-        drawn_for(now, counts_of(now.owner, MOST_DRAWN + 1), now=0.0, compression="none")
+        drawn_for(now, counts_of(now.owner, MAX_DRAWN + 1), now=0.0, compression="none")
 
 
 def test_a_reader_gets_what_is_left_where_entries_are_used_up() -> None:

@@ -21,7 +21,7 @@ from memoire.limits import Limits
 from memoire.pool.draw import finish, plan
 from memoire.pool.episode_memory import ENTRY_OVERHEAD
 from memoire.pool.episodes import EpisodePool
-from memoire.pool.readers import MOST_DRAWN
+from memoire.pool.readers import MAX_DRAWN
 from memoire.replay.batch import ID, Gathered
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
@@ -571,7 +571,7 @@ def test_a_reader_is_given_nothing_where_there_is_nothing() -> None:
     assert made.draw_counts(b"r" * 16, counts) is None  # asked of somebody else
     counts["client"], counts["count"] = np.frombuffer(made.owner, "<u8"), 3
     assert made.draw_counts(b"r" * 16, counts) is None
-    counts["count"] = MOST_DRAWN
+    counts["count"] = MAX_DRAWN
     with pytest.raises(ProtocolError, match="samples at once"):
         made.draw_counts(b"r" * 16, counts)
 

@@ -94,7 +94,7 @@ def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
 
 
 def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_READERS", 1)
+    monkeypatch.setattr(readers, "MAX_READERS", 1)
     _, each = made(10)
     each.reserve(ONE, 1, 0, WHOLE, 100.0)
     for ask in (lambda: each.reserve(OTHER, 1, 0, WHOLE, 100.0), lambda: each.take(OTHER, counts_of((0, 1)), 100.0)):
@@ -113,6 +113,6 @@ def test_samples_that_have_become_too_old_are_neither_kept_nor_taken() -> None:
 
 
 def test_more_samples_at_once_than_a_message_may_ask_for_are_refused() -> None:
-    readers.check_count(readers.MOST_DRAWN)
+    readers.check_count(readers.MAX_DRAWN)
     with pytest.raises(ProtocolError, match=r"1048577 samples at once; 1048576 are allowed. Draw smaller batches"):
-        readers.check_count(readers.MOST_DRAWN + 1)
+        readers.check_count(readers.MAX_DRAWN + 1)

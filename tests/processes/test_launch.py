@@ -20,7 +20,7 @@ import memoire
 from memoire.errors import ChildDied, MemoireTimeout
 from memoire.nodes import restarts
 from memoire.nodes.launcher import Child, Launcher
-from memoire.nodes.supervision import ABANDONED, LINE, Tether
+from memoire.nodes.supervision import ABANDONED, LINE, LauncherLine
 
 TESTS = Path(__file__).resolve().parents[1]
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS), str(TESTS / "support")]))}
@@ -131,8 +131,8 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
 
 
 def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(restarts, "MOST_FAILED_STARTS", 2)
+    monkeypatch.setattr(restarts, "MIN_PAUSE", 0.01)
+    monkeypatch.setattr(restarts, "MAX_FAILED_STARTS", 2)
     said: list[str] = []
     with Launcher(say=said.append) as launcher:
         child = start(launcher, "ready", "wait")
@@ -317,7 +317,7 @@ def test_a_report_that_nobody_takes_wakes_whoever_waits() -> None:
     ours, theirs = socket.socketpair()
     with theirs, pytest.MonkeyPatch.context() as patch:
         patch.setenv(LINE, "")
-        with Tether() as tether:
+        with LauncherLine() as tether:
             tether._line = theirs  # without the thread that listens
             ours.close()
             tether.report(number=1)

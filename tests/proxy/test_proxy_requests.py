@@ -5,9 +5,9 @@ import pytest
 from memoire.errors import ProtocolError
 from memoire.models import model
 from memoire.proxy import requests as proxy_requests
-from memoire.proxy.model_cache import HOLD, ModelCache
+from memoire.proxy.model_cache import HELD_FETCH_TIMEOUT, ModelCache
 from memoire.proxy.requests import Forward, Requests, Respond
-from memoire.proxy.router import GRACE, SETTLE
+from memoire.proxy.router import SETTLE_INTERVAL, START_GRACE
 from memoire.proxy.stats import ProxyCounts
 from memoire.wire import messages
 from memoire.wire.frames import parse, parse_notice
@@ -76,7 +76,7 @@ def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():
     asked = request(messages.Update(), home="x")
     assert world.take(asked) is None and world.counts.homeless == 1
     with pytest.raises(ProtocolError, match="your server is not behind this proxy") as raised:
-        world.take(asked, NOW + GRACE + 0.1)
+        world.take(asked, NOW + START_GRACE + 0.1)
     assert raised.value.code == "client" and world.counts.homeless == 2 and world.counts.requests == 0
 
 
@@ -100,13 +100,13 @@ def test_a_hello_waits_until_servers_are_known_and_is_then_taken_again():
 def test_a_hello_that_waits_for_the_other_servers_does_so_for_a_while():
     world = World(Back("a"), Back())
     assert world.take(request(HELLO)) is None
-    assert world.requests.next_time() == NOW + SETTLE
-    assert list(world.requests.assignable(NOW + SETTLE)) == []
-    assert len(list(world.requests.assignable(NOW + SETTLE + 0.1))) == 1
+    assert world.requests.next_time() == NOW + SETTLE_INTERVAL
+    assert list(world.requests.assignable(NOW + SETTLE_INTERVAL)) == []
+    assert len(list(world.requests.assignable(NOW + SETTLE_INTERVAL + 0.1))) == 1
 
 
 def test_of_too_many_that_wait_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(proxy_requests, "PENDING", 2)
+    monkeypatch.setattr(proxy_requests, "MAX_PENDING", 2)
     world = World(Back())
     asked = [request(HELLO, sequence=number) for number in range(1, 4)]
     for each in asked:
@@ -179,12 +179,12 @@ def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
     assert world.take(asked) is None and world.take(asked) is None  # sent again
     later = request(fetch(4), home="a", sequence=2)
     assert world.take(later) is None
-    assert world.cache.next_time() == NOW + HOLD and world.counts.requests == 0
+    assert world.cache.next_time() == NOW + HELD_FETCH_TIMEOUT and world.counts.requests == 0
     _, made = world.put(back, 3)
     assert world.cache.arrived(made) == [asked]
     assert bytes(chunk_of(world.requests.release(asked, NOW)).payload) == b"weights"
-    assert world.cache.overdue(NOW + HOLD) == [later] and world.cache.next_time() == float("inf")
-    assert world.requests.release(later, NOW + HOLD) == Forward(back, later)
+    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [later] and world.cache.next_time() == float("inf")
+    assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == Forward(back, later)
 
 
 def test_a_request_for_a_version_that_is_no_longer_on_its_way_is_released_by_another_model():
@@ -205,11 +205,13 @@ def test_a_request_is_held_no_longer_than_the_first_one_of_it():
     asked = request(fetch(3), home="a")
     world.take(asked)
     world.take(asked, NOW + 3.0)
-    assert world.cache.overdue(NOW + HOLD - 0.1) == [] and world.cache.overdue(NOW + HOLD) == [asked]
+    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == [] and world.cache.overdue(
+        NOW + HELD_FETCH_TIMEOUT
+    ) == [asked]
 
 
 def test_so_many_requests_are_held_and_no_more(monkeypatch):
-    monkeypatch.setattr("memoire.proxy.model_cache.MOST_HELD", 2)
+    monkeypatch.setattr("memoire.proxy.model_cache.MAX_HELD", 2)
     back = Back("a")
     world = World(back)
     back.topics.coming = {("policy", 3)}
@@ -243,7 +245,7 @@ def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():
     asked = request(fetch(3), home="x")
     assert world.take(asked) is None
     with pytest.raises(ProtocolError, match="not behind this proxy"):
-        world.requests.release(asked, NOW + HOLD)
+        world.requests.release(asked, NOW + HELD_FETCH_TIMEOUT)
 
 
 # ------------------------------------------------------------------------------------------------- what is kept

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from memoire.limits import Limits
-from memoire.proxy.router import GRACE, RETIRE, SETTLE, Router, rendezvous
+from memoire.proxy.router import RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
 from memoire.wire import messages
 from memoire.wire.identity import name_hash
 
@@ -54,8 +54,12 @@ HOME = name_hash
 
 def test_new_clients_are_shared_out_when_all_have_answered_or_had_their_time():
     made = router("a", "")
-    assert not made.is_ready(100.0) and not made.is_ready(100.0 + SETTLE) and made.is_ready(100.1 + SETTLE)
-    assert made.ready_at() == 100.0 + SETTLE
+    assert (
+        not made.is_ready(100.0)
+        and not made.is_ready(100.0 + SETTLE_INTERVAL)
+        and made.is_ready(100.1 + SETTLE_INTERVAL)
+    )
+    assert made.ready_at() == 100.0 + SETTLE_INTERVAL
     made.backs[1].names = ("b",)
     assert made.is_ready(100.0)
     nobody = router("", "")
@@ -86,7 +90,7 @@ def test_a_name_more_moves_only_the_clients_that_it_gets():
 
 def test_a_home_is_unknown_when_every_server_was_met_or_had_its_time():
     made = router("a", "")
-    assert not made.is_unknown(HOME("x"), 100.0 + GRACE) and made.is_unknown(HOME("x"), 100.1 + GRACE)
+    assert not made.is_unknown(HOME("x"), 100.0 + START_GRACE) and made.is_unknown(HOME("x"), 100.1 + START_GRACE)
     made.backs[1].names = ("b",)
     assert made.is_unknown(HOME("x"), 100.0)
 
@@ -130,10 +134,10 @@ def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_kno
     made = router("a", "b")
     old = made.backs[0]
     assert relist(made, 1, 2, now=200.0) == (True, ["tcp://2"]) and made.listed_at == 200.0
-    assert made.servers == ("b",) and made.retiring == {old: 200.0 + RETIRE} and old in made.all
-    assert made.retire(200.0 + RETIRE - 0.1) == set() and made.homes[HOME("a")] is old
+    assert made.servers == ("b",) and made.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in made.all
+    assert made.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and made.homes[HOME("a")] is old
     assert not made.is_unknown(HOME("a"), 200.0)  # tcp://2 has not answered
-    assert made.retire(200.0 + RETIRE) == {old}
+    assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
     assert HOME("a") not in made.homes and made.retiring == {} and old not in made.all
     assert made.is_unknown(HOME("a"), 200.0) and not made.is_unknown(HOME("x"), 200.0)
 
@@ -153,7 +157,7 @@ def test_an_address_that_comes_back_in_time_goes_on_and_one_that_comes_later_is_
     assert relist(made, 0, 1)[1] == [] and made.backs[0] is old and made.retiring == {}
     relist(made, 1)
     relist(made, 1, 5, now=101.0)
-    assert made.retiring[old] == 100.0 + RETIRE  # its time goes on
+    assert made.retiring[old] == 100.0 + RETIRE_TIMEOUT  # its time goes on
     made.retire(200.0)
     assert relist(made, 0, 1, now=201.0)[1] == ["tcp://0"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import SchemaMismatch
-from memoire.reader.directory import FORGET_AFTER, HELLO_INTERVAL, LEFT_OUT_AFTER, Directory
+from memoire.reader.directory import FORGET_TIMEOUT, HELLO_INTERVAL, LEFT_OUT_TIMEOUT, Directory
 from memoire.wire.frames import Header
 from memoire.wire.identity import name_hash
 from readerkit import OTHER, PARAMETERS, RUN, directory_of, learn, welcome
@@ -29,7 +29,7 @@ def test_a_batch_waits_for_every_address_but_not_for_ever():
     assert made.is_meeting(100.0) and not made.has_met(100.0)
     learn(made, welcome("a"))
     assert made.is_meeting(100.0) and not made.has_met(100.0)
-    assert made.meets_until == 100.0 + LEFT_OUT_AFTER
+    assert made.meets_until == 100.0 + LEFT_OUT_TIMEOUT
     assert not made.is_meeting(made.meets_until) and made.has_met(made.meets_until)
     learn(made, welcome("b"), address=1)
     assert not made.is_meeting(100.0) and made.has_met(100.0)
@@ -77,11 +77,11 @@ def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
 def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as_another():
     made = directory_of("a", "b", now=0.0)
     former = made.servers["b"]
-    news = learn(made, welcome("a", ["a"]), now=FORGET_AFTER)
+    news = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT)
     assert news.dropped == () and list(made.servers) == ["a", "b"] and not former.is_listed
-    news = learn(made, welcome("a", ["a"]), now=FORGET_AFTER + 0.1)
+    news = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT + 0.1)
     assert news.dropped == (former,) and list(made.servers) == ["a"] and former.is_away
-    learn(made, welcome("a", ["a", "b"]), now=FORGET_AFTER + 0.2)
+    learn(made, welcome("a", ["a", "b"]), now=FORGET_TIMEOUT + 0.2)
     assert made.servers["b"] is not former and not made.servers["b"].is_away
 
 
@@ -89,7 +89,7 @@ def test_a_server_that_is_listed_again_in_time_is_kept():
     made = directory_of("a", "b", now=0.0)
     learn(made, welcome("a", ["a"]), now=10.0)
     learn(made, welcome("a", ["a", "b"]), now=11.0)
-    assert learn(made, welcome("a", ["a"]), now=11.0 + FORGET_AFTER).dropped == ()
+    assert learn(made, welcome("a", ["a"]), now=11.0 + FORGET_TIMEOUT).dropped == ()
 
 
 def test_news_name_the_server_that_answered_its_epoch_and_its_models():

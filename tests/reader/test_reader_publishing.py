@@ -4,7 +4,7 @@ import pytest
 
 from memoire.errors import Closed
 from memoire.models.model import make
-from memoire.reader.directory import LEFT_OUT_AFTER, RunChange
+from memoire.reader.directory import LEFT_OUT_TIMEOUT, RunChange
 from memoire.reader.publishing import Publishing
 from memoire.wire import messages
 from readerkit import directory_of, learn, message, refused, welcome
@@ -88,7 +88,7 @@ def test_a_newer_model_is_sent_when_the_former_one_has_arrived():
 def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_has_it():
     world = World("a", "b")
     order = world.publish(now=10.0)
-    late = 10.0 + LEFT_OUT_AFTER
+    late = 10.0 + LEFT_OUT_TIMEOUT
     assert not world.made.is_taken(order, late)  # nobody has it
     world.answer("a")
     world.answer("a")

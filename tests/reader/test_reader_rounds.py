@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memoire.errors import MemoireTimeout, ParameterError
-from memoire.reader.directory import LEFT_OUT_AFTER
+from memoire.reader.directory import LEFT_OUT_TIMEOUT
 from memoire.reader.prefetch import Prefetch
 from memoire.reader.rounds import MAX_SUMS_AGE, REFUSED_INTERVAL, RETRY_INTERVAL, Partition
 from memoire.replay.parameters import Parameters
@@ -96,9 +96,9 @@ def test_batches_are_drawn_until_there_are_enough_and_none_before_somebody_asks(
 def test_no_batch_is_planned_while_an_address_has_its_time_to_answer():
     world = two()
     world.directory.addresses[0].servers = ()
-    world.now = LEFT_OUT_AFTER - 0.1
-    assert world.begin() == [] and world.rounds.next_time(world.now) == LEFT_OUT_AFTER
-    world.now = LEFT_OUT_AFTER
+    world.now = LEFT_OUT_TIMEOUT - 0.1
+    assert world.begin() == [] and world.rounds.next_time(world.now) == LEFT_OUT_TIMEOUT
+    world.now = LEFT_OUT_TIMEOUT
     assert len(world.begin()) == 2
 
 
@@ -201,9 +201,9 @@ def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_
     world = two()
     ours, theirs = world.begin()
     world.answer(ours)
-    assert world.rounds.next_time(world.now) == world.now + LEFT_OUT_AFTER
-    assert world.rounds.late(world.now + LEFT_OUT_AFTER - 0.1, []) == []
-    world.now += LEFT_OUT_AFTER
+    assert world.rounds.next_time(world.now) == world.now + LEFT_OUT_TIMEOUT
+    assert world.rounds.late(world.now + LEFT_OUT_TIMEOUT - 0.1, []) == []
+    world.now += LEFT_OUT_TIMEOUT
     (late,) = world.rounds.late(world.now, [])
     assert late.name == "b"
     world.rounds.leave_out(late)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.reader.directory import LEFT_OUT_AFTER, Address, RemoteServer
+from memoire.reader.directory import LEFT_OUT_TIMEOUT, Address, RemoteServer
 from memoire.reader.stock import NOTHING, Stock, clients_of
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 
@@ -73,9 +73,9 @@ def test_an_answer_is_late_when_it_was_awaited_for_so_long_since_the_last_one():
     assert made.late_at == float("inf") and not made.is_asked
     made.ask(1, NOTHING, 10.0)
     made.ask(2, NOTHING, 11.0)  # behind it: the server is busy with the first
-    assert made.late_at == 10.0 + LEFT_OUT_AFTER and made.is_asked
+    assert made.late_at == 10.0 + LEFT_OUT_TIMEOUT and made.is_asked
     made.answered(1, 12.0)
-    assert made.late_at == 12.0 + LEFT_OUT_AFTER
+    assert made.late_at == 12.0 + LEFT_OUT_TIMEOUT
     made.server.is_away = True
     assert made.late_at == float("inf")  # it is left out already
     made.server.is_away = False

@@ -8,7 +8,7 @@ import pytest
 
 import memoire
 from memoire.errors import EmptyMemory, ParameterError
-from memoire.replay.prefetch import MOST_AHEAD, drawn_ahead
+from memoire.replay.prefetch import MAX_PREFETCH, drawn_ahead
 from netkit import until
 
 SCHEMA = memoire.Schema({"state": (np.float32, (2,)), "reward": np.float32})
@@ -89,7 +89,7 @@ def test_an_error_comes_in_its_turn() -> None:
     assert list(drawn) == []
 
 
-@pytest.mark.parametrize("ahead", [-1, MOST_AHEAD + 1, 1.0, True, None])
+@pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
 def test_a_number_that_is_none_is_refused_at_once(ahead: object) -> None:
     with memoire.Server(None, SCHEMA) as server, pytest.raises(ParameterError, match="ahead"):
         server.batches(4, ahead=ahead)  # type: ignore[call-overload]

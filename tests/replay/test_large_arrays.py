@@ -11,7 +11,7 @@ import memoire
 from memoire import _core
 
 LARGE = 1 << 20
-MOST_SPARE = 1 << 27
+MAX_SPARE = 1 << 27
 BYTE = np.dtype(np.uint8)
 
 
@@ -78,16 +78,16 @@ def test_no_two_arrays_share_memory(turns: list[tuple[bool, int, int]]) -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     held = [_core.empty((10 * LARGE + i * 2 * LARGE,), BYTE) for i in range(12)]
-    assert sum(each.size for each in held) > MOST_SPARE
+    assert sum(each.size for each in held) > MAX_SPARE
     del held
-    assert 0 < _core.spare_bytes() <= MOST_SPARE
-    too_large = _core.empty((MOST_SPARE + 1,), BYTE)
+    assert 0 < _core.spare_bytes() <= MAX_SPARE
+    too_large = _core.empty((MAX_SPARE + 1,), BYTE)
     del too_large
-    assert _core.spare_bytes() <= MOST_SPARE  # went back to the system
+    assert _core.spare_bytes() <= MAX_SPARE  # went back to the system
 
 
 def test_the_oldest_blocks_give_way_to_a_newer_one_that_does_not_fit_beside_them() -> None:
-    large, newest = MOST_SPARE * 15 // 16, MOST_SPARE * 10 // 16
+    large, newest = MAX_SPARE * 15 // 16, MAX_SPARE * 10 // 16
     for size in (LARGE, large, newest):
         made = _core.empty((size,), BYTE)
         del made

@@ -3,10 +3,10 @@
 import pytest
 
 from memoire.replay.limiter import (
-    FORGOTTEN,
-    MOST_HUNGRY,
+    FORGET_TIMEOUT,
+    MAX_WAITING_READERS,
     NO_LIMIT,
-    PATIENCE,
+    STARVING_TIMEOUT,
     ClusterSurplus,
     Limiter,
     check_batch,
@@ -108,11 +108,11 @@ def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it
     limiter.met(A, 0, 1)
     limiter.reported(A, limiter.grant(A, 1, ENTRIES, 0.0)[0], 2, ENTRIES, 0.0)
     limiter.wants("learner", 16, 0.0)
-    assert limiter.grant(A, 1, ENTRIES, PATIENCE - 0.01) == (50, limiter.stats(ENTRIES, 0.0).inserts_wait)
-    limiter.wants("learner", 20, PATIENCE)  # asks again: waits since the first time
-    assert limiter.grant(A, 1, ENTRIES, PATIENCE) == (50 + 20 + 8, "")
-    assert limiter.grant(B, 1, ENTRIES, PATIENCE + FORGOTTEN)[0] == 28
-    assert limiter.grant(b"c" * 16, 1, ENTRIES, PATIENCE + FORGOTTEN + 0.01)[0] == 0
+    assert limiter.grant(A, 1, ENTRIES, STARVING_TIMEOUT - 0.01) == (50, limiter.stats(ENTRIES, 0.0).inserts_wait)
+    limiter.wants("learner", 20, STARVING_TIMEOUT)  # asks again: waits since the first time
+    assert limiter.grant(A, 1, ENTRIES, STARVING_TIMEOUT) == (50 + 20 + 8, "")
+    assert limiter.grant(B, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT)[0] == 28
+    assert limiter.grant(b"c" * 16, 1, ENTRIES, STARVING_TIMEOUT + FORGET_TIMEOUT + 0.01)[0] == 0
 
 
 def test_a_learner_that_goes_away_is_forgotten_at_once():
@@ -129,7 +129,7 @@ def test_the_waiting_of_so_many_is_looked_at_and_no_more():
     limiter = made(50.0, cache_size=8)
     limiter.reported(A, 0, 1, ENTRIES, 0.0)
     limiter.reported(A, 50, 2, ENTRIES, 0.0)
-    for number in range(MOST_HUNGRY):
+    for number in range(MAX_WAITING_READERS):
         limiter.wants(number, 5, 0.0)
     limiter.wants("one more", 500, 0.0)
     assert limiter.grant(A, 1, ENTRIES, 1.0)[0] == 50 + 5 + 8
@@ -137,7 +137,7 @@ def test_the_waiting_of_so_many_is_looked_at_and_no_more():
     assert limiter.grant(A, 1, ENTRIES, 1.0)[0] == 50 + 6 + 8
     limiter.wants(3, 0, 1.0)
     limiter.wants("one more", 500, 1.0)
-    assert limiter.grant(A, 1, ENTRIES, 1.0 + PATIENCE)[0] == 50 + 500 + 8
+    assert limiter.grant(A, 1, ENTRIES, 1.0 + STARVING_TIMEOUT)[0] == 50 + 500 + 8
 
 
 def test_draws_before_the_band_and_of_strangers_count_but_move_nothing():

@@ -15,7 +15,7 @@ from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
 from memoire.reader.balance import Balance
 from memoire.replay.buffer import Buffer
 from memoire.replay.columns import Column
-from memoire.replay.limiter import NO_LIMIT, PATIENCE, ClusterSurplus, ServerSurplus, check_batch
+from memoire.replay.limiter import NO_LIMIT, STARVING_TIMEOUT, ClusterSurplus, ServerSurplus, check_batch
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Prioritized
@@ -153,7 +153,7 @@ def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
     band.reported(client, band.grant(client)[0], next(numbers))
     band.wants("learner", 16)
     assert band.grant(client)[1], "the band is full"
-    clock.now += 2 * PATIENCE
+    clock.now += 2 * STARVING_TIMEOUT
     band.wants("learner", 16)
     through, reason = band.grant(client)
     assert (through, reason) == (32 + 24, "")

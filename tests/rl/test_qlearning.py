@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import memoire
 from memoire.rl.demo.actor import Player
-from memoire.rl.demo.qlearning import Adam, DoubleQ, Network, Settings, act
+from memoire.rl.demo.qlearning import Adam, DoubleQ, LearningSettings, Network, act
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
 
@@ -86,7 +86,7 @@ def batch_of(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def test_the_network_chooses_and_the_target_judges() -> None:
-    learner = DoubleQ(3, 2, settings=Settings(reward_scale=0.5), seed=0)
+    learner = DoubleQ(3, 2, settings=LearningSettings(reward_scale=0.5), seed=0)
     learner.target.vector[...] = Network(learner.network.sizes, 9).vector
     batch = batch_of(6)
     value, judged = learner.network(batch["obs"]), learner.target(batch["next_obs"])
@@ -100,7 +100,7 @@ def test_the_network_chooses_and_the_target_judges() -> None:
 
 
 def test_a_batch_is_learned_in_minibatches_and_every_error_comes_back_in_its_place() -> None:
-    learner = DoubleQ(3, 2, settings=Settings(minibatch_size=4, rate=0.0), seed=0)
+    learner = DoubleQ(3, 2, settings=LearningSettings(minibatch_size=4, rate=0.0), seed=0)
     batch = batch_of(10)
     errors = learner.learn(batch)
     assert learner.steps == 3
@@ -166,7 +166,7 @@ def corridors(has_end: bool) -> SyncVectorEnv:
 
 
 PARAMETERS: dict[str, Any] = {"multi_step": 3, "discount": 0.5}
-SMALL = Settings(hidden=(32,), rate=3e-3, minibatch_size=64, batch_size=64, reward_scale=1.0, decay=1500)
+SMALL = LearningSettings(hidden=(32,), rate=3e-3, minibatch_size=64, batch_size=64, reward_scale=1.0, decay=1500)
 
 
 @contextlib.contextmanager

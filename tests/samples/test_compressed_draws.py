@@ -14,7 +14,7 @@ from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.server.learners import MOST_LEARNERS, Learners
+from memoire.server.learners import MAX_LEARNERS, Learners
 from memoire.wire import compression, messages, pack, unpack
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import Kind, Part
@@ -106,7 +106,7 @@ def test_samples_of_episodes_are_the_same_however_they_travel() -> None:
 
 
 def test_a_batch_that_would_hold_others_up_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "MOST_PACKED", 1000)
+    monkeypatch.setattr(compression, "MAX_PACKED", 1000)
     (_, whole), (_, same) = (far_away(pool_of(PLAIN), way) for way in ("none", "lz4"))
     assert same.nbytes == whole.nbytes
 
@@ -153,9 +153,9 @@ def test_frames_are_packed_for_readers_that_can_undo_it_alone(storage, compressi
 
 def test_compressions_of_learners_that_are_forgotten_are_forgotten() -> None:
     learners = Learners()
-    for number in range(MOST_LEARNERS + 1):
+    for number in range(MAX_LEARNERS + 1):
         learners.met(number.to_bytes(16, "big"), messages.Hello(role="reader", codecs=["lz4"]), now=0.0)
-    first, last = (number.to_bytes(16, "big") for number in (0, MOST_LEARNERS))
+    first, last = (number.to_bytes(16, "big") for number in (0, MAX_LEARNERS))
     assert not learners.has(first, "lz4")
     assert learners.has(last, "lz4")
     assert not learners.has(last, "zlib")

@@ -186,7 +186,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
 
 
 def test_a_mix_goes_on_while_one_of_two_servers_begins_anew(cluster, monkeypatch):
-    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_AFTER", 0.5)
+    monkeypatch.setattr("memoire.reader.directory.LEFT_OUT_TIMEOUT", 0.5)
     monkeypatch.setattr("memoire.reader.directory.HELLO_INTERVAL", 0.3)
     tables = {"online": Table(SCHEMA, parameters=REUSED), "demo": Table(OTHER, parameters=REUSED)}
     servers = [cluster.server(schema=None, tables=tables, name=name, limits=QUICK) for name in ("a", "b")]

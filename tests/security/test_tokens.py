@@ -6,7 +6,7 @@ import pytest
 
 from memoire.errors import ParameterError
 from memoire.security import tokens
-from memoire.security.tokens import MOST_WRONG, PENALTY, Guesses, Tokens, read_tokens
+from memoire.security.tokens import MAX_WRONG_TOKENS, PENALTY_INTERVAL, Guesses, Tokens, read_tokens
 from poolkit import Clock
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
@@ -96,33 +96,33 @@ def test_nothing_is_no_token():
 def test_some_mistakes_are_free_and_then_each_costs_time():
     clock = Clock(1000.0)
     guesses = Guesses(clock)
-    for _ in range(MOST_WRONG):
+    for _ in range(MAX_WRONG_TOKENS):
         assert guesses.wait("10.0.0.1") == 0.0
         guesses.wrong("10.0.0.1")
-    assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY) and guesses.wait("10.0.0.2") == 0.0
-    clock.now += PENALTY
+    assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL) and guesses.wait("10.0.0.2") == 0.0
+    clock.now += PENALTY_INTERVAL
     assert guesses.wait("10.0.0.1") == 0.0
     guesses.wrong("10.0.0.1")
-    assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY)
-    clock.now += MOST_WRONG * PENALTY
+    assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL)
+    clock.now += MAX_WRONG_TOKENS * PENALTY_INTERVAL
     guesses.wrong("10.0.0.1")
     assert guesses.wait("10.0.0.1") == 0.0  # the old ones are forgiven
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():
     guesses = Guesses(Clock(1000.0))
-    for last in range(MOST_WRONG):
+    for last in range(MAX_WRONG_TOKENS):
         guesses.wrong(f"2001:db8::{last:x}")
     assert guesses.wait("2001:db8::ffff") > 0.0 and guesses.wait("2001:db8:0:1::1") == 0.0
-    for _ in range(MOST_WRONG):
+    for _ in range(MAX_WRONG_TOKENS):
         guesses.wrong("::ffff:10.0.0.1")
     assert guesses.wait("10.0.0.1") > 0.0
 
 
 def test_guessers_are_remembered_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(tokens, "MOST_ADDRESSES", 3)
+    monkeypatch.setattr(tokens, "MAX_ADDRESSES", 3)
     guesses = Guesses(Clock(1000.0))
     for last in range(5):
-        for _ in range(MOST_WRONG):
+        for _ in range(MAX_WRONG_TOKENS):
             guesses.wrong(f"10.0.0.{last}")
     assert [guesses.wait(f"10.0.0.{last}") > 0.0 for last in range(5)] == [False, False, True, True, True]

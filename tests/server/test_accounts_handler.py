@@ -8,7 +8,7 @@ from memoire.accounting import runs
 from memoire.accounting.merge import key_of
 from memoire.errors import ProtocolError
 from memoire.server.handlers import accounts
-from memoire.server.handlers.accounts import MOST_READINGS, AccountsHandler
+from memoire.server.handlers.accounts import MAX_ACCOUNT_READINGS, AccountsHandler
 from memoire.wire import messages
 from memoire.wire.rows import ACCOUNT, unpack_accounts
 from serverkit import NOW, READER, YOU, ask, save, state_of, store_of
@@ -63,7 +63,7 @@ def test_priorities_that_pools_applied_belong_to_the_run_that_is_counted(state):
 
 
 def test_the_newest_runs_are_named(state, monkeypatch):
-    monkeypatch.setattr(accounts, "MOST_RUNS", 2)
+    monkeypatch.setattr(accounts, "MAX_RUNS", 2)
     for name in ("two", "three"):
         state.runs.begin(name, NOW)
     assert page(AccountsHandler(state)).runs == ["two", "three"]
@@ -96,7 +96,7 @@ def test_readings_are_bounded_and_the_oldest_is_read_anew(state):
     handler = AccountsHandler(state)
     count(state, 3, steps=1)
     first = unpack_accounts(page(handler).accounts)
-    for number in range(MOST_READINGS):
+    for number in range(MAX_ACCOUNT_READINGS):
         page(handler, bytes([number + 1]) * 16)
     count(state, 3, steps=9)
     after = key_of(first[-1:])
@@ -126,7 +126,7 @@ def test_a_run_that_was_counted_elsewhere_is_kept_as_a_former_one():
 
 
 def test_runs_of_other_servers_are_bounded_and_have_names(state, monkeypatch):
-    monkeypatch.setattr(accounts, "MOST_FORMER", 2)
+    monkeypatch.setattr(accounts, "MAX_FORMER_RUNS", 2)
     handler = AccountsHandler(state)
     bring(handler, rows_of(1), "one")
     bring(handler, rows_of(1), "one")

@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import ProtocolError
-from memoire.server.once import MOST_READERS, GivenReplies
+from memoire.server.once import MAX_READERS, GivenReplies
 from memoire.server.reply import Reply
 from memoire.wire import messages
 from serverkit import ME, YOU, message
@@ -62,7 +62,7 @@ def test_clients_tables_and_types_have_numbers_of_their_own():
 
 def test_the_row_that_is_idle_for_longest_gives_way():
     given = GivenReplies()
-    clients = [bytes([number + 1]) * 16 for number in range(MOST_READERS)]
+    clients = [bytes([number + 1]) * 16 for number in range(MAX_READERS)]
     for client in clients:
         give(given, 1, client=client)
     assert given.find(header(1, client=clients[0]), 2) == reply(1)  # it is not idle

@@ -65,7 +65,7 @@ def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
 
 
 def test_ids_without_an_account_are_bounded_and_the_oldest_is_forgotten(state, monkeypatch):
-    monkeypatch.setattr(owners, "MOST_OWNERS", 2)
+    monkeypatch.setattr(owners, "MAX_OWNERS", 2)
     owner = ClientOwners(state)
     for client in (ME, YOU, READER):
         owner.check(client, "reader/a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memoire.accounting.logbook import MOST_FOUND, Wanted
+from memoire.accounting.logbook import MAX_FOUND_LINES, Wanted
 from memoire.accounting.merge import key_of, merge
 from memoire.errors import ParameterError
 from memoire.limits import Limits
@@ -170,9 +170,9 @@ def test_a_state_folder_searches_all_of_its_lines(served):
     assert folder.asked == [("one", wanted, 3, True)]
 
 
-@pytest.mark.parametrize("most", [0, MOST_FOUND + 1])
+@pytest.mark.parametrize("most", [0, MAX_FOUND_LINES + 1])
 def test_a_page_of_lines_has_bounds(served, most):
-    with pytest.raises(ParameterError, match=f"from 1 to {MOST_FOUND}"):
+    with pytest.raises(ParameterError, match=f"from 1 to {MAX_FOUND_LINES}"):
         served.queries.search(Wanted(), None, most=most, newest_first=False)
 
 

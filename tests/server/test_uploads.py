@@ -6,7 +6,7 @@ import pytest
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
-from memoire.server.handlers.uploads import MOST_UPLOADS, Uploads
+from memoire.server.handlers.uploads import MAX_UPLOADS, Uploads
 from memoire.wire import messages
 from serverkit import ME, YOU
 
@@ -70,9 +70,9 @@ def test_a_model_that_is_too_large_is_refused_before_anything_is_kept():
 
 def test_uploads_are_bounded_in_number_and_the_oldest_gives_way():
     uploads = Uploads(LIMITS)
-    for number in range(MOST_UPLOADS + 1):
+    for number in range(MAX_UPLOADS + 1):
         assert uploads.receive(ME, publish(f"t{number}"), b"x") == (1, None)
-        assert len(uploads) == min(number + 1, MOST_UPLOADS)
+        assert len(uploads) == min(number + 1, MAX_UPLOADS)
     assert [goes_on(uploads, f"t{number}", 1) for number in range(3)] == [False, True, True]
 
 

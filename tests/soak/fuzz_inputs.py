@@ -30,7 +30,7 @@ SHARES = {
     "settings_file": 200,
 }
 """Inputs of each target, of a million."""
-MOST_GROWTH = 32 << 20
+MAX_GROWTH = 32 << 20
 
 
 def run(name: str, rounds: int, seed: str, **environment: str) -> tuple[dict, str]:
@@ -63,7 +63,7 @@ def main() -> int:
             violations.append(why)
             continue
         rows.append(row(name, found))
-        if found["grown"] > MOST_GROWTH:
+        if found["grown"] > MAX_GROWTH:
             violations.append(f"{name}: memory grew by {found['grown'] >> 20} MiB")
     print(f"Seed {given.seed}; {sum(row[1] for row in rows)} inputs, {len(violations)} findings.\n")
     print(table(["target", "inputs", "seconds", "MiB more", "came to"], rows))

@@ -28,7 +28,7 @@ from memoire.wire.frames import encode, parse
 from memoire.wire.identity import name_hash
 
 SCHEMA = Schema({"obs": (np.float32, (64,)), "action": np.int32, "reward": np.float32})
-MOST_BYTES = 100
+MAX_BYTES = 100
 MONTH = 30 * 86_400.0
 LIMITS = Limits(new_clients=1 << 30)
 
@@ -145,8 +145,8 @@ def main() -> int:
         if taken is None:
             print("SQLite was built here without dbstat, which says what a table takes.")
             return CANNOT
-        rows.append((f"the state folder (at most {MOST_BYTES})", f"{taken / count:.1f} bytes each"))
-        if taken > MOST_BYTES * count:
+        rows.append((f"the state folder (at most {MAX_BYTES})", f"{taken / count:.1f} bytes each"))
+        if taken > MAX_BYTES * count:
             violations.append(f"{taken / count:.1f} bytes of disk for each client")
         seconds, server = timed(lambda: Server(place / "a", "a", server.clock))
         check("steps after a restart", server.dispatcher.ledger.steps, steps)

@@ -35,7 +35,7 @@ from rawpeer import GREETING, ready
 from wirekit import MESSAGES
 
 SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (4,), "state"), "reward": np.float32})
-MOST_GROWTH = 64 << 20
+MAX_GROWTH = 64 << 20
 HELD = 100
 """Connections that are left open, the oldest closed first."""
 GET = b"GET /status HTTP/1.1\r\nHost: localhost\r\n"
@@ -272,7 +272,7 @@ def trial(count: int, seed: str, keys: str | None) -> tuple[list[list[object]], 
             rows.append([f"{role}{', keys' if keys else ''}", *own.values(), refused, f"{grown / 2**20:.1f}"])
             if said["faults"]:
                 violations.append(f"{role}: {said['faults']} faults")
-            if grown > MOST_GROWTH:
+            if grown > MAX_GROWTH:
                 violations.append(f"{role} grew by {grown >> 20} MiB")
         totals = page(nodes["server"][1], "status")["stats"]["totals"]
         if (totals["episodes"], totals["accepted_caches"]) != (good.episodes, good.pushed):

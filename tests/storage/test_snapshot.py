@@ -337,7 +337,7 @@ def test_episodes_of_states_of_any_length_come_back(tmp_path):
             np.testing.assert_array_equal(one.final_state["set"], other.final_state["set"])
     for payload in (b"x" * 100, b"\xff" * 1000):
         with pytest.raises(ProtocolError):
-            packed_episodes.unpack(snapshot_file.Episode(owner=b"", number=1, length=2), payload, schema)
+            packed_episodes.unpack(snapshot_file.EpisodeRecord(owner=b"", number=1, length=2), payload, schema)
 
 
 def test_no_episode_is_held_twice(tmp_path):
@@ -378,9 +378,9 @@ def test_an_episode_that_cannot_be_is_refused():
         (record.body, record.payload[:-1]),
         (record.body, record.payload + b"x"),
         (record.body, bytes(broken)),
-        (snapshot_file.Episode(owner=b"", number=1, length=0), record.payload),
-        (snapshot_file.Episode(owner=b"", number=1, length=2**60), record.payload),
-        (snapshot_file.Episode(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
+        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=0), record.payload),
+        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=2**60), record.payload),
+        (snapshot_file.EpisodeRecord(owner=b"", number=1, length=5, multiplier=float("nan")), record.payload),
     ]:
         with pytest.raises(ProtocolError):
             packed_episodes.unpack(body, payload, STATES)
@@ -490,7 +490,7 @@ def test_what_fails_leaves_the_former_file_whole(tmp_path):
     before = of_two(path)
 
     def broken():
-        yield Record(snapshot_file.Client(id=name(1)))
+        yield Record(snapshot_file.ClientRecord(id=name(1)))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):

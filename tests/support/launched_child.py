@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 
 
 def main() -> int:
@@ -13,7 +13,7 @@ def main() -> int:
         print("I cannot find my feet")
         print("so I leave", end="")
         return 3
-    with Tether() as tether:
+    with LauncherLine() as tether:
         for action in sys.argv[1:]:
             if action == "ready":
                 tether.ready(pid=os.getpid(), threads=os.environ["OMP_NUM_THREADS"])

@@ -18,14 +18,14 @@ from memoire.accounting.journal import RunFacts
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.storage import snapshot_file
-from memoire.storage.snapshot_file import About, Client, Record, TableAbout
+from memoire.storage.snapshot_file import ClientRecord, Record, SnapshotHeader, TableAbout
 from statekit import CLIENTS, RUN, Keeper, account
 
 HITS = (1, 4)
 STEPS = 5
 LIMITS = Limits(log_bytes=600)
 TABLE = TableAbout(name="default", storage="caches", schema="{}", parameters={})
-ABOUT = About(server="home", run=RUN, tables=[TABLE])
+ABOUT = SnapshotHeader(server="home", run=RUN, tables=[TABLE])
 
 
 def step_of(keeper):
@@ -48,7 +48,9 @@ def run(folder, acks, at, steps):
         os.write(acks, b".")
         if step % 2 == 0:
             keeper.store.back_up()
-            snapshot_file.write(folder / "state" / "memory.snapshot", ABOUT, [Record(Client(id=CLIENTS[0]))], at=at)
+            snapshot_file.write(
+                folder / "state" / "memory.snapshot", ABOUT, [Record(ClientRecord(id=CLIENTS[0]))], at=at
+            )
     keeper.close()
 
 

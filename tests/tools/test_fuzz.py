@@ -16,14 +16,14 @@ from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import rows_of, totals_of
 from memoire.errors import DataError, ParameterError, ProtocolError, SchemaError, StateCorrupt
 from memoire.nodes.tables_file import parameters_from, read_tables
-from memoire.pool.readers import MOST_READERS
+from memoire.pool.readers import MAX_READERS
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.storage import records, snapshot
-from memoire.storage.snapshot_file import Client, Episode, Record
+from memoire.storage.snapshot_file import ClientRecord, EpisodeRecord, Record
 from memoire.storage.state_folder import Store
 from memoire.wire.messages import Ended, Update
-from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MOST_RETURN, MOST_RETURNS, unpack_accounts
+from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, MAX_RETURN, MAX_RETURNS, unpack_accounts
 
 ROUNDS = {
     "wire_message": 4000,
@@ -70,7 +70,7 @@ def test_mutation_changes_bytes_and_keeps_to_its_bound(seed):
     rng = random.Random(seed)
     data = rng.randbytes(400)
     made = [engine.mutate(data, rng, [data]) for _ in range(300)]
-    assert all(len(each) <= engine.MOST_BYTES for each in made) and sum(each != data for each in made) > 280
+    assert all(len(each) <= engine.MAX_BYTES for each in made) and sum(each != data for each in made) > 280
     assert all(len(engine.mutate(data, rng, [data], in_place=1.0)) == len(data) for _ in range(100))
 
 
@@ -82,20 +82,20 @@ def test_returns_that_would_add_up_to_infinity_are_refused():
     with pytest.raises(ProtocolError, match="at most 1e\\+280"):
         ledger.report(b"c" * 16, 1, Update(ended=[Ended(1, 0.0, 5, 1.7e308)]), 1.0)
     for client in (b"c" * 16, b"d" * 16):
-        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, MOST_RETURN) for n in range(1, 4000)]), 1.0)
-    assert ledger.totals().returns_sum == pytest.approx(7998 * MOST_RETURN)
+        ledger.report(client, 1, Update(ended=[Ended(n, 0.0, 5, MAX_RETURN) for n in range(1, 4000)]), 1.0)
+    assert ledger.totals().returns_sum == pytest.approx(7998 * MAX_RETURN)
     row = [0] * len(ACCOUNT.names)
     row[0], row[ACCOUNT.names.index("returns_sum")] = (1, 2), 1.7e308
     with pytest.raises(ValueError, match="returns_sum"):
         unpack_accounts(rows_of([tuple(row)]).tobytes())
-    row[ACCOUNT.names.index("returns_sum")] = MOST_RETURNS
+    row[ACCOUNT.names.index("returns_sum")] = MAX_RETURNS
     assert totals_of(rows_of([tuple(row)] * 3)).returns_sum < float("inf")
 
 
 def test_readers_that_make_their_names_up_are_bounded():
     dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
     pool = dispatcher.tables.first.pool
-    for number in range(MOST_READERS):
+    for number in range(MAX_READERS):
         pool.reserve(number.to_bytes(16, "big"), 5)
     with pytest.raises(ProtocolError, match="1024 readers"):
         pool.reserve(b"r" * 16, 5)
@@ -106,7 +106,7 @@ def test_readers_that_make_their_names_up_are_bounded():
 
 def test_runs_of_other_servers_are_bounded(monkeypatch):
     dispatcher = engine.load("dispatcher")._dispatcher(Parameters())
-    monkeypatch.setattr("memoire.server.handlers.accounts.MOST_FORMER", 3)
+    monkeypatch.setattr("memoire.server.handlers.accounts.MAX_FORMER_RUNS", 3)
     nothing = unpack_accounts(b"")
     for number in range(2):
         dispatcher.inherit(f"run {number}", False, nothing)
@@ -151,11 +151,11 @@ def test_a_parameter_too_large_for_a_float_is_refused():
 @pytest.mark.parametrize(
     "body",
     [
-        Client(id=b"c" * 16, positives=1e300),
-        Client(id=b"c" * 16, total_weight=float("nan")),
-        Client(id=b"short"),
-        Episode(owner=b"o" * 16, number=2**63, length=1),
-        Episode(owner=b"o" * 16, number=-1, length=1),
+        ClientRecord(id=b"c" * 16, positives=1e300),
+        ClientRecord(id=b"c" * 16, total_weight=float("nan")),
+        ClientRecord(id=b"short"),
+        EpisodeRecord(owner=b"o" * 16, number=2**63, length=1),
+        EpisodeRecord(owner=b"o" * 16, number=-1, length=1),
     ],
 )
 def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, body):

@@ -18,10 +18,10 @@ from memoire.client.client import connect
 from memoire.errors import MemoireTimeout
 from memoire.nodes.environments import make_envs, sizes
 from memoire.nodes.http import NodePages
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 from memoire.replay.writer import Writer
 
-from .qlearning import Network, Settings, act
+from .qlearning import LearningSettings, Network, act
 
 if TYPE_CHECKING:
     import gymnasium
@@ -30,7 +30,7 @@ POLICY = "policy"
 """Topic on which the learner publishes the network's weights."""
 ANNEAL = 1000
 """Steps of an actor over which its first, random actions give way to the network's."""
-TELL_EVERY = 10_000
+REPORT_STEPS = 10_000
 """Steps between two log lines of an actor."""
 LAST_WORD = 2.0
 """Seconds in which an actor that ends tries to tell what it did last; a launcher waits no longer."""
@@ -83,14 +83,14 @@ def play(
 ) -> int:
     """Play until the run is finished; the exit status."""
     with (
-        Tether() as tether,
+        LauncherLine() as tether,
         NodePages.from_environment() as pages,
         connect(endpoint, seed=seed, capacity=capacity, keys=keys) as client,
     ):
         pages.show(client)
         envs = make_envs(env, num_envs)
         inputs, actions = sizes(envs)
-        network = Network((inputs, *Settings().hidden, actions), seed)
+        network = Network((inputs, *LearningSettings().hidden, actions), seed)
         player = Player(envs, client.writer(envs), network, epsilon=epsilon, seed=seed)
         policy, version, told = client.model(POLICY), 0, 0
         client.log(f"plays {env} in {num_envs} environments side by side, seed {seed}")
@@ -101,7 +101,7 @@ def play(
                 network.load(newest.body)
                 version = newest.version
             player.step(version)
-            if player.steps >= told + TELL_EVERY:
+            if player.steps >= told + REPORT_STEPS:
                 told = player.steps
                 client.scalars({"epsilon": player.chance})
                 client.log(f"{told:,} steps, now with model version {version}")

@@ -29,13 +29,13 @@ EPISODES = 20
 """Newest episodes whose mean return is compared with the goal."""
 GOALS = {"CartPole-v1": 195.0}
 """Where the environment's own threshold is not what the demo waits for."""
-LARGEST_EPSILON = 0.05
+MAX_EPSILON = 0.05
 FINISH_TIMEOUT = 60.0
 """Seconds that actors and learner have to end once the run is finished."""
 ACTORS_NICE = 10
 """Actors use whatever the others leave: on few cores the learner would else wait for servers that wait for a core."""
-SHOW_EVERY = 0.25
-PRINT_EVERY = 2.0
+SHOW_INTERVAL = 0.25
+PRINT_INTERVAL = 2.0
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Display(Protocol):
 
 
 class Lines:
-    """Progress as plain lines, one every `PRINT_EVERY` seconds: for files, pipes and logs."""
+    """Progress as plain lines, one every `PRINT_INTERVAL` seconds: for files, pipes and logs."""
 
     def __init__(self, write: Callable[[str], object] = print) -> None:
         self._write = write
@@ -176,7 +176,7 @@ class Lines:
     def show(self, progress: Progress) -> None:
         """A line, if it is time for one."""
         if progress.seconds >= self._next:
-            self._next = progress.seconds + PRINT_EVERY
+            self._next = progress.seconds + PRINT_INTERVAL
             self._write(progress.brief())
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class Demo:
                 endpoints[number % len(endpoints)],
                 *("--env", options.env),
                 *("--num-envs", str(options.num_envs)),
-                *("--epsilon", f"{LARGEST_EPSILON * (number + 1) / options.actors:g}"),
+                *("--epsilon", f"{MAX_EPSILON * (number + 1) / options.actors:g}"),
                 *("--seed", str(1000 * options.seed + number)),
                 *("--nice", str(ACTORS_NICE)),
                 *local_cluster.with_keys(options.keys, "actor"),
@@ -318,7 +318,7 @@ class Demo:
             while launcher.pump(max(0.0, due - self.seconds)):
                 if self.seconds < due:
                     continue
-                due = self.seconds + SHOW_EVERY
+                due = self.seconds + SHOW_INTERVAL
                 self._announce()
                 self.progress.take(cluster.servers, workers[0].reports, self.seconds)
                 shown.show(self.progress)

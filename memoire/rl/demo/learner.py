@@ -17,19 +17,19 @@ import numpy as np
 
 from memoire.errors import Closed, MemoireError, MemoireTimeout
 from memoire.nodes.http import NodePages
-from memoire.nodes.supervision import Tether
+from memoire.nodes.supervision import LauncherLine
 from memoire.reader.reader import Reader
 
 from .actor import POLICY
 from .qlearning import DoubleQ
 
-PUBLISH_EVERY = 5
+PUBLISH_BATCHES = 5
 """Batches between two versions of the network: with actors 40 batches behind, the pole is balanced for half as long."""
-SAVE_EVERY = 5.0
+SAVE_INTERVAL = 5.0
 """Seconds between two times that the network is saved, where there is a file for it."""
-REPORT_EVERY = 0.25
+REPORT_INTERVAL = 0.25
 """Seconds between two reports to the launcher."""
-STARVED = 120.0
+STARVED_TIMEOUT = 120.0
 """Seconds without a batch after which the learner gives up, unless it is told otherwise."""
 
 
@@ -73,7 +73,7 @@ def learn(
     actions: int,
     *,
     seed: int,
-    patience: float = STARVED,
+    patience: float = STARVED_TIMEOUT,
     checkpoint: Path | None = None,
     keys: str | None = None,
 ) -> int:
@@ -84,7 +84,7 @@ def learn(
         checkpoint: File that keeps the network over a restart.
     """
     with (
-        Tether() as tether,
+        LauncherLine() as tether,
         NodePages.from_environment() as pages,
         Reader([endpoint], seed=seed, keys=keys, timeout=patience) as reader,
     ):
@@ -104,7 +104,7 @@ def learn(
                 errors = learner.learn(batch)
                 batch.update_priorities(errors)
                 meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
-                if meter.batches % PUBLISH_EVERY == 0:
+                if meter.batches % PUBLISH_BATCHES == 0:
                     # A cluster that is away for a moment gets the newest network when it is back.
                     with contextlib.suppress(MemoireTimeout):
                         version = reader.publish(POLICY, learner.network.to_bytes())
@@ -112,8 +112,8 @@ def learn(
                     reading = meter.reading()
                     reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})
                     tether.report(version=version, **reading)
-                    report_at = now + REPORT_EVERY
-                if checkpoint is not None and now >= saved_at + SAVE_EVERY:
+                    report_at = now + REPORT_INTERVAL
+                if checkpoint is not None and now >= saved_at + SAVE_INTERVAL:
                     _save(checkpoint, learner.network.to_bytes())
                     saved_at = now
                 asked_at = time.monotonic()
@@ -131,7 +131,7 @@ def _save(checkpoint: Path, weights: bytes) -> None:
     new.replace(checkpoint)
 
 
-def _end(tether: Tether, reader: Reader) -> None:
+def _end(tether: LauncherLine, reader: Reader) -> None:
     """Thread: once the launcher says so, end the run, or at least this reader; either ends the loop over batches."""
     while tether.wait(60.0):
         pass
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--patience", type=float, default=STARVED, metavar="SECONDS", help="for the cluster, and for each batch"
+        "--patience", type=float, default=STARVED_TIMEOUT, metavar="SECONDS", help="for the cluster, and for each batch"
     )
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="keeps the network over a restart")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")

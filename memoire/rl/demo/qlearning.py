@@ -116,7 +116,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Settings:
+class LearningSettings:
     """How the demo learns; chosen so that CartPole-v1 is balanced within seconds, for any seed."""
 
     hidden: tuple[int, ...] = (128, 128)
@@ -145,7 +145,9 @@ class DoubleQ:
     weights and the priorities as in Schaul et al., Prioritized Experience Replay, ICLR 2016.
     """
 
-    def __init__(self, inputs: int, actions: int, *, settings: Settings = Settings(), seed: int | None = None) -> None:
+    def __init__(
+        self, inputs: int, actions: int, *, settings: LearningSettings = LearningSettings(), seed: int | None = None
+    ) -> None:
         self.settings = settings
         self.network = Network((inputs, *settings.hidden, actions), seed)
         self.target = Network(self.network.sizes, seed)

@@ -16,11 +16,11 @@ from memoire.wire import messages
 from memoire.wire.frames import Header
 from memoire.wire.rows import unpack_accounts
 
-MOST_RUNS = 1024
+MAX_RUNS = 1024
 """Names of runs that one reply tells, the newest."""
-MOST_FORMER = 1 << 14
+MAX_FORMER_RUNS = 1 << 14
 """Runs of other servers that are kept beside those that were counted here."""
-MOST_READINGS = 4
+MAX_ACCOUNT_READINGS = 4
 """Readings of accounts, in pages, that go on at the same time; a further one ends the oldest, which is read anew."""
 
 
@@ -46,7 +46,7 @@ class AccountsHandler:
                 epoch=state.epoch,
                 finished=run.finished,
                 durable=state.committer.is_durable,
-                runs=[facts.name for facts in state.runs.facts()][-MOST_RUNS:],
+                runs=[facts.name for facts in state.runs.facts()][-MAX_RUNS:],
                 accounts=rows.tobytes(),
                 more=more,
                 time=max(0.0, now),
@@ -64,7 +64,7 @@ class AccountsHandler:
         rows, more = run.page(live, after)
         if not more:
             del self._readings[key]
-        while len(self._readings) > MOST_READINGS:
+        while len(self._readings) > MAX_ACCOUNT_READINGS:
             self._readings.popitem(last=False)
         return rows, more
 
@@ -101,8 +101,8 @@ class AccountsHandler:
             arguments.name("run", name)
         except ParameterError as error:
             raise ProtocolError("parameters", str(error)) from error
-        if len(self._state.runs.facts()) >= MOST_FORMER:
-            raise ProtocolError("busy", f"{MOST_FORMER} runs are kept here already")
+        if len(self._state.runs.facts()) >= MAX_FORMER_RUNS:
+            raise ProtocolError("busy", f"{MAX_FORMER_RUNS} runs are kept here already")
         run = self._state.runs.keep(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run

@@ -10,7 +10,7 @@ from memoire.limits import Limits
 from memoire.models.model import Assembly, Model
 from memoire.wire import messages
 
-MOST_UPLOADS = 16
+MAX_UPLOADS = 16
 
 
 class Uploads:
@@ -45,7 +45,7 @@ class Uploads:
             assembly = Assembly(body.topic, 0, size, body.sha256, body.text, byte_limit=most)
             self._begun[key] = assembly
         self._begun.move_to_end(key)
-        while len(self._begun) > MOST_UPLOADS or (len(self._begun) > 1 and self._bytes() > self._limits.model_bytes):
+        while len(self._begun) > MAX_UPLOADS or (len(self._begun) > 1 and self._bytes() > self._limits.model_bytes):
             self._begun.popitem(last=False)
         return assembly
 
