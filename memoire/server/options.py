@@ -53,6 +53,7 @@ class ServerOptions:
     limits: Limits
     clock: Callable[[], float]
     keys: Given
+    tune_process: bool
     settings: Mapping[str, Table] = field(init=False)
     """Those of the tables, by name: `tables`, or the one that `schema` and what shapes it make."""
     budgets: Mapping[str, int] = field(init=False)

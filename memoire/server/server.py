@@ -143,6 +143,7 @@ class Server(Node):
             byte_limit=byte_limit, max_step=max_step, name=name, seed=seed, state_dir=state_dir,
             snapshot_caches=snapshot_caches, snapshot_every=snapshot_every,
             context=context or shared_context(), limits=limits or Limits(), clock=clock, keys=keys,
+            tune_process=tune_process,
         )  # fmt: skip
         self._limits, self._pid, self._started = options.limits, os.getpid(), time.monotonic()
         self._closing, self._close_lock = threading.Event(), threading.Lock()

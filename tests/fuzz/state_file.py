@@ -15,9 +15,8 @@ from memoire.pool.caches import Pool
 from memoire.pool.tables import Table, Tables
 from memoire.replay.parameters import Parameters
 from memoire.server.dispatch import Dispatcher
-from memoire.storage import database
+from memoire.storage import database, records
 from memoire.storage.seal import SUMS, Seal
-from memoire.storage.snapshot import records
 from memoire.storage.state_folder import Store
 from mutations import quiet
 from netkit import SCHEMA

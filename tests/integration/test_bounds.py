@@ -15,8 +15,7 @@ from memoire.net import descriptors, sockets
 from memoire.net.lanes import Lane
 from memoire.pool.caches import Pool
 from memoire.replay.batch import ID, td_errors_for
-from memoire.storage import disk_errors, packed_episodes, snapshot_file
-from memoire.storage.snapshot import records
+from memoire.storage import disk_errors, packed_episodes, records, snapshot_file
 from memoire.wire import messages
 from poolkit import PLAIN, SCHEMA, Clock, made, name
 from snapshotkit import STATES, episodes_of, memory_of

@@ -102,7 +102,7 @@ LAUNCHED = """
 import sys
 from memoire.nodes import supervision
 supervision._hang_up_with_parent = lambda: sys.argv[1] == "True"
-with supervision.Tether() as line:
+with supervision.LauncherLine() as line:
     line.wait(60.0)
     print(line.stopping, line.finishing)
 """

@@ -405,7 +405,7 @@ def test_a_thread_that_died_is_told(server, pages):
 
 
 def failing(code):
-    def fail(group):
+    def fail(*changes):
         raise OSError(code, os.strerror(code))
 
     return fail
@@ -417,7 +417,7 @@ def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, monkey
         NodePages("127.0.0.1:0", server) as pages,
     ):
         assert ask(pages, "/readyz")[0] == 200 and ask(pages)[2]["stats"]["durable"]
-        monkeypatch.setattr(server._store, "_save_now", failing(errno.ENOSPC))
+        monkeypatch.setattr(server._store._file, "save", failing(errno.ENOSPC))
         server.finish()
         until(lambda: ask(pages, "/readyz")[0] == 503)
         assert re.match(r"state: the disk is full since \d+ s .*nothing is ack", ask(pages, "/readyz")[2]["reasons"][0])
@@ -429,7 +429,7 @@ def test_a_full_disk_makes_a_server_unready_until_there_is_room(tmp_path, monkey
 def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, monkeypatch):
     server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, state_dir=tmp_path / "state")
     with server, NodePages("127.0.0.1:0", server) as pages:
-        monkeypatch.setattr(server._store, "_save_now", failing(errno.EIO))
+        monkeypatch.setattr(server._store._file, "save", failing(errno.EIO))
         server.finish()
         until(lambda: ask(pages, "/livez")[0] == 503)
         assert "could not be saved: [Errno 5]" in ask(pages, "/livez")[2]["reasons"][0]

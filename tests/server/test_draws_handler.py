@@ -102,9 +102,9 @@ def test_a_reader_that_waits_is_waited_for():
     state = state_with_cache(BAND)
     limiter = state.tables.first.limiter
     sums(handler_of(state), wanted=5)
-    assert READER in limiter._hungry
+    assert READER in limiter._limiter._hungry
     sums(handler_of(state))
-    assert READER not in limiter._hungry
+    assert READER not in limiter._limiter._hungry
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,8 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.server.server import Server
 from memoire.storage import packed_episodes, restore, snapshot, snapshot_file
-from memoire.storage.packed_episodes import unpack
 from memoire.storage.snapshot_file import Record, SnapshotFile
-from memoire.wire import _bytes
+from memoire.wire import _bytes, unpack
 from memoire.wire.parts import Part
 from memoire.wire.rows import ACCOUNT
 from poolkit import PLAIN, SCHEMA, made, name, pool_of
@@ -515,7 +514,13 @@ def test_a_reader_of_the_file_has_one_record_at_a_time(tmp_path):
     of_two(tmp_path / "a")
     with SnapshotFile(tmp_path / "a") as file:
         kinds = [type(record.body).__name__ for record in file.records()]
-    assert kinds == [*["Client", *["Cache"] * 3], *["Client", *["Cache"] * 4], "Client", "Cache", *["Episode"] * 3]
+    assert kinds == [
+        *["ClientRecord", *["CacheRecord"] * 3],
+        *["ClientRecord", *["CacheRecord"] * 4],
+        "ClientRecord",
+        "CacheRecord",
+        *["EpisodeRecord"] * 3,
+    ]
 
 
 def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
