@@ -162,3 +162,247 @@ def folders_in(folder: Path) -> list[Path]:
     """The keys folder itself, or those of a cluster's folder. Raises KeyFileError."""
     found = [folder / role for role in ROLES if (folder / role / "own.key").exists()]
     return [folder_for(folder, "")] if (folder / "own.key").exists() or not found else found
+
+
+def _mark(path: Path) -> object:
+    """Something that is different when a file is: links are followed, since a kubelet swaps them."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return (str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
+
+
+def _authorized_files(folder: Path) -> list[tuple[str, Path]]:
+    """Files with keys of who may come in, with the role that they come in as."""
+    found: list[tuple[str, Path]] = []
+    for role in ROLES:
+        found += [(role, path) for path in _listed(folder / "authorized" / role) if path.suffix == ".pub"]
+    for path in _listed(folder):
+        flat = _FLAT.fullmatch(path.name)
+        if flat is not None and flat[1] in ROLES:
+            found.append((flat[1], path))
+    return found[:MOST_FILES]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _load(path: Path) -> list[Key]:
+    try:
+        with path.open("rb") as opened:
+            text = opened.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        advice = "Let this process' user read it, or make one with `memoire keys new`."
+        raise KeyFileError(str(path), f"cannot be read: {error.strerror}", advice) from error
+    try:
+        return read_blocks(text)
+    except ValueError as error:
+        advice = "Take the file as `memoire keys new` wrote it."
+        raise KeyFileError(str(path), f"is no file of keys: {error}", advice) from None
+
+
+def _read_own(path: Path) -> Key:
+    keys = _load(path)
+    _check_mode(path)
+    if len(keys) != 1 or keys[0].secret is None:
+        raise KeyFileError(str(path), "does not hold one secret key", "Take own.key as `memoire keys new` wrote it.")
+    return keys[0]
+
+
+def _check_mode(path: Path) -> None:
+    """Refuse a secret that other users can read. What root owns may be readable for its group: so a Kubernetes Secret
+    is mounted for a process that is not root (fsGroup).
+    """
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    allowed = 0o740 if found.st_uid == 0 else 0o700
+    if mode & ~allowed:
+        advice = f"chmod 600 {path}, and make a new key if others may have seen it."
+        raise KeyFileError(str(path), f"is a secret that others may read (mode {mode:04o})", advice)
+
+
+def _read_servers(path: Path) -> tuple[Key, ...]:
+    if not path.exists():
+        return ()
+    return tuple(_only_public(path, key) for key in _load(path))
+
+
+def _read_public(path: Path, role: str) -> tuple[Key, ...]:
+    keys = tuple(_only_public(path, key) for key in _load(path))
+    for key in keys:
+        if key.role != role:
+            advice = f"Move it to authorized/{key.role}, or make a key for {_article(role)}."
+            problem = f"holds the key {key.name!r} of {_article(key.role)}, and would let it in as {_article(role)}"
+            raise KeyFileError(str(path), problem, advice)
+    return keys
+
+
+def _only_public(path: Path, key: Key) -> Key:
+    if key.secret is not None:
+        advice = "Put its own.pub there instead, and make a new key: this one may have been seen."
+        raise KeyFileError(str(path), f"holds the secret key {key.name!r}", advice)
+    return key
+
+
+# ------------------------------------------------------------------------------------------- making and changing
+
+
+ADMITTED: Final = {
+    "server": ("actor", "learner", "reader", "proxy", "server"),
+    "proxy": ("actor", "learner", "reader", "proxy", "server"),
+}
+"""Roles whose keys a new cluster's listening nodes let in."""
+
+
+def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
+    """The files of a new cluster's keys folders: by role, by path in its folder, their text.
+
+    Args:
+        names: Of keys, by role; by default the role's plural.
+    """
+    keys = {role: make(role, (names or {}).get(role, "")) for role in ROLES}
+    files = {}
+    for role, key in keys.items():
+        first, second = ("server", "proxy") if role == "proxy" else ("proxy", "server")  # whom it is likely to dial
+        dialled = keys[first].text() + keys[second].text()
+        files[role] = {"own.key": key.text(secret=True), "own.pub": key.text(), "server.pub": dialled}
+        for other in ADMITTED.get(role, ()):
+            files[role][f"authorized/{other}/{keys[other].name}.pub"] = keys[other].text()
+    return files
+
+
+def write_cluster(folder: Path) -> list[Path]:
+    """Make a cluster's folder with new keys; the keys folders in it.
+
+    Raises:
+        KeyFileError: something is there already; nothing was changed.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        advice = "Name a folder that is not there yet, or give --role to make one more key."
+        raise KeyFileError(str(folder), "is not empty: its keys stay as they are", advice)
+    made = []
+    for role, files in cluster_files().items():
+        made.append(folder / role)
+        for path, text in files.items():
+            write_new(folder / role / path, text)
+    return made
+
+
+def write_one(folder: Path, key: Key, servers: str = "") -> None:
+    """Make a keys folder of one new key, and of what it dials.
+
+    Raises:
+        KeyFileError: there is a key already; nothing was changed.
+    """
+    write_new(folder / "own.key", key.text(secret=True))
+    write_new(folder / "own.pub", key.text())
+    if servers:
+        write_new(folder / "server.pub", servers)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that must not be there: for its owner alone where it is a secret, from the first moment on."""
+    mode = 0o600 if path.name == "own.key" else 0o644
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with open(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w", encoding="ascii"
+        ) as to:
+            to.write(text)
+    except FileExistsError as error:
+        advice = "Name another folder, or take the old key away first."
+        raise KeyFileError(str(path), "is there already, and stays as it is", advice) from error
+    except OSError as error:
+        raise KeyFileError(str(path), f"cannot be written: {error.strerror}", "Name a folder that can.") from error
+
+
+def authorize(folder: Path, key: Key) -> Path:
+    """Let a key in at the process of this keys folder, beside others of the same role and name; the file it is in."""
+    path = folder / "authorized" / key.role / f"{key.name}.pub"
+    present = _read_public(path, key.role) if path.exists() else ()
+    if all(key.public != other.public for other in present):
+        _replace(path, [*present, key])
+    return path
+
+
+def revoke(folder: Path, which: str) -> list[Key]:
+    """Let keys in no more: those of this fingerprint, or of this "role/name"; the keys that were taken away."""
+    gone: list[Key] = []
+    for role, path in _authorized_files(folder):
+        keys = _read_public(path, role)
+        staying = [key for key in keys if which not in (key.fingerprint, key.peer.principal)]
+        if len(staying) != len(keys):
+            gone += [key for key in keys if key not in staying]
+            _replace(path, staying)
+    return gone
+
+
+def _replace(path: Path, keys: Iterable[Key]) -> None:
+    """Write a file of public keys anew, whole or not at all; without any it goes."""
+    text = "".join(key.text() for key in keys)
+    try:
+        if not text:
+            path.unlink()
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.new")
+        draft.unlink(missing_ok=True)
+        write_new(draft, text)
+        draft.replace(path)
+    except OSError as error:
+        raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change it where it is made.") from error
+
+
+def public_keys(path: Path) -> list[Key]:
+    """The public halves of all keys in a file, or in the own.pub of a keys folder. Raises KeyFileError."""
+    keys = _load(path / "own.pub" if path.is_dir() else path)
+    return [Key(key.public, key.name, key.role, key.created) for key in keys]
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """The files of a keys folder by their path in it, as text: written elsewhere they are the same folder.
+
+    Raises:
+        KeyFileError: one of them is no file of keys.
+    """
+    paths = [path for name in ("own.pub", "server.pub") if (path := folder / name).exists()]
+    files = {"own.key": _read_own(folder / "own.key").text(secret=True)}
+    for path in [*paths, *(path for _, path in _authorized_files(folder))]:
+        files[str(path.relative_to(folder))] = "".join(_only_public(path, key).text() for key in _load(path))
+    return files
+
+
+def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """Keys as Kubernetes Secrets in YAML, one for each role: each is mounted whole as a keys folder.
+
+    Args:
+        name: Of the Secrets, which are called NAME-ROLE.
+        keys: Files of each role's keys folder; by default those of a new cluster.
+    """
+    documents = []
+    for role, files in (cluster_files() if keys is None else keys).items():
+        lines = [
+            "apiVersion: v1", "kind: Secret", "metadata:", f"  name: {name}-{role}", "  labels:",
+            "    app.kubernetes.io/part-of: memoire", "type: Opaque", "stringData:",
+        ]  # fmt: skip
+        for key, text in secret_files(role, files).items():
+            lines += [f"  {key}: |", *(f"    {line}".rstrip() for line in text.splitlines())]
+        documents.append("\n".join(lines) + "\n")
+    return "---\n".join(documents)
+
+
+def secret_files(role: str, files: Mapping[str, str]) -> dict[str, str]:
+    """The files of a role's keys folder under the names that they have in a Secret, which has no folders."""
+    flat: dict[str, str] = {}
+    for path, text in files.items():
+        key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
+        flat[key] = flat.get(key, "") + text
+    for other in ROLES if role in ADMITTED else ():
+        # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
+        flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
+    return flat

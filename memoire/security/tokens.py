@@ -104,10 +104,21 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[str, ...]:
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ParameterError("token file", os.fspath(path), f"{EXPECTED}: {error}") from None
+    return read_lines(text, os.fspath(path))
+
+
+def read_lines(text: str, where: str) -> tuple[str, ...]:
+    """The tokens in a file's text; `where` names it in what is said.
+
+    Raises:
+        ParameterError: there are none, or there is anything else in it.
+    """
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
-    are_good = all(LEAST <= len(token) <= MOST and token.isprintable() and " " not in token for token in found)
-    if not 1 <= len(found) <= MAX_TOKENS or not are_good:
-        raise ParameterError("token file", os.fspath(path), EXPECTED)
+    are_good = all(
+        LEAST <= len(token) <= MOST and token.isascii() and token.isprintable() and " " not in token for token in found
+    )
+    if not 1 <= len(found) <= MOST_TOKENS or not are_good:
+        raise ParameterError("token file", where, EXPECTED)
     return found
 
 

@@ -1,0 +1,527 @@
+"""`memoire keys in-cluster` against an API server over real sockets, and `memoire keys check` on mounted folders."""
+
+import base64
+import contextlib
+import http.server
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.parse
+
+import pytest
+
+from memoire.cli import in_cluster, main
+from memoire.cli.api_server import Account, ApiServer, Secret
+from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
+from memoire.security import keyfolder, provision
+from memoire.security.keyfolder import ADMITTED, ROLES, Keys
+from memoire.security.tokens import Tokens
+
+NAMES = {*(f"k-{role}" for role in ROLES), "t"}
+"""Of everything that is made here."""
+
+
+class FakeApi(http.server.ThreadingHTTPServer):
+    """What of an API server matters here: Secrets with versions, a token, and who may do what."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, context=None, port=0):
+        super().__init__(("127.0.0.1", port), Asked)
+        self.secrets, self.asked, self.tokens = {}, [], []
+        self.refused: dict[str, tuple[int, float]] = {}  # method: status, and until when
+        self.before = lambda method, name: None
+        """Called before each request is answered: what somebody else does meanwhile."""
+        self.lock, self._version = threading.RLock(), 0
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self.server_address[1]}"
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def handle_error(self, *_):
+        """A client that hangs up is part of some tests."""
+
+    def put(self, name, data, labels=None):
+        """Store what somebody wrote."""
+        with self.lock:
+            self._version += 1
+            said = {"name": name, "labels": labels or {}, "resourceVersion": str(self._version)}
+            self.secrets[name] = {"kind": "Secret", "metadata": said, "data": data}
+
+    def files(self, name):
+        """A Secret's files, decoded."""
+        return {key: base64.b64decode(text).decode() for key, text in self.secrets[name]["data"].items()}
+
+    def drop(self, *names):
+        for name in names:
+            del self.secrets[name]
+
+    def close(self):
+        self.shutdown()
+        self.server_close()
+        self._thread.join(10.0)
+
+
+class Asked(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        """Nothing: tests read `asked`."""
+
+    def answer(self, status, said):
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle_one(self):
+        api = self.server
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+        prefix, _, name = self.path.partition("/secrets")
+        name = name.lstrip("/") or body["metadata"]["name"]
+        with api.lock:
+            api.before(self.command, name)
+            api.asked.append((self.command, name))
+            api.tokens.append(self.headers.get("Authorization"))
+            status, until = api.refused.get(self.command, (0, 0.0))
+            if status and time.monotonic() < until:
+                text = (
+                    f'secrets "{name}" is forbidden: User "system:serviceaccount:rl:memoire-keys" cannot {self.command}'
+                )
+                return self.answer(status, {"kind": "Status", "message": text})
+            assert prefix == "/api/v1/namespaces/rl", prefix
+            return self.answer(*getattr(self, self.command.lower())(api, name, body))
+
+    do_GET = do_POST = do_PATCH = handle_one
+
+    def get(self, api, name, _):
+        found = api.secrets.get(name)
+        return (200, found) if found else (404, {"kind": "Status", "message": "not found"})
+
+    def post(self, api, name, body):
+        if name in api.secrets:
+            return 409, {"kind": "Status", "message": "already exists"}
+        assert (body["kind"], body["apiVersion"], body["type"]) == ("Secret", "v1", "Opaque")
+        api.put(name, body["data"], body["metadata"]["labels"])
+        return 201, api.secrets[name]
+
+    def patch(self, api, name, body):
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        found = api.secrets.get(name)
+        if found is None:
+            return 404, {"kind": "Status", "message": "not found"}
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return 409, {"kind": "Status", "message": "the object has been modified"}
+        api.put(name, found["data"] | body["data"], found["metadata"]["labels"])
+        return 200, api.secrets[name]
+
+
+@pytest.fixture
+def api():
+    made = FakeApi()
+    yield made
+    made.close()
+
+
+def make(api, timeout=20.0, patience=0.0, keys="k", tokens="t"):
+    """Run it; what it printed."""
+    said = []
+    at = ApiServer(Account(api.url, "rl"), timeout, patience)
+    assert in_cluster.make(keys, tokens, at, said.append) == 0
+    return said
+
+
+def folders(api, tmp_path):
+    """The Secrets as they are mounted: a keys folder for each role."""
+    made = {}
+    for role in ROLES:
+        folder = tmp_path / f"{role}-{time.monotonic_ns()}"
+        folder.mkdir()
+        for name, text in api.files(f"k-{role}").items():
+            keyfolder.write_new(folder / name, text)
+        made[role] = Keys(folder)
+    return made
+
+
+def assert_whole(api, tmp_path):
+    """Everybody dials the server and proxy that there are, and both let everybody in; the tokens are tokens."""
+    found = folders(api, tmp_path)
+    for role, keys in found.items():
+        assert keys.own.role == role and keys.own.secret is not None
+        assert {found["server"].own.public, found["proxy"].own.public} <= {key.public for key in keys.servers}
+    for role, others in ADMITTED.items():
+        assert {found[other].own.public for other in others} <= found[role].authorized.keys()
+    tokens = tmp_path / f"tokens-{time.monotonic_ns()}"
+    for name in ("dashboard", "nodes"):
+        tokens.write_text(api.files("t")[name])
+        assert len(Tokens(tokens).now()) == 1
+    assert api.files("t")["dashboard"] != api.files("t")["nodes"]
+
+
+def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
+    said = make(api)
+    assert api.secrets.keys() == NAMES and all("made" in line for line in said) and len(said) == 6
+    assert_whole(api, tmp_path)
+    assert all(one["metadata"]["labels"] == {"app.kubernetes.io/part-of": "memoire"} for one in api.secrets.values())
+    text = "\n".join(said)
+    assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # no secret is printed
+    # The same files as those that a person makes and applies.
+    by_hand = {role: keyfolder.secret_files(role, files) for role, files in keyfolder.cluster_files().items()}
+    assert {role: files.keys() for role, files in by_hand.items()} == {
+        role: api.files(f"k-{role}").keys() for role in ROLES
+    }
+    for role in ROLES:
+        dialled = [key.role for key in keyfolder.read_blocks(api.files(f"k-{role}")["server.pub"].encode())]
+        assert dialled == [key.role for key in keyfolder.read_blocks(by_hand[role]["server.pub"].encode())]
+
+
+def test_what_is_there_is_kept_and_not_even_written(api):
+    make(api)
+    before, api.asked = json.dumps(api.secrets), []
+    said = make(api)
+    assert json.dumps(api.secrets) == before and {method for method, _ in api.asked} == {"GET"}
+    assert len(said) == 6 and all("is there" in line for line in said)
+
+
+def test_only_what_is_asked_for_is_made(api):
+    make(api, keys="")
+    assert api.secrets.keys() == {"t"}
+    make(api, tokens="")
+    assert api.secrets.keys() == NAMES
+
+
+@pytest.mark.parametrize(
+    "gone", [["actor"], ["server"], ["proxy", "reader"], ["server", "proxy"], ["learner", "server"]]
+)
+def test_a_secret_that_is_missing_is_made_anew_and_the_others_keep_their_keys(api, tmp_path, gone):
+    make(api)
+    own = {role: api.files(f"k-{role}")["own.key"] for role in ROLES}
+    before = {role: api.files(f"k-{role}") for role in ROLES}
+    api.drop(*(f"k-{role}" for role in gone))
+    api.asked = []
+    make(api)
+    assert_whole(api, tmp_path)
+    now = {role: api.files(f"k-{role}")["own.key"] for role in ROLES}
+    assert {role for role in ROLES if now[role] != own[role]} == set(gone)
+    for role in set(ROLES) - set(gone):  # what others had is still there, so that nobody is thrown out
+        for name, text in before[role].items():
+            assert api.files(f"k-{role}")[name].startswith(text.rstrip("\n")), (role, name)
+    order = [method for method, _ in api.asked if method != "GET"]
+    assert order == sorted(order), "the others learn of a key before it is there"  # PATCH before POST
+
+
+def test_a_key_that_somebody_revoked_is_not_let_in_again(api):
+    make(api)
+    data = dict(api.secrets["k-server"]["data"])
+    data["authorized-actor.pub"] = base64.b64encode(b"# nobody\n").decode()
+    api.put("k-server", data)
+    make(api)
+    assert api.files("k-server")["authorized-actor.pub"] == "# nobody\n"
+
+
+def test_one_of_two_tokens_that_is_missing_is_added(api):
+    make(api)
+    had = api.files("t")["nodes"]
+    del api.secrets["t"]["data"]["dashboard"]
+    make(api)
+    assert api.files("t")["nodes"] == had and len(api.files("t")["dashboard"]) == 48
+
+
+@pytest.mark.parametrize("seen", range(6))
+def test_two_at_once_end_with_one_set_of_keys(api, tmp_path, seen):
+    """Somebody else makes everything just before the first, second, ... Secret is written."""
+    creations, other = [], []
+
+    def meanwhile(method, name):
+        if method == "POST" and not other:
+            creations.append(name)
+            if len(creations) == seen + 1:
+                other.append(name)
+                api.lock.release()  # the other one asks from a thread of its own
+                try:
+                    make(api)
+                finally:
+                    api.lock.acquire()
+
+    api.before = meanwhile
+    make(api)
+    assert other and api.secrets.keys() == NAMES
+    assert_whole(api, tmp_path)
+
+
+@pytest.mark.parametrize("count", range(1, len(ROLES)))
+def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, count):
+    """Just before the first Secret is written, somebody else writes some in the same order, and is killed."""
+    theirs = {one.name: one.files for one in provision.missing_keys(dict.fromkeys(ROLES))[:count]}
+
+    def meanwhile(method, name):
+        if method == "POST" and not api.secrets:
+            for role, files in theirs.items():
+                api.put(f"k-{role}", {path: base64.b64encode(text.encode()).decode() for path, text in files.items()})
+
+    api.before = meanwhile
+    said = make(api)
+    assert_whole(api, tmp_path)
+    for role in theirs:
+        assert api.files(f"k-{role}")["own.key"] == theirs[role]["own.key"] and f"secret/k-{role}: made" not in said
+
+
+def test_a_secret_that_changes_while_it_is_changed_is_looked_at_again(api, tmp_path):
+    make(api)
+    api.drop("k-actor")
+    changed = []
+
+    def meanwhile(method, name):
+        if method == "PATCH" and not changed:
+            changed.append(name)
+            data = dict(api.secrets[name]["data"])
+            data["authorized-reader.pub"] = base64.b64encode(
+                api.files(name)["authorized-reader.pub"].encode() + b"# mine\n"
+            ).decode()
+            api.put(name, data)
+
+    api.before = meanwhile
+    make(api)
+    assert_whole(api, tmp_path)
+    assert "# mine" in api.files(changed[0])["authorized-reader.pub"]
+
+
+def test_somebody_who_changes_everything_all_the_time_is_given_up_on(api):
+    make(api)
+    api.drop("k-actor")
+    api.before = lambda method, name: api.put(name, api.secrets[name]["data"]) if method == "PATCH" else None
+    with pytest.raises(Refused, match="changed 20 times meanwhile"):
+        make(api)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_may_not_is_told_what_the_account_needs(api, status):
+    api.refused["POST"] = (status, float("inf"))
+    with pytest.raises(AuthError) as caught:
+        make(api)
+    said = str(caught.value)
+    assert "system:serviceaccount:rl:memoire-keys" in said and "cannot POST" in said and str(status) in said
+    assert "get and patch of these Secrets, and create" in said and "security.keys and security.tokens" in said
+    assert not api.secrets
+
+
+@pytest.mark.parametrize("status", [403, 429, 503])
+def test_a_refusal_that_is_only_early_is_asked_again(api, tmp_path, status):
+    api.refused["POST"] = (status, time.monotonic() + 0.7)
+    make(api, patience=10.0)
+    assert_whole(api, tmp_path)
+
+
+def test_another_answer_is_handed_on_at_once(api):
+    api.refused["GET"] = (400, float("inf"))
+    began = time.monotonic()
+    with pytest.raises(Refused, match="400.*GET /api/v1/namespaces/rl/secrets/k-actor"):
+        make(api)
+    assert time.monotonic() - began < 5.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_nobody_there_is_said_at_the_deadline():
+    began = time.monotonic()
+    at = ApiServer(Account(f"http://127.0.0.1:{free_port()}", "rl"), 1.0)
+    with pytest.raises(MemoireTimeout, match=r"within 1\.0 s.*NetworkPolicy"):
+        in_cluster.make("k", "t", at, str)
+    assert 0.9 < time.monotonic() - began < 10.0
+
+
+def test_who_accepts_and_says_nothing_is_left_at_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        at = ApiServer(Account(f"http://127.0.0.1:{silent.getsockname()[1]}", "rl"), 1.0)
+        with pytest.raises(MemoireTimeout, match="timed out"):
+            at.read("k-actor")
+        assert 0.9 < time.monotonic() - began < 10.0
+
+
+def test_a_server_that_comes_late_is_found():
+    port, came = free_port(), []
+    at = ApiServer(Account(f"http://127.0.0.1:{port}", "rl"), 20.0)
+    later = threading.Timer(0.7, lambda: came.append(FakeApi(port=port)))
+    later.start()
+    try:
+        assert at.read("k-actor") is None
+    finally:
+        later.join(10.0)
+        for one in came:
+            one.close()
+
+
+@pytest.fixture
+def account(tmp_path):
+    """What the kubelet mounts for an account, beside a certificate of 127.0.0.1 and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path / "serviceaccount"
+    folder.mkdir()
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "tls.pem", "-out", folder / "ca.crt"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    (folder / "token").write_text("first\n")
+    (folder / "namespace").write_text("rl\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.crt", tmp_path / "tls.pem")
+    return folder, context
+
+
+def in_pod(api):
+    port = urllib.parse.urlsplit(api.url).port
+    return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+
+
+def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
+    folder, context = account
+    with contextlib.closing(FakeApi(context)) as api:
+        found = Account.of_pod(in_pod(api), folder)
+        assert (found.url, found.namespace) == (api.url, "rl")
+        at = ApiServer(found, 20.0)
+        assert in_cluster.make("k", "", at, str) == 0 and set(api.tokens) == {"Bearer first"}
+        (folder / "token").write_text("second\n")  # the kubelet renews it
+        assert at.read("k-actor") is not None and api.tokens[-1] == "Bearer second"
+        (folder / "token").unlink()
+        with pytest.raises(ParameterError, match="the account's token"):
+            at.read("k-actor")
+
+
+def test_an_api_server_with_another_certificate_hears_no_token(account, tmp_path):
+    folder, context = account
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=other",
+         "-keyout", tmp_path / "other.pem", "-out", other / "ca.crt"], check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    with contextlib.closing(FakeApi(context)) as api:
+        with pytest.raises(MemoireTimeout, match="certificate verify failed"):
+            ApiServer(Account.of_pod(in_pod(api), other), 1.0).read("k-actor")
+        assert not api.asked
+
+
+def test_without_encryption_no_token_is_sent(api, tmp_path):
+    (tmp_path / "token").write_text("secret")
+    ApiServer(Account(api.url, "rl", tmp_path), 20.0).read("k-actor")
+    assert api.tokens == [None]
+
+
+def test_elsewhere_than_in_a_pod_it_says_what_to_give(tmp_path, account):
+    with pytest.raises(ParameterError, match="KUBERNETES_SERVICE_HOST must be set, as in a Pod.*--api-server"):
+        in_cluster.account("", "", {})
+    with pytest.raises(ParameterError, match="mounted into the Pod"):
+        Account.of_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path / "nothing")
+    with pytest.raises(ParameterError, match="--api-server"):
+        in_cluster.account("127.0.0.1:8001", "", {})
+    assert Account.of_pod({"KUBERNETES_SERVICE_HOST": "fd00::1"}, account[0]).url == "https://[fd00::1]:443"
+    (account[0] / "ca.crt").write_text("none")
+    with pytest.raises(ParameterError, match="the account's certificates"):
+        ApiServer(Account("https://127.0.0.1:1", "rl", account[0]), 1.0).read("k-actor")
+
+
+def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):
+    words = ["--secrets", "k", "--tokens", "t", "--namespace", "rl", "--api-server", api.url]
+    assert main.main(["keys", "in-cluster", *words]) == 0
+    assert api.secrets.keys() == NAMES and "secret/k-actor: made" in capsys.readouterr().out
+    api.refused["GET"] = (400, float("inf"))
+    assert main.main(["keys", "in-cluster", *words]) == 1
+    assert "memoire: http://127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("secret", "data", "words"),
+    [
+        ("k-actor", {}, "secret/k-actor has no own.key"),
+        ("k-proxy", {"own.key": "rubbish"}, "secret/k-proxy has an own.key that is no file of keys"),
+        (
+            "k-proxy",
+            {"own.key": keyfolder.make("actor").text(secret=True)},
+            "no own.key with one key of the role proxy",
+        ),
+        ("t", {"nodes": "short", "dashboard": "x" * 40}, r"secret/t \(nodes\) is not .*16 to 256"),
+        ("t", {"nodes": ""}, r"secret/t \(nodes\) is not"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_named_and_nothing_is_changed(api, secret, data, words):
+    api.put(secret, {name: base64.b64encode(text.encode()).decode() for name, text in data.items()})
+    with pytest.raises(KeyFileError, match=words) as caught:
+        make(api, keys="k" if secret != "t" else "")
+    assert "short" not in str(caught.value) and api.secrets.keys() == {secret}
+
+
+def test_what_is_no_text_is_refused_by_name(api):
+    api.put("t", {"nodes": base64.b64encode(b"\xff\xfe").decode()})
+    with pytest.raises(Refused, match="the Secret t holds what is no text"):
+        make(api, keys="")
+
+
+def test_secrets_are_not_shown():
+    shown = repr(Secret({"nodes": "abcdefgh"}, "7")) + repr(provision.missing_keys(dict.fromkeys(ROLES)))
+    assert "abcdefgh" not in shown and "BEGIN" not in shown
+
+
+# ------------------------------------------------------------------------------------------------- those that are given
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A folder with own.pub of each role, and the tokens, as the chart mounts them."""
+    for role, files in keyfolder.cluster_files().items():
+        keyfolder.write_new(tmp_path / role / "own.pub", files["own.pub"])
+    (tmp_path / "tokens").mkdir()
+    for name in ("dashboard", "nodes"):
+        (tmp_path / "tokens" / name).write_text("0123456789abcdef\n")
+    return tmp_path
+
+
+def check(folder, capsys, *words):
+    status = main.main(["keys", "check", str(folder), "--secrets", "k", "--tokens", "t", *words])
+    return status, capsys.readouterr().out
+
+
+def test_secrets_that_can_be_used_are_told_with_their_fingerprints(mounted, capsys):
+    status, said = check(mounted, capsys)
+    assert status == 0 and "secret/t: has both tokens" in said
+    for role in ROLES:
+        assert fingerprint(mounted / role) in said
+
+
+def fingerprint(folder):
+    (key,) = keyfolder.public_keys(folder)
+    return key.fingerprint
+
+
+def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
+    shutil.rmtree(mounted / "actor")
+    (mounted / "reader" / "own.pub").unlink()  # an optional volume without its Secret is an empty folder
+    (mounted / "proxy" / "own.pub").write_text(keyfolder.make("learner").text())
+    (mounted / "tokens" / "nodes").write_text("too-short")
+    status, said = check(mounted, capsys)
+    assert status == 1
+    assert "secret/k-actor is not there" in said and "secret/k-reader is not there" in said
+    assert "memoire keys new --kubernetes NAME" in said
+    assert "secret/k-proxy has no own.pub with one key of the role proxy" in said
+    assert "secret/t (nodes) is not a file with a token on each line: 16 to 256" in said and "too-short" not in said
+    shutil.rmtree(mounted / "tokens")
+    status, said = check(mounted, capsys)
+    assert status == 1 and "secret/t is not there, or has no dashboard and no nodes" in said
+    assert "kubectl create secret generic NAME" in said
+
+
+def test_only_what_is_named_is_looked_at(tmp_path, capsys):
+    assert main.main(["keys", "check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
