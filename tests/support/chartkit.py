@@ -110,7 +110,7 @@ def _matches(selector, labels):
 
 def _allows(rules, peers, labels, port):
     for rule in rules:
-        ports = [each["port"] for each in rule.get("ports", ())]
+        ports = [each.get("port", port) for each in rule.get("ports", ())]
         if ports and port not in ports:
             continue
         among = rule.get(peers)
@@ -142,7 +142,7 @@ def halves(policies):
     """What each half of each policy lets through by itself: {component: (ingress, egress)}, texts as "peer TCP/5560"."""
     return {
         each["metadata"]["labels"]["app.kubernetes.io/component"]: tuple(
-            {f"{peer} {port['protocol']}/{port['port']}" for rule in each["spec"].get(half, ())
+            {f"{peer} {port['protocol']}/{port.get('port', 'any')}" for rule in each["spec"].get(half, ())
              for peer in map(_peer, rule.get(peers) or [{}]) for port in rule["ports"]}
             for half, peers in (("ingress", "from"), ("egress", "to"))
         )

@@ -36,6 +36,8 @@ LAST_WORD = 2.0
 """Seconds in which an actor that ends tries to tell what it did last; a launcher waits no longer."""
 LAST_WORD_ALONE = 15.0
 """The same of one that nobody launched."""
+PATIENCE = 10.0
+"""Seconds to wait for the cluster, unless it is told otherwise."""
 
 
 class Player:
@@ -79,13 +81,21 @@ class Player:
 
 
 def play(
-    endpoint: str, env: str, *, num_envs: int, epsilon: float, seed: int, capacity: int, keys: str | None = None
+    endpoint: str,
+    env: str,
+    *,
+    num_envs: int,
+    epsilon: float,
+    seed: int,
+    capacity: int,
+    patience: float = PATIENCE,
+    keys: str | None = None,
 ) -> int:
-    """Play until the run is finished; the exit status."""
+    """Play until the run is finished; the exit status. The cluster may take `patience` seconds to answer at first."""
     with (
         LauncherLine() as tether,
         NodePages.from_environment() as pages,
-        connect(endpoint, seed=seed, capacity=capacity, keys=keys) as client,
+        connect(endpoint, seed=seed, capacity=capacity, timeout=patience, keys=keys) as client,
     ):
         pages.show(client)
         envs = make_envs(env, num_envs)
@@ -127,6 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epsilon", type=float, default=0.05, help="chance of a random action")
     parser.add_argument("--capacity", type=int, default=20_000, help="entries that the actor's memory has room for")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS", help="to wait for the cluster")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     parser.add_argument("--nice", type=int, default=0, help="let other processes of the machine go first, 0 to 19")
     given = parser.parse_args(arguments)
@@ -138,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         epsilon=given.epsilon,
         seed=given.seed,
         capacity=given.capacity,
+        patience=given.patience,
         keys=given.keys,
     )
 

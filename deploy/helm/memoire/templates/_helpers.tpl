@@ -46,6 +46,67 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end }}
 
+{{/* What the Secrets with keys begin with, and the Secret with tokens: those that are given, or those that a hook makes. Empty without security. */}}
+{{- define "memoire.keys" -}}
+{{- if not .Values.security.insecure }}{{ default (printf "%s-keys" (include "memoire.fullname" .)) .Values.security.keys }}{{ end -}}
+{{- end }}
+
+{{- define "memoire.tokens" -}}
+{{- if not .Values.security.insecure }}{{ default (printf "%s-tokens" (include "memoire.fullname" .)) .Values.security.tokens }}{{ end -}}
+{{- end }}
+
+{{/* The roles that have a key, as memoire.security.keyfolder has them. */}}
+{{- define "memoire.roles" -}}
+[actor, server, learner, reader, proxy]
+{{- end }}
+
+{{/* Whether the demo runs: "true", or nothing. It gives way to everything that says what the cluster is for. */}}
+{{- define "memoire.demo" -}}
+{{- $s := .Values.server -}}
+{{- if and .Values.demo.enabled $s.enabled (not (or $s.schema $s.env $s.tables .Values.learner.enabled .Values.learner.embedsServer .Values.actors.enabled)) }}true{{ end -}}
+{{- end }}
+
+{{/* The demo's image: beside memoire's own unless it is said otherwise. */}}
+{{- define "memoire.demo.image" -}}
+{{- $image := deepCopy .Values.demo.image -}}
+{{- $_ := set $image "registry" (default .Values.image.registry $image.registry) -}}
+{{- $_ := set $image "tag" (default .Values.image.tag $image.tag) -}}
+{{- toYaml $image -}}
+{{- end }}
+
+{{/* What holds of the learner and of the actors, as YAML: the user's values, or the demo's programs. Both serve pages, so they are probed. */}}
+{{- define "memoire.learner" -}}
+{{- $learner := deepCopy .Values.learner -}}
+{{- if include "memoire.demo" . -}}
+{{- $said := dict "enabled" true "pages" true "image" (include "memoire.demo.image" . | fromYaml) "resources" .Values.demo.resources -}}
+{{- $_ := set $said "command" (list "python3" "-m" "memoire.rl.demo.learner") -}}
+{{- $_ := set $said "args" (list "$(MEMOIRE_ENDPOINT)" "--actions=2" "--patience=120" "--checkpoint=/tmp/network") -}}
+{{- $learner = mergeOverwrite $learner $said -}}
+{{- end -}}
+{{- toYaml $learner -}}
+{{- end }}
+
+{{- define "memoire.actors" -}}
+{{- $actors := deepCopy .Values.actors -}}
+{{- if include "memoire.demo" . -}}
+{{- $said := dict "enabled" true "pages" true "replicas" (int .Values.demo.actors) "image" (include "memoire.demo.image" . | fromYaml) "resources" .Values.demo.resources -}}
+{{- $_ := set $said "relay" (dict "enabled" false) -}}
+{{- $_ := set $said "command" (list "python3" "-m" "memoire.rl.demo.actor") -}}
+{{- $_ := set $said "args" (list "$(MEMOIRE_ENDPOINT)" "--env=CartPole-v1" "--patience=120") -}}
+{{- $actors = mergeOverwrite $actors $said -}}
+{{- end -}}
+{{- toYaml $actors -}}
+{{- end }}
+
+{{/* What the demo's servers store: the steps of CartPole-v1, small caches so that the learner is not far behind. */}}
+{{- define "memoire.demo.server" -}}
+schema:
+  columns: [[obs, "<f4", [4], state], [action, "<i8", [], plain], [reward, "<f4", [], reward]]
+  tuples: []
+set: {multi_step: 3, discount_factor: [0.99], samples_per_insert: 32, cache_size: 1024}
+cache-limit: 32
+{{- end }}
+
 {{/* A reference to an image. Takes (dict "root" $ "image" <image of a component, or the chart's>). */}}
 {{- define "memoire.image" -}}
 {{- $global := default dict .root.Values.global -}}

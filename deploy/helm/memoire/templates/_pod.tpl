@@ -120,7 +120,7 @@ args: [{{ .role }}]
 {{- if eq .role "server" }}
 {{- $env = append $env (dict "name" "MEMOIRE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) }}
 {{- end }}
-{{- if and (ne .role "dashboard") $root.Values.security.keys }}
+{{- if and (ne .role "dashboard") (include "memoire.keys" $root) }}
 {{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
 {{- end }}
 env:
@@ -174,10 +174,10 @@ readinessProbe:
 {{/* Keys and tokens as files. A Secret that is missing keeps the Pod waiting, and its events say which. Takes (dict "root" $
 "keys" <whether it has keys> "tokens" <whether it opens pages>). */}}
 {{- define "memoire.secretMounts" -}}
-{{- if and .keys .root.Values.security.keys }}
+{{- if and .keys (include "memoire.keys" .root) }}
 - {name: keys, mountPath: /etc/memoire/keys, readOnly: true}
 {{- end }}
-{{- if and .tokens .root.Values.security.tokens }}
+{{- if and .tokens (include "memoire.tokens" .root) }}
 - {name: tokens, mountPath: /etc/memoire/tokens, readOnly: true}
 {{- end }}
 {{- end }}
@@ -192,14 +192,14 @@ readinessProbe:
 {{- with .volumes }}
 {{ toYaml . }}
 {{- end }}
-{{- if and .keys .root.Values.security.keys }}
+{{- if and .keys (include "memoire.keys" .root) }}
 - name: keys
-  secret: {secretName: {{ .root.Values.security.keys }}-{{ .keys }}, defaultMode: 0440}
+  secret: {secretName: {{ include "memoire.keys" .root }}-{{ .keys }}, defaultMode: 0440}
 {{- end }}
-{{- if and .tokens .root.Values.security.tokens }}
+{{- if and .tokens (include "memoire.tokens" .root) }}
 - name: tokens
   secret:
-    secretName: {{ .root.Values.security.tokens }}
+    secretName: {{ include "memoire.tokens" .root }}
     defaultMode: 0440
     items:
       {{- range .tokens }}
@@ -229,9 +229,85 @@ readinessProbe:
 {{- printf "%dMi" (add (div (add $held 1048575) 1048576) (index . 1)) -}}
 {{- end }}
 
+{{/* Requests and limits of a component. Takes (list <what is said> <what follows from what it holds>). Limits that are said stand by
+themselves; requests alone replace single requests, and whatever else follows stays. */}}
+{{- define "memoire.resources" -}}
+{{- $said := index . 0 -}}
+{{- $computed := index . 1 -}}
+{{- if kindIs "invalid" $said -}}
+{{- toYaml $computed -}}
+{{- else if and $said.requests (not (hasKey $said "limits")) -}}
+{{- mergeOverwrite (deepCopy $computed) $said | toYaml -}}
+{{- else -}}
+{{- toYaml $said -}}
+{{- end -}}
+{{- end }}
+
+{{- define "memoire.resources.server" -}}
+{{- include "memoire.resources" (list .Values.server.resources (include "memoire.serverResources" .Values.server.heldBytes | fromYaml)) -}}
+{{- end }}
+
+{{/* A proxy may have a queue of 256 MiB for each server, and 1 GiB of models. */}}
+{{- define "memoire.resources.proxy" -}}
+{{- $servers := len (include "memoire.servers" . | trim | splitList "\n") -}}
+{{- $computed := dict "requests" (dict "cpu" "200m" "memory" "256Mi") "limits" (dict "memory" (printf "%dMi" (add 1280 (mul 256 $servers)))) -}}
+{{- include "memoire.resources" (list .Values.proxy.resources $computed) -}}
+{{- end }}
+
+{{- define "memoire.resources.dashboard" -}}
+{{- $computed := dict "requests" (dict "cpu" "100m" "memory" "192Mi") "limits" (dict "memory" "1Gi") -}}
+{{- include "memoire.resources" (list .Values.dashboard.resources $computed) -}}
+{{- end }}
+
+{{/* Thousandths of a quantity, such as 500m, 2 or 1Gi, to compare two of them; nothing where it is written in another way. */}}
+{{- define "memoire.thousandths" -}}
+{{- $text := toString . -}}
+{{- if regexMatch "^[0-9]+(\\.[0-9]+)?m$" $text -}}
+{{- trimSuffix "m" $text | float64 | ceil | int64 -}}
+{{- else if regexMatch "^[0-9]+(\\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$" $text -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (float64 (trimSuffix $unit $text)) (get $units $unit) 1000 | ceil | int64 -}}
+{{- end -}}
+{{- end }}
+
 {{/* What a server needs that holds so many bytes: as much as it holds and what Python takes; at most, what may be on the
 way (256 MiB) and models (1 GiB) beside it. */}}
 {{- define "memoire.serverResources" -}}
 requests: {cpu: 250m, memory: {{ include "memoire.replay.memory" (list . 384) }}}
 limits: {memory: {{ include "memoire.replay.memory" (list . 1664) }}}
+{{- end }}
+
+{{/* What the Pods of the hooks about keys have in common. Takes (dict "root" $ "name" "keys" "words" <list> "volume" <dict> "path" <where it is mounted>). */}}
+{{- define "memoire.hookSpec" -}}
+{{- $root := .root -}}
+restartPolicy: Never
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with include "memoire.pullSecrets" $root | fromYamlArray }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+containers:
+  - name: {{ .name }}
+    image: {{ include "memoire.image" (dict "root" $root "image" $root.Values.image) }}
+    imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+    args:
+      {{- toYaml .words | nindent 6 }}
+    terminationMessagePolicy: FallbackToLogsOnError
+    {{- with $root.Values.security.hooks.resources }}
+    resources:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    securityContext:
+      {{- toYaml $root.Values.containerSecurityContext | nindent 6 }}
+    volumeMounts:
+      - {name: tmp, mountPath: /tmp}
+      - {name: {{ .volume.name }}, mountPath: {{ .path }}, readOnly: true}
+volumes:
+  - {name: tmp, emptyDir: {}}
+  -
+    {{- toYaml .volume | nindent 4 }}
 {{- end }}

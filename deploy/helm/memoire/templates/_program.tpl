@@ -18,12 +18,12 @@ args:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- $env := list (dict "name" "MEMOIRE_ENDPOINT" "value" .endpoint) }}
-{{- if $root.Values.security.keys }}
+{{- if (include "memoire.keys" $root) }}
 {{- $env = append $env (dict "name" "MEMOIRE_KEYS" "value" "/etc/memoire/keys") }}
 {{- end }}
 {{- if or $values.pages .server }}
 {{- $env = concat $env (list (dict "name" "MEMOIRE_HTTP" "value" "*:8080") (dict "name" "MEMOIRE_PROBES" "value" "*:8081")) }}
-{{- if $root.Values.security.tokens }}
+{{- if (include "memoire.tokens" $root) }}
 {{- $env = append $env (dict "name" "MEMOIRE_HTTP_TOKEN_FILE" "value" "/etc/memoire/tokens/nodes") }}
 {{- end }}
 {{- end }}

@@ -9,14 +9,15 @@ the commands; `settings` of a component wins over what the chart says.
 {{- if .Values.server.enabled }}{{ $_ := set $all "server" (include "memoire.settings.server" . | fromYaml) }}{{ end -}}
 {{- $_ := set $all "proxy" (include "memoire.settings.proxy" . | fromYaml) -}}
 {{- if .Values.dashboard.enabled }}{{ $_ := set $all "dashboard" (include "memoire.settings.dashboard" . | fromYaml) }}{{ end -}}
-{{- if and .Values.actors.enabled .Values.actors.relay.enabled }}{{ $_ := set $all "relay" (include "memoire.settings.relay" . | fromYaml) }}{{ end -}}
+{{- $actors := include "memoire.actors" . | fromYaml -}}
+{{- if and $actors.enabled $actors.relay.enabled }}{{ $_ := set $all "relay" (include "memoire.settings.relay" . | fromYaml) }}{{ end -}}
 {{- toYaml $all -}}
 {{- end }}
 
 {{- define "memoire.settings.pages" -}}
 http: "*:8080"
 probes: "*:8081"
-{{- if .Values.security.tokens }}
+{{- if include "memoire.tokens" . }}
 http-token-file: /etc/memoire/tokens/nodes
 {{- end }}
 {{- end }}
@@ -29,7 +30,8 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if $v.tables }}{{ $_ := set $said "tables" $v.tables }}{{ else }}{{ $_ := set $said "storage" $v.storage }}{{ end -}}
 {{- if $v.schema }}{{ $_ := set $said "schema" $v.schema }}{{ end -}}
 {{- if $v.env }}{{ $_ := set $said "env" $v.env }}{{ end -}}
-{{- if $v.parameters }}{{ $_ := set $said "set" $v.parameters }}{{ end -}}
+{{- if $v.parameters }}{{ $_ := set $said "set" (deepCopy $v.parameters) }}{{ end -}}
+{{- if include "memoire.demo" . }}{{ $said = merge $said (include "memoire.demo.server" . | fromYaml) }}{{ end -}}
 {{- if $v.capacity }}{{ $_ := set $said "capacity" (int64 $v.capacity) }}{{ end -}}
 {{- if $v.run }}{{ $_ := set $said "run" $v.run }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "state-dir" "/var/lib/memoire/state" }}{{ end -}}
@@ -57,11 +59,12 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if or .Values.server.enabled .Values.learner.embedsServer -}}
 {{- $nodes = prepend $nodes (printf "dns:%s.%s.svc:8080" (include "memoire.servers.name" .) .Release.Namespace) -}}
 {{- end -}}
-{{- if and .Values.learner.enabled .Values.learner.pages (not .Values.learner.embedsServer) -}}
+{{- $learner := include "memoire.learner" . | fromYaml -}}
+{{- if and $learner.enabled $learner.pages (not $learner.embedsServer) -}}
 {{- $nodes = append $nodes (printf "dns:%s-learner.%s.svc:8080" (include "memoire.fullname" .) .Release.Namespace) -}}
 {{- end -}}
 {{- $said := dict "nodes" (concat $nodes $v.nodes) "listen" "*:8265" "probes" "*:8081" -}}
-{{- if .Values.security.tokens }}{{ $_ := set $said "token-file" "/etc/memoire/tokens/dashboard" }}{{ $_ := set $said "node-token-file" "/etc/memoire/tokens/nodes" }}{{ end -}}
+{{- if include "memoire.tokens" . }}{{ $_ := set $said "token-file" "/etc/memoire/tokens/dashboard" }}{{ $_ := set $said "node-token-file" "/etc/memoire/tokens/nodes" }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "history" "/var/lib/memoire/history.db" }}{{ end -}}
 {{- $path := coalesce $v.rootPath (ternary (trimSuffix "/" $v.ingress.path) "" $v.ingress.enabled) (ternary (trimSuffix "/" $v.httpRoute.path) "" $v.httpRoute.enabled) -}}
 {{- if $path }}{{ $_ := set $said "root-path" $path }}{{ end -}}
@@ -69,13 +72,13 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if $v.ingress.enabled }}{{ $hosts = concat $hosts $v.ingress.hosts }}{{ end -}}
 {{- if $v.httpRoute.enabled }}{{ $hosts = concat $hosts $v.httpRoute.hostnames }}{{ end -}}
 {{- /* Without a token only known names are answered. */ -}}
-{{- if or $hosts (not .Values.security.tokens) -}}
+{{- if or $hosts (not (include "memoire.tokens" .)) -}}
 {{- $service := printf "%s-dashboard" (include "memoire.fullname" .) -}}
 {{- $own := list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace) -}}
 {{- $_ := set $said "allow-host" (concat $hosts $own | uniq) -}}
 {{- end -}}
 {{- $expected := $v.expectedActors -}}
-{{- if kindIs "invalid" $expected }}{{ $expected = ternary (mul .Values.actors.replicas .Values.actors.processes) 0 .Values.actors.enabled }}{{ end -}}
+{{- if kindIs "invalid" $expected }}{{ $actors := include "memoire.actors" . | fromYaml }}{{ $expected = ternary (mul $actors.replicas $actors.processes) 0 $actors.enabled }}{{ end -}}
 {{- if $expected }}{{ $_ := set $said "expected-actors" (int64 $expected) }}{{ end -}}
 {{- if $v.goalSteps }}{{ $_ := set $said "goal-steps" (int64 $v.goalSteps) }}{{ end -}}
 {{- if $v.goalEpisodes }}{{ $_ := set $said "goal-episodes" (int64 $v.goalEpisodes) }}{{ end -}}

@@ -4,14 +4,11 @@
 {{- $v := .Values -}}
 {{- $hasServers := or $v.server.enabled $v.learner.embedsServer -}}
 
-{{- if and (not $v.security.insecure) (not (and $v.security.keys $v.security.tokens)) -}}
-{{- $wrong = append $wrong (printf "this cluster would be open to everybody. Make keys and tokens in namespace %s:\n    memoire keys new --kubernetes memoire-keys | kubectl apply -f -\n    kubectl create secret generic memoire-tokens --from-literal=dashboard=$(openssl rand -hex 24) --from-literal=nodes=$(openssl rand -hex 24)\nand set security.keys=memoire-keys and security.tokens=memoire-tokens. Or, for a trial, say so: security.insecure=true" .Release.Namespace) -}}
-{{- end -}}
 {{- if and $v.security.insecure (or $v.security.keys $v.security.tokens) -}}
 {{- $wrong = append $wrong "security.insecure is true, and security.keys or security.tokens is set: leave out the one that is not meant" -}}
 {{- end -}}
 {{- if and $v.security.insecure (or $v.dashboard.ingress.enabled $v.dashboard.httpRoute.enabled (ne $v.dashboard.service.type "ClusterIP") (ne $v.proxy.service.type "ClusterIP")) -}}
-{{- $wrong = append $wrong "security.insecure is true, and a service is shown to the outside (dashboard.ingress, dashboard.httpRoute, dashboard.service.type or proxy.service.type): set security.keys and security.tokens" -}}
+{{- $wrong = append $wrong "security.insecure is true, and a service is shown to the outside (dashboard.ingress, dashboard.httpRoute, dashboard.service.type or proxy.service.type): leave out security.insecure, and keys and tokens are made" -}}
 {{- end -}}
 
 {{- if and $v.server.enabled $v.learner.embedsServer -}}
@@ -23,8 +20,8 @@
 {{- if and (not $hasServers) (not $v.proxy.servers) -}}
 {{- $wrong = append $wrong "there is no server: set server.enabled=true, or learner.embedsServer=true, or proxy.servers to addresses of servers elsewhere" -}}
 {{- end -}}
-{{- if and $v.server.enabled (ne 1 (len (compact (list (gt (len $v.server.schema) 0 | ternary "schema" "") (ternary "env" "" (ne $v.server.env "")) (gt (len $v.server.tables) 0 | ternary "tables" ""))))) -}}
-{{- $wrong = append $wrong "a server has to know what an entry is: set one of server.schema (what Schema.to_json() writes), server.env (a Gymnasium environment) and server.tables" -}}
+{{- if and $v.server.enabled (not (include "memoire.demo" .)) (ne 1 (len (compact (list (gt (len $v.server.schema) 0 | ternary "schema" "") (ternary "env" "" (ne $v.server.env "")) (gt (len $v.server.tables) 0 | ternary "tables" ""))))) -}}
+{{- $wrong = append $wrong "a server has to know what an entry is: set one of server.schema (what Schema.to_json() writes), server.env (a Gymnasium environment) and server.tables. Without any of them the demo runs, if demo.enabled is true and no learner and actors of yours are enabled" -}}
 {{- end -}}
 {{- if and $v.server.tables (or $v.server.parameters $v.server.capacity) -}}
 {{- $wrong = append $wrong "server.parameters and server.capacity are of the only table: beside server.tables each table has its own" -}}
@@ -32,10 +29,26 @@
 {{- if and (or $v.server.snapshots.atEnd $v.server.snapshots.everySeconds) (not $v.server.persistence.enabled) -}}
 {{- $wrong = append $wrong "server.snapshots need a state folder: set server.persistence.enabled=true" -}}
 {{- end -}}
-{{- with (default dict (default dict $v.server.resources).limits).memory -}}
+{{- $server := include "memoire.resources.server" . | fromYaml -}}
+{{- $proxy := include "memoire.resources.proxy" . | fromYaml -}}
+{{- with (default dict $server.limits).memory -}}
 {{- $least := add (include "memoire.bytes" $v.server.heldBytes) 268435456 -}}
 {{- if lt (int64 (include "memoire.bytes" .)) $least -}}
 {{- $wrong = append $wrong (printf "server.resources.limits.memory is %s, and a server that holds server.heldBytes=%s needs %dMi at least: raise it, or hold less" (toString .) (toString $v.server.heldBytes) (div $least 1048576)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $asked := dict "server" $server "proxy" $proxy "dashboard" (include "memoire.resources.dashboard" . | fromYaml) "server.drain" $v.server.drain.resources "learner" $v.learner.resources "actors" $v.actors.resources "actors.relay" $v.actors.relay.resources "demo" $v.demo.resources "test" $v.test.resources "security.hooks" $v.security.hooks.resources -}}
+{{- range $name, $resources := $asked -}}
+{{- $resources = default dict $resources -}}
+{{- $limits := default dict $resources.limits -}}
+{{- range $what, $requested := default dict $resources.requests -}}
+{{- $limit := get $limits $what -}}
+{{- $most := ternary "" (include "memoire.thousandths" $limit) (not (hasKey $limits $what)) -}}
+{{- $least := include "memoire.thousandths" $requested -}}
+{{- if and $most $least (lt (int64 $most) (int64 $least)) -}}
+{{- $wrong = append $wrong (printf "%s.resources: the limit of %s is %s, below the request of %s: set %s.resources.limits.%s to %s at least" $name $what (toString $limit) (toString $requested) $name $what (toString $requested)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -58,8 +71,7 @@
 {{- $wrong = append $wrong "proxy.autoscaling.keda.triggers has only cpu or memory, which KEDA takes no fallback for: that is what a HorizontalPodAutoscaler does (targetCPU and metrics, without keda)" -}}
 {{- end -}}
 {{- end -}}
-{{- $requests := default dict (default dict $v.proxy.resources).requests -}}
-{{- if and .enabled .targetCPU (not (kindIs "invalid" $v.proxy.resources)) (not $requests.cpu) -}}
+{{- if and .enabled .targetCPU (not (default dict $proxy.requests).cpu) (not (default dict $proxy.limits).cpu) -}}
 {{- $wrong = append $wrong "proxy.autoscaling.targetCPU is per cent of the requested CPU: set proxy.resources.requests.cpu" -}}
 {{- end -}}
 {{- end -}}

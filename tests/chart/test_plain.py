@@ -1,0 +1,397 @@
+"""`helm install` of which nothing is said: a cluster that is alive, with keys, tokens and policies."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import memoire
+from chartkit import (
+    CHART,
+    INSECURE,
+    connects,
+    containers,
+    halves,
+    helms,
+    kinds,
+    of,
+    pods,
+    refusal,
+    render,
+    run,
+    text,
+)
+from memoire.cli import main
+from memoire.nodes.roles import schema_of
+from memoire.security.keyfolder import ROLES
+
+GIVEN = ("security.keys=mine", "security.tokens=mine-tokens")
+HOOK = "pre-install,pre-upgrade,pre-rollback"
+KEYS = [f"memoire-keys-{role}" for role in ROLES]
+CASE = pytest.mark.parametrize("helm", helms(), ids=lambda path: Path(path).name if path else "none")
+
+
+def settings(**how):
+    return json.loads(of(render(**how), "ConfigMap", "memoire")["data"]["memoire.json"])
+
+
+def container(name, **how):
+    """A container by its name, among all Pods that are made."""
+    (found,) = [one for _, spec, _ in pods(render(**how)) for one in containers(spec) if one["name"] == name]
+    return found
+
+
+def notes(tmp_path, *sets, values=None):
+    """What Helm prints at the end of an installation."""
+    shown = tmp_path / "memoire"
+    shutil.rmtree(shown, ignore_errors=True)
+    shutil.copytree(CHART, shown)
+    written = (shown / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    made = (
+        '{"apiVersion": "v1", "kind": "Notes", "metadata": {"name": "notes"}, "text": {{ include "notes" . | toJson }}}'
+    )
+    (shown / "templates" / "notes.yaml").write_text(
+        '{{ define "notes" }}' + written + "{{ end }}" + made, encoding="utf-8"
+    )
+    return of(
+        [each for each in yaml.safe_load_all(text.__wrapped__(chart=shown, sets=sets, values=values)) if each], "Notes"
+    )["text"]
+
+
+# --------------------------------------------------------------------------------------------------------- what there is
+
+
+@CASE
+def test_nothing_has_to_be_said_and_it_is_the_same_each_time(helm):
+    code, out, err = run(helm, "lint", "--strict", "--kube-version", "1.34.0", CHART)
+    assert code == 0, out + err
+    assert text(helm=helm) == text.__wrapped__(helm=helm)
+    assert render(helm=helm) == render()
+    source = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
+    assert not re.search(r"\b(rand[A-Z]\w*|genPrivateKey|genCA|uuidv4|now|lookup) ", source.replace("looked", ""))
+
+
+def test_there_are_a_server_a_proxy_the_dashboard_and_a_demo_that_learns():
+    workloads = {name for kind, name in kinds(render()) if kind in ("StatefulSet", "Deployment")}
+    assert workloads == {f"memoire-{name}" for name in ("server", "proxy", "dashboard", "learner", "actor")}
+    assert of(render(), "Deployment", "memoire-actor")["spec"]["replicas"] == 2
+    said = settings()
+    assert said["dashboard"]["expected-actors"] == 2 and "insecure" not in said
+    assert schema_of(json.dumps(said["server"]["schema"]), None) == schema_of(None, "CartPole-v1")
+
+
+def test_the_demos_programs_take_what_they_are_given(monkeypatch):
+    from memoire.rl.demo import actor, learner
+
+    for name, module, ran in (("learner", learner, "learn"), ("actor", actor, "play")):
+        one, taken = container(name), []
+        assert one["image"] == f"memoire-demo:{memoire.__version__}"
+        assert one["command"] == ["python3", "-m", module.__name__]
+        monkeypatch.setattr(module, ran, lambda *given, taken=taken, **more: taken.append((given, more)) or 0)
+        assert module.main(one["args"]) == 0
+        ((given, more),) = taken
+        assert given[0] == "$(MEMOIRE_ENDPOINT)" and more["patience"] == 120.0
+
+
+def test_the_demos_programs_serve_pages_and_are_probed():
+    server = container("server")
+    for name in ("learner", "actor"):
+        one = container(name)
+        variables = {each["name"]: each.get("value") for each in one["env"]}
+        assert variables["MEMOIRE_ENDPOINT"] == "tcp://memoire.rl.svc:5560"
+        assert variables["MEMOIRE_HTTP"] == "*:8080" and variables["MEMOIRE_PROBES"] == "*:8081"
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert one[probe] == server[probe], (name, probe)
+    assert "dns:memoire-learner.rl.svc:8080" in settings()["dashboard"]["nodes"]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [('server.schema={"columns":[["obs","<f4",[4],"state"]],"tuples":[]}',), ("server.env=CartPole-v1",),
+     ('server.tables={"a":{"env":"CartPole-v1"}}',), ("demo.enabled=false", "server.env=CartPole-v1")],
+    ids=["schema", "env", "tables", "off"],
+)  # fmt: skip
+def test_the_demo_gives_way_to_the_real_thing(sets):
+    objects = render(sets=sets)
+    names = {name for kind, name in kinds(objects) if kind in ("StatefulSet", "Deployment")}
+    assert names == {"memoire-server", "memoire-proxy", "memoire-dashboard"}
+    assert "memoire-demo" not in text(sets=sets) and "samples_per_insert" not in text(sets=sets)
+    assert ("Job", "memoire-keys") in kinds(objects)
+
+
+def test_without_the_demo_it_asks_what_an_entry_is():
+    assert "what an entry is" in refusal("demo.enabled=false") and "demo.enabled" in refusal("demo.enabled=false")
+    assert "what an entry is" in refusal("learner.enabled=true", "learner.image.repository=mine")
+    assert "what an entry is" in refusal("actors.enabled=true", "actors.image.repository=mine")
+
+
+def test_the_demo_takes_its_image_from_where_memoire_s_own_is():
+    assert (
+        container("actor", sets=("image.registry=localhost", "image.tag=test"))["image"]
+        == "localhost/memoire-demo:test"
+    )
+    own = ("image.registry=here", "demo.image.registry=there", "demo.image.tag=7", "demo.image.repository=demo")
+    assert container("learner", sets=own)["image"] == "there/demo:7"
+    assert container("learner", sets=('global={"imageRegistry":"all"}',))["image"].startswith("all/memoire-demo:")
+
+
+def test_what_is_said_of_the_demo_holds():
+    said = (
+        "demo.actors=5",
+        "demo.resources.limits.cpu=2",
+        "server.parameters.multi_step=5",
+        "server.settings.cache-limit=8",
+    )
+    assert of(render(sets=said), "Deployment", "memoire-actor")["spec"]["replicas"] == 5
+    assert container("actor", sets=said)["resources"]["limits"]["cpu"] == 2
+    server = settings(sets=said)["server"]
+    assert server["set"]["multi_step"] == 5 and server["set"]["cache_size"] == 1024 and server["cache-limit"] == 8
+    assert settings(sets=said)["dashboard"]["expected-actors"] == 5
+
+
+# -------------------------------------------------------------------------------------------------------- keys and tokens
+
+
+def hooks(objects):
+    return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == HOOK]
+
+
+def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
+    mounted = {
+        volume["secret"]["secretName"]
+        for _, spec, _ in pods(render())
+        for volume in spec["volumes"]
+        if "secret" in volume
+    }
+    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader"}
+    assert not [each for each in render() if each["kind"] == "Secret"], "they would be made anew by each upgrade"
+    job = of(render(), "Job", "memoire-keys")
+    (one,) = job["spec"]["template"]["spec"]["containers"]
+    given = main.parser().parse_args(one["args"])
+    assert (given.secrets, given.tokens) == ("memoire-keys", "memoire-tokens")
+    assert one["image"] == container("server")["image"]
+    assert given.timeout < job["spec"]["activeDeadlineSeconds"] == 180
+    other = main.parser().parse_args(container("keys", sets=("fullnameOverride=x",))["args"])
+    assert (other.secrets, other.tokens) == ("x-keys", "x-tokens")
+
+
+def test_the_hook_may_touch_exactly_these_secrets_and_its_rights_end_with_it():
+    objects = render()
+    role = of(objects, "Role", "memoire-keys")
+    assert role["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "resourceNames": ["memoire-tokens", *KEYS],
+            "verbs": ["get", "patch"],
+        },
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+    ]
+    binding = of(objects, "RoleBinding", "memoire-keys")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "memoire-keys"}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "memoire-keys", "namespace": "rl"}]
+    made = {(each["kind"], each["metadata"]["name"]) for each in hooks(objects)} - {("Job", "memoire-drain")}
+    names = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job")
+    assert made == {(kind, "memoire-keys") for kind in names}
+    weights = {each["kind"]: int(each["metadata"]["annotations"]["helm.sh/hook-weight"]) for each in hooks(objects)}
+    assert (
+        weights["ServiceAccount"]
+        == weights["Role"]
+        == weights["NetworkPolicy"]
+        < weights["RoleBinding"]
+        < weights["Job"]
+    )
+    drain = of(objects, "Job", "memoire-drain")["metadata"]["annotations"]
+    assert weights["Job"] < int(drain.get("helm.sh/hook-weight", 0)), "a drain needs keys"
+    for each in hooks(objects):
+        policies = set(each["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(","))
+        gone = {"before-hook-creation", "hook-succeeded"}
+        assert policies == (gone if each["kind"] == "Job" else gone | {"hook-failed"}), each[
+            "kind"
+        ]  # a Job's log stays
+    assert not [each for each in objects if each["kind"] in ("ClusterRole", "ClusterRoleBinding")]
+
+
+def test_only_the_hook_has_a_token_of_the_api_server_and_it_lasts_ten_minutes():
+    for name, spec, _ in pods(render()):
+        assert spec["automountServiceAccountToken"] is False
+        tokens = [
+            source["serviceAccountToken"] for volume in spec["volumes"]
+            for source in volume.get("projected", {}).get("sources", ()) if "serviceAccountToken" in source
+        ]  # fmt: skip
+        assert tokens == ([{"path": "token", "expirationSeconds": 600}] if name == "Job/memoire-keys" else []), name
+    (mount,) = [one for one in container("keys")["volumeMounts"] if one["name"] == "account"]
+    assert mount == {"name": "account", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
+    (account,) = [
+        one
+        for one in of(render(), "Job", "memoire-keys")["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "account"
+    ]
+    paths = [
+        path["path"] for source in account["projected"]["sources"]
+        for said in source.values() for path in said.get("items", [said])
+    ]  # fmt: skip
+    assert paths == ["token", "ca.crt", "namespace"]
+
+
+def test_keys_and_tokens_that_are_given_are_taken_and_nothing_is_made():
+    objects = render(sets=GIVEN)
+    assert not {kind for kind, _ in kinds(objects)} & {"Role", "RoleBinding"}
+    assert not [each for each in hooks(objects) if each["metadata"]["name"].endswith("-keys")]
+    assert "memoire-keys" not in text(sets=GIVEN) and "serviceAccountToken" not in text(sets=GIVEN)
+    assert "secretName: mine-server" in text(sets=GIVEN) and "secretName: mine-tokens" in text(sets=GIVEN)
+
+
+def test_of_two_only_the_one_that_is_missing_is_made():
+    def asked(*sets):
+        given = main.parser().parse_args(container("keys", sets=sets)["args"])
+        (rule, _) = of(render(sets=sets), "Role")["rules"]
+        return given.secrets, given.tokens, rule["resourceNames"]
+
+    assert asked("security.keys=mine") == ("", "memoire-tokens", ["memoire-tokens"])
+    assert asked("security.tokens=mine") == ("memoire-keys", "", KEYS)
+
+
+def test_secrets_that_are_given_are_looked_at_before_anything_is_installed():
+    job = of(render(sets=GIVEN), "Job", "memoire-check")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == HOOK and job["spec"]["backoffLimit"] == 0
+    spec = job["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "default"  # the release's own is not there yet
+    (one,) = spec["containers"]
+    given = main.parser().parse_args(one["args"])
+    assert (given.secrets, given.tokens, str(given.folder)) == ("mine", "mine-tokens", "/etc/memoire/given")
+    (sources,) = [volume["projected"]["sources"] for volume in spec["volumes"] if "projected" in volume]
+    assert all(source["secret"]["optional"] for source in sources), "a Pod that waits for a Secret says nothing"
+    seen = {
+        (source["secret"]["name"], item["key"], item["path"])
+        for source in sources
+        for item in source["secret"]["items"]
+    }
+    tokens = {("mine-tokens", name, f"tokens/{name}") for name in ("dashboard", "nodes")}
+    assert seen == {(f"mine-{role}", "own.pub", f"{role}/own.pub") for role in ROLES} | tokens  # no secret key
+    off = {"Job/memoire-drain"} if render(sets=GIVEN) else set()
+    jobs = {
+        f"{kind}/{name}" for kind, name in kinds(render(sets=(*GIVEN, "security.hooks.check=false"))) if kind == "Job"
+    }
+    assert jobs == off
+    own = ("serviceAccount.create=false", "serviceAccount.name=ours")
+    assert (
+        of(render(sets=(*GIVEN, *own)), "Job", "memoire-check")["spec"]["template"]["spec"]["serviceAccountName"]
+        == "ours"
+    )
+    assert ("Job", "memoire-check") not in kinds(render())
+
+
+def test_an_open_cluster_has_no_hooks_about_keys():
+    made = kinds(render(sets=INSECURE))
+    assert not {kind for kind, _ in made} & {"Role", "RoleBinding"} and ("Job", "memoire-keys") not in made
+    assert "MEMOIRE_KEYS" not in text(sets=INSECURE)
+
+
+# ---------------------------------------------------------------------------------------------------------------- networks
+
+
+def test_policies_are_in_place_and_let_through_what_the_cluster_and_the_hook_need():
+    objects = render()
+    labels = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
+    assert set(halves(objects)) == {*labels, "test"}
+    assert halves(objects)["keys"] == (set(), {"anybody TCP/any"})  # the API server's address is another one each time
+    for source in ("learner", "actor"):
+        assert connects(objects, labels[source], labels["proxy"], 5560)
+        assert not connects(objects, labels[source], labels["server"], 5560)
+    assert connects(objects, labels["proxy"], labels["server"], 5560)
+    assert connects(objects, labels["keys"], None, 6443) and not connects(objects, None, labels["keys"], 8080)
+    off = kinds(render(sets=("networkPolicy.enabled=false",)))
+    assert not [name for kind, name in off if kind == "NetworkPolicy"]
+
+
+# --------------------------------------------------------------------------------------------------------------- resources
+
+
+def resources(name, *sets):
+    return container(name, sets=(*INSECURE, *sets)).get("resources")
+
+
+@pytest.mark.parametrize("name", ["server", "proxy", "dashboard"])
+def test_requests_alone_keep_the_limits_and_requests_that_follow(name):
+    computed = resources(name)
+    assert computed["limits"]["memory"] and computed["requests"]["memory"] and computed["requests"]["cpu"]
+    mine = resources(name, f"{name}.resources.requests.cpu=2")
+    assert mine == {"requests": {**computed["requests"], "cpu": 2}, "limits": computed["limits"]}
+    both = resources(name, f'{name}.resources={{"requests":{{"cpu":"1"}},"limits":{{"memory":"8Gi"}}}}')
+    assert both == {"requests": {"cpu": "1"}, "limits": {"memory": "8Gi"}}
+    none = resources(name, f'{name}.resources={{"requests":{{"cpu":"1"}},"limits":{{}}}}')
+    assert none == {"requests": {"cpu": "1"}, "limits": {}}
+    assert resources(name, f"{name}.resources={{}}") is None
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (
+            "server.resources.requests.memory=4Gi",
+            "server.resources: the limit of memory is 2688Mi, below the request of 4Gi",
+        ),
+        (
+            'proxy.resources={"requests":{"cpu":"1500m"},"limits":{"cpu":1}}',
+            "proxy.resources: the limit of cpu is 1, below",
+        ),
+        (
+            'dashboard.resources={"requests":{"memory":"2Gi"},"limits":{"memory":"2G"}}',
+            "set dashboard.resources.limits.memory to 2Gi",
+        ),
+        ('learner.resources={"requests":{"cpu":2},"limits":{"cpu":"1999m"}}', "learner.resources: the limit of cpu"),
+        (
+            'actors.resources={"requests":{"memory":"1Gi"},"limits":{"memory":1000}}',
+            "actors.resources: the limit of memory",
+        ),
+        ('actors.relay.resources={"requests":{"cpu":1},"limits":{"cpu":"10m"}}', "actors.relay.resources: the limit"),
+        (
+            "demo.resources.requests.memory=1Gi",
+            "demo.resources: the limit of memory is 512Mi, below the request of 1Gi",
+        ),
+        ("test.resources.limits.cpu=1m", "test.resources: the limit of cpu is 1m, below the request of 50m"),
+        ("server.drain.resources.limits.cpu=1m", "server.drain.resources: the limit"),
+        ("security.hooks.resources.limits.memory=1Mi", "security.hooks.resources: the limit of memory"),
+    ],
+)
+def test_a_limit_below_its_request_is_refused_before_anything_is_installed(sets, words):
+    assert words in refusal(sets)
+
+
+@pytest.mark.parametrize(
+    "said", ['{"requests":{"memory":"1e9"},"limits":{"memory":"2Ei"}}', '{"requests":{"cpu":"1"},"limits":{"cpu":"1000m"}}',
+             '{"requests":{"memory":"2Gi"},"limits":{"cpu":"1m"}}', '{"limits":{"nvidia.com/gpu":1}}']
+)  # fmt: skip
+def test_what_is_not_below_or_is_written_otherwise_is_left_to_kubernetes(said):
+    assert resources("proxy", f"proxy.resources={said}") == json.loads(said)
+
+
+# ------------------------------------------------------------------------------------------------------- what it tells
+
+
+def test_the_notes_begin_with_the_three_lines_that_open_the_dashboard(tmp_path):
+    lines = notes(tmp_path).splitlines()
+    assert lines[:3] == [
+        "kubectl -n rl port-forward service/memoire-dashboard 8265:80",
+        "http://localhost:8265",
+        "kubectl -n rl get secret memoire-tokens -o jsonpath='{.data.dashboard}' | base64 -d",
+    ]
+    assert of(render(), "Service", "memoire-dashboard")["spec"]["ports"][0]["port"] == 80
+    open_ = notes(tmp_path, *INSECURE).splitlines()
+    assert open_[:2] == lines[:2] and open_[2] == ""
+    assert notes(tmp_path, *GIVEN).splitlines()[2].split()[5] == "mine-tokens"
+    assert notes(tmp_path, "dashboard.enabled=false").splitlines()[0].startswith("memoire ")
+
+
+def test_the_notes_say_what_a_missing_image_means_and_what_to_run(tmp_path):
+    said = notes(tmp_path)
+    assert "ImagePullBackOff" in said and "make image" in said
+    asked = {one["image"] for _, spec, _ in pods(render()) for one in containers(spec)}
+    assert asked == set(re.findall(r"(?m)^    (memoire\S*:\S+)$", said))
+    assert "Secrets memoire-keys-ROLE and memoire-tokens were made" in said and "demo.enabled=false" in said
+    real = notes(tmp_path, *GIVEN, "server.env=CartPole-v1")
+    assert "were made" not in real and "memoire-demo" not in real and "demo.enabled" not in real
