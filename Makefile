@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=
+ENGINE ?= docker
 SOAK ?=
 MUTANTS_ARGS ?=
 # Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
@@ -17,7 +18,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-house lint-chart
 
-.PHONY: help demo test test-plain test-checked test-pages test-chart chart house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
+.PHONY: help demo test test-plain test-checked test-pages test-chart chart image house lock soak mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved"
@@ -26,6 +27,7 @@ help:
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
 	@echo "make test-chart    the Helm chart, rendered by helm"
+	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make soak          what takes minutes: kills, loads, faults; written to docs/soak.md; SOAK='killed_cluster' picks some"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
@@ -108,6 +110,9 @@ lint-house:
 
 lint-chart:
 	$(BIN)/python tools/chart.py --check
+
+image:
+	$(PYTHON) tools/image.py --engine $(ENGINE)
 
 house: setup-dev
 	$(BIN)/python tools/house.py --draw docs/house.svg
