@@ -173,7 +173,9 @@ def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
     given = main.parser().parse_args(one["args"])
     assert (given.secrets, given.tokens) == ("memoire-keys", "memoire-tokens")
     assert one["image"] == container("server")["image"]
-    assert given.timeout < job["spec"]["activeDeadlineSeconds"] == 180
+    attempts, deadline = job["spec"]["backoffLimit"] + 1, job["spec"]["activeDeadlineSeconds"]
+    assert attempts * given.timeout == 120.0 and deadline == 180  # one that its deadline ends leaves no log
+    assert "--timeout=10" in container("keys", sets=("security.hooks.timeoutSeconds=30",))["args"]
     other = main.parser().parse_args(container("keys", sets=("fullnameOverride=x",))["args"])
     assert (other.secrets, other.tokens) == ("x-keys", "x-tokens")
 
