@@ -12,7 +12,8 @@ from pathlib import Path
 
 from memoire.errors import KeyFileError, ParameterError, Refused
 from memoire.security import provision
-from memoire.security.keyfolder import ROLES, Key
+from memoire.security.keypairs import Key
+from memoire.security.permissions import ROLES
 from memoire.security.provision import TOKENS, Change
 
 from .api_server import Account, ApiServer, Secret

@@ -4,6 +4,7 @@ import argparse
 
 from memoire.errors import ParameterError
 
+from . import in_cluster_arguments
 from .options import Commands, add_keys
 
 ROLES = ("actor", "server", "learner", "reader", "proxy")
@@ -153,6 +154,7 @@ def add_key_tool(commands: Commands) -> None:
     gone.add_argument("folder", metavar="FOLDER", help="of a server or proxy, or of a cluster")
     gone.add_argument("which", nargs="+", metavar="KEY", help="fingerprint, or ROLE/NAME for all keys of that name")
     gone.set_defaults(command=_keys_revoke)
+    in_cluster_arguments.add_to(actions)
 
 
 def _keys_new(given: argparse.Namespace) -> int:

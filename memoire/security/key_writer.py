@@ -152,14 +152,19 @@ def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> s
             "apiVersion: v1", "kind: Secret", "metadata:", f"  name: {name}-{role}", "  labels:",
             "    app.kubernetes.io/part-of: memoire", "type: Opaque", "stringData:",
         ]  # fmt: skip
-        flat: dict[str, str] = {}  # a Secret has no folders
-        for path, text in files.items():
-            key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
-            flat[key] = flat.get(key, "") + text
-        for other in ROLES if role in ADMITTED else ():
-            # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
-            flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
-        for key, text in flat.items():
+        for key, text in secret_files(role, files).items():
             lines += [f"  {key}: |", *(f"    {line}".rstrip() for line in text.splitlines())]
         documents.append("\n".join(lines) + "\n")
     return "---\n".join(documents)
+
+
+def secret_files(role: str, files: Mapping[str, str]) -> dict[str, str]:
+    """The files of a role's keys folder under the names that they have in a Secret, which has no folders."""
+    flat: dict[str, str] = {}
+    for path, text in files.items():
+        key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
+        flat[key] = flat.get(key, "") + text
+    for other in ROLES if role in ADMITTED else ():
+        # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
+        flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
+    return flat

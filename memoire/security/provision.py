@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from memoire.errors import KeyFileError, ParameterError
 
-from .keyfolder import ADMITTED, ROLES, Key, make, read_blocks, secret_files
+from .key_writer import ADMITTED, secret_files
+from .keypairs import Key, make, read_blocks
+from .permissions import ROLES
 from .tokens import EXPECTED, read_lines
 
 TOKENS = ("dashboard", "nodes")

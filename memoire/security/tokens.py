@@ -20,11 +20,11 @@ from memoire.errors import ParameterError
 
 _log = logging.getLogger(__name__)
 
-LEAST, MOST = 16, 256
+MIN_LENGTH, MAX_LENGTH = 16, 256
 """Characters of a token in a file."""
 MAX_TOKENS = 16
-MAX_FILE_BYTES = MAX_TOKENS * (MOST + 2)
-EXPECTED = f"a file with a token on each line: {LEAST} to {MOST} printable ASCII characters without blanks"
+MAX_FILE_BYTES = MAX_TOKENS * (MAX_LENGTH + 2)
+EXPECTED = f"a file with a token on each line: {MIN_LENGTH} to {MAX_LENGTH} printable ASCII characters without blanks"
 
 MAX_WRONG_TOKENS = 10
 """Wrong tokens that one address may give in a row; then one more every `PENALTY_INTERVAL` seconds."""
@@ -115,9 +115,10 @@ def read_lines(text: str, where: str) -> tuple[str, ...]:
     """
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     are_good = all(
-        LEAST <= len(token) <= MOST and token.isascii() and token.isprintable() and " " not in token for token in found
+        MIN_LENGTH <= len(token) <= MAX_LENGTH and token.isascii() and token.isprintable() and " " not in token
+        for token in found
     )
-    if not 1 <= len(found) <= MOST_TOKENS or not are_good:
+    if not 1 <= len(found) <= MAX_TOKENS or not are_good:
         raise ParameterError("token file", where, EXPECTED)
     return found
 

@@ -17,8 +17,11 @@ import pytest
 from memoire.cli import in_cluster, main
 from memoire.cli.api_server import Account, ApiServer, Secret
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
-from memoire.security import keyfolder, provision
-from memoire.security.keyfolder import ADMITTED, ROLES, Keys
+from memoire.security import keypairs, provision
+from memoire.security.key_writer import ADMITTED, cluster_files, public_keys, secret_files, write_new
+from memoire.security.keyfolder import Keys
+from memoire.security.keypairs import read_blocks
+from memoire.security.permissions import ROLES
 from memoire.security.tokens import Tokens
 
 NAMES = {*(f"k-{role}" for role in ROLES), "t"}
@@ -145,7 +148,7 @@ def folders(api, tmp_path):
         folder = tmp_path / f"{role}-{time.monotonic_ns()}"
         folder.mkdir()
         for name, text in api.files(f"k-{role}").items():
-            keyfolder.write_new(folder / name, text)
+            write_new(folder / name, text)
         made[role] = Keys(folder)
     return made
 
@@ -173,13 +176,13 @@ def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
     text = "\n".join(said)
     assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # no secret is printed
     # The same files as those that a person makes and applies.
-    by_hand = {role: keyfolder.secret_files(role, files) for role, files in keyfolder.cluster_files().items()}
+    by_hand = {role: secret_files(role, files) for role, files in cluster_files().items()}
     assert {role: files.keys() for role, files in by_hand.items()} == {
         role: api.files(f"k-{role}").keys() for role in ROLES
     }
     for role in ROLES:
-        dialled = [key.role for key in keyfolder.read_blocks(api.files(f"k-{role}")["server.pub"].encode())]
-        assert dialled == [key.role for key in keyfolder.read_blocks(by_hand[role]["server.pub"].encode())]
+        dialled = [key.role for key in read_blocks(api.files(f"k-{role}")["server.pub"].encode())]
+        assert dialled == [key.role for key in read_blocks(by_hand[role]["server.pub"].encode())]
 
 
 def test_what_is_there_is_kept_and_not_even_written(api):
@@ -449,7 +452,7 @@ def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):
         ("k-proxy", {"own.key": "rubbish"}, "secret/k-proxy has an own.key that is no file of keys"),
         (
             "k-proxy",
-            {"own.key": keyfolder.make("actor").text(secret=True)},
+            {"own.key": keypairs.make("actor").text(secret=True)},
             "no own.key with one key of the role proxy",
         ),
         ("t", {"nodes": "short", "dashboard": "x" * 40}, r"secret/t \(nodes\) is not .*16 to 256"),
@@ -480,8 +483,8 @@ def test_secrets_are_not_shown():
 @pytest.fixture
 def mounted(tmp_path):
     """A folder with own.pub of each role, and the tokens, as the chart mounts them."""
-    for role, files in keyfolder.cluster_files().items():
-        keyfolder.write_new(tmp_path / role / "own.pub", files["own.pub"])
+    for role, files in cluster_files().items():
+        write_new(tmp_path / role / "own.pub", files["own.pub"])
     (tmp_path / "tokens").mkdir()
     for name in ("dashboard", "nodes"):
         (tmp_path / "tokens" / name).write_text("0123456789abcdef\n")
@@ -501,14 +504,14 @@ def test_secrets_that_can_be_used_are_told_with_their_fingerprints(mounted, caps
 
 
 def fingerprint(folder):
-    (key,) = keyfolder.public_keys(folder)
+    (key,) = public_keys(folder)
     return key.fingerprint
 
 
 def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     shutil.rmtree(mounted / "actor")
     (mounted / "reader" / "own.pub").unlink()  # an optional volume without its Secret is an empty folder
-    (mounted / "proxy" / "own.pub").write_text(keyfolder.make("learner").text())
+    (mounted / "proxy" / "own.pub").write_text(keypairs.make("learner").text())
     (mounted / "tokens" / "nodes").write_text("too-short")
     status, said = check(mounted, capsys)
     assert status == 1

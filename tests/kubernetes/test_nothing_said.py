@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kubekit import NAMESPACE, Release, run, until
 
-from memoire.security.keyfolder import ROLES
+from memoire.security.permissions import ROLES
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(590)]
 TAG = os.environ.get("MEMOIRE_PLAIN_TAG", "test")
