@@ -108,15 +108,11 @@ class Reader(Node):
         keys: Given = None,
         tune_process: bool = True,
     ) -> None:
-        if isinstance(urls, str):
-            urls = [urls]
-        if not urls:
-            raise EndpointError("", "connect to", "a reader needs at least one address")
         if ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         if tune_process:
             process.tune()
-        self.urls = tuple(urls)
+        self.urls = _addresses(urls)
         self.reader_id = secrets.token_bytes(16)
         self._asked_table, self._keys, self._limits = table_name(table), Keys.of(keys, "learner"), limits or Limits()
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
@@ -129,7 +125,9 @@ class Reader(Node):
         self._thread = ReaderThread(
             self.urls,
             reader_id=self.reader_id,
-            hello=self._hello,
+            hello=lambda: _hello(
+                self._asked_table or self.table, self._scalars, self._handed_out.figures(self._prefetch.samples)
+            ),
             prefetch=self._prefetch,
             partition=Partition(partition),
             rng=random.Random(seed),
@@ -151,19 +149,6 @@ class Reader(Node):
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
-
-    def _hello(self) -> messages.Hello:
-        """What it says of itself to servers. Called inside of its thread."""
-        return messages.Hello(
-            role="reader",
-            table=self._asked_table or self.table,
-            software=SOFTWARE,
-            host=socket.gethostname()[:256],
-            pid=self._pid,
-            codecs=codecs(),
-            scalars=self._scalars,
-            figures=self._handed_out.figures(self._prefetch.samples),
-        )
 
     # ------------------------------------------------------------------------------------------------- batches
 
@@ -299,9 +284,7 @@ class Reader(Node):
         return self.closed or self.finished
 
     def update_priorities(self, ids: NDArray[Any], td_errors: Any) -> int:
-        """Send TD errors on their way to the clients that own the samples; returns at once, with how many were
-        given.
-        """
+        """Send TD errors [B] on their way to the owners of samples with these ids [B]; returns how many, at once."""
         self._monitor.check_open()
         errors = td_errors_for(np.asarray(ids), td_errors)
         if len(errors):
@@ -479,3 +462,24 @@ class Reader(Node):
 
     def __repr__(self) -> str:
         return f"<memoire.Reader {self.reader_id.hex()[:8]} of {', '.join(self.urls)}>"
+
+
+def _addresses(urls: Sequence[str]) -> tuple[str, ...]:
+    urls = (urls,) if isinstance(urls, str) else tuple(urls)
+    if not urls:
+        raise EndpointError("", "connect to", "a reader needs at least one address")
+    return urls
+
+
+def _hello(table: str, scalars: dict[str, float], figures: dict[str, float]) -> messages.Hello:
+    """What a reader says of itself to servers. Called inside of its thread."""
+    return messages.Hello(
+        role="reader",
+        table=table,
+        software=SOFTWARE,
+        host=socket.gethostname()[:256],
+        pid=os.getpid(),
+        codecs=codecs(),
+        scalars=scalars,
+        figures=figures,
+    )

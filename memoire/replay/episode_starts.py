@@ -7,9 +7,15 @@ begins anywhere. One such start proves nothing; a row of them in places where no
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
+
+from memoire.errors import EpisodeOver
+
+_log = logging.getLogger(__name__)
 
 MAX_FIRST_OBSERVATIONS: Final = 4096
 """First observations that are remembered."""
@@ -58,15 +64,41 @@ class Starts:
         """An episode of `length` steps ended in the observation `final`."""
         self._ended[environment] = _Ended(final, length)
 
-    def last_length(self, environment: int) -> int:
-        """Steps of the episode that has ended."""
-        return self._ended[environment].length
-
     def reset(self, environment: int) -> None:
         """Somebody says that this environment was reset: its next start is not looked at."""
         self._ended.pop(environment, None)
         self._rows.pop(environment, None)
         self._doubts.pop(environment, None)
+
+    def check(
+        self, environments: Collection[int], state_of: Callable[[int], State], ending: Collection[int]
+    ) -> dict[int, int]:
+        """The digests of the states in which these environments begin an episode.
+
+        Args:
+            state_of: Gives the state of an environment.
+            ending: Environments in which the step that begins the episode also ends it.
+
+        Raises:
+            EpisodeOver: one of them was surely not reset.
+        """
+        begins = {environment: digest(state_of(environment)) for environment in environments}
+        for environment, first in begins.items():
+            if self.is_forgotten(environment, first, environment in ending):
+                raise EpisodeOver(environment, self._ended[environment].length)
+        return begins
+
+    def note(self, begins: dict[int, int]) -> None:
+        """Episodes have begun in these environments, by digest, and their first steps are stored. Warns once."""
+        for environment, first in begins.items():
+            if self.began(environment, first) >= WORTH_A_WORD and not self.is_warned:
+                self.is_warned = True
+                _log.warning(
+                    "episodes of environment %d begin in the observations in which the ones before ended. If "
+                    "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
+                    "there, all is well. This is said once for each writer.",
+                    environment,
+                )
 
     def is_forgotten(self, environment: int, first: int, ends: bool) -> bool:
         """Whether a start is the last of so many suspicious ones that the environment was surely not reset.

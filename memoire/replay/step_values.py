@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from memoire import _core
 from memoire.errors import EntryError, SchemaError
 from memoire.suggestions import meant
 
+from .autoreset import final_observation
 from .columns import Column
 from .episode_starts import State
 from .schema import Schema
@@ -152,6 +154,29 @@ class StepValues:
     def member_state(self, obs: Any, environment: int) -> State:
         """The state columns of an environment's part of an observation."""
         return self.state(obs, None if self._single else environment)
+
+    def final_state(self, next_obs: Any, info: Mapping[str, Any] | None, autoreset: str, environment: int) -> State:
+        """The state in which an environment's episode ended, out of what a step returned in a mode of autoreset."""
+        if autoreset != "same_step":
+            return self.member_state(next_obs, environment)
+        return self.state(*final_observation(info, environment, self._single))
+
+    def usual_steps(
+        self, memory: object, lanes: NDArray[np.int64], returns: NDArray[np.float64], check: bool
+    ) -> _core.UsualSteps | None:
+        """What takes the usual step in one call; None for other memories, and for nested or ragged columns.
+
+        Args:
+            lanes: [N] of the memory.
+            returns: [N, *R] where rewards are added up.
+            check: Compare each observation with where the step before ended.
+        """
+        schema = self._schema
+        if self.nested or schema.ragged or not isinstance(memory, _core.EntryStore):
+            return None
+        arguments = {self.root: "obs", schema.reward: "reward"}
+        sources = tuple([arguments.get(name, name) for name in schema.entry_names])
+        return _core.UsualSteps(memory, lanes, returns, sources, self._single, check)
 
     def check_extras(self, extras: Mapping[str, Any]) -> None:
         """Say which extra is missing or is no column, if there is one. Raises EntryError."""

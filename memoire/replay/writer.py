@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,6 @@ from memoire import _core
 from memoire.errors import (
     Closed,
     EntryError,
-    EpisodeOver,
     EpisodeTooLong,
     EpisodeTorn,
     NotFinite,
@@ -28,12 +27,10 @@ from memoire.errors import (
     TwoThreads,
 )
 
-from .autoreset import autoreset_mode, final_observation
-from .episode_starts import WORTH_A_WORD, Starts, State, digest
+from .autoreset import autoreset_mode
+from .episode_starts import Starts, State, digest
 from .episode_store import EpisodeStore, Observer
 from .step_values import StepValues
-
-_log = logging.getLogger(__name__)
 
 
 class Writer:
@@ -71,9 +68,7 @@ class Writer:
     """One of `AUTORESET`."""
     lanes: NDArray[np.int64]
     """[num_envs] the memory's lanes that this writer fills."""
-
-    _room: int  # steps until an episode may be too long
-    _longest: int
+    _room: int
 
     # Fixed, so that a setting that a writer does not have is refused; in C, since a step sets several.
     __slots__ = (
@@ -114,7 +109,7 @@ class Writer:
         self._refused = (-1, "")  # clock when a step was refused, and why
         self._closed = ""  # what is closed, once no more steps are taken
         self._inside = RLock()  # held by the thread that is inside of a call: another one is refused, and never waits
-        self._usual = self._usual_steps()
+        self._usual = self._given.usual_steps(memory, self.lanes, self._returns, check)
         for lane in self.lanes.tolist():
             memory.open(lane)
 
@@ -267,15 +262,6 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _usual_steps(self) -> _core.UsualSteps | None:
-        """What takes the usual step in one call; None where there is none: other memories, nested or ragged columns."""
-        memory, schema = self._memory, self._schema
-        if self._given.nested or schema.ragged or not isinstance(memory, _core.EntryStore):
-            return None
-        arguments = {self._given.root: "obs", schema.reward: "reward"}
-        sources = tuple([arguments.get(name, name) for name in schema.entry_names])
-        return _core.UsualSteps(memory, self.lanes, self._returns, sources, self._single, self._check)
-
     def _record(
         self,
         given: dict[str, Any],
@@ -307,8 +293,8 @@ class Writer:
         first = self._given.first
         self._owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
         self._last = next_obs
-        if begins:
-            self._begin(begins)
+        if begins and self._starts is not None:
+            self._starts.note(begins)
         if added and self._observer is not None:
             self._observer.on_entries(added)
         if ends:
@@ -337,17 +323,11 @@ class Writer:
         self._pending = None
         return stepped.size
 
-    def _add_one(self, values: list[Any], init_w: Any, model_version: int) -> None:
+    def _add_one(self, values: list[Any], *facts: Any) -> None:
         try:
-            self._memory.add(int(self.lanes[0]), tuple(values), init_w, model_version)
+            self._memory.add(int(self.lanes[0]), tuple(values), *facts)
         except EntryError:
-            self._memory.add(int(self.lanes[0]), self._given.exact_entry(values), init_w, model_version)
-
-    def _final(self, environment: int, next_obs: Any, info: Mapping[str, Any] | None) -> State:
-        """The state in which an environment's episode ended."""
-        if self.autoreset != "same_step":
-            return self._given.member_state(next_obs, environment)
-        return self._given.state(*final_observation(info, environment, self._single))
+            self._memory.add(int(self.lanes[0]), self._given.exact_entry(values), *facts)
 
     def _ends(
         self, terminated: Any, truncated: Any, next_obs: Any, info: Mapping[str, Any] | None, bootstrap_value: Any
@@ -362,37 +342,21 @@ class Writer:
         if self._pending is not None:
             done &= ~self._pending
         bootstrap = self._given.bootstrap(bootstrap_value)
+        values, mode = self._given, self.autoreset
         return [
-            _End(i, bool(terminal[i]), self._final(i, next_obs, info), None if terminal[i] else bootstrap[i])
+            _End(
+                i, bool(terminal[i]), values.final_state(next_obs, info, mode, i), None if terminal[i] else bootstrap[i]
+            )
             for i in np.flatnonzero(done).tolist()
         ]
 
     def _begins(self, obs: Any, ends: list[_End]) -> dict[int, int]:
         """The environments whose episodes begin with this step, and digests of where. Raises EpisodeOver."""
-        starts = self._starts
-        if starts is None or not (starts.awaited or self._clock == 0):
+        if self._starts is None or not (self._starts.awaited or self._clock == 0):
             return {}
-        beginning = starts.awaited if self._clock else range(self.num_envs)
-        begins = {i: digest(self._given.member_state(obs, i)) for i in beginning}
-        over = {end.environment for end in ends}
-        for i, first in begins.items():
-            if starts.is_forgotten(i, first, i in over):
-                raise EpisodeOver(i, starts.last_length(i))
-        return begins
-
-    def _begin(self, begins: dict[int, int]) -> None:
-        """Episodes have begun, and their first steps are stored."""
-        starts = self._starts
-        assert starts is not None
-        for i, first in begins.items():
-            if starts.began(i, first) >= WORTH_A_WORD and not starts.is_warned:
-                starts.is_warned = True
-                _log.warning(
-                    "episodes of environment %d begin in the observations in which the ones before ended. If "
-                    "env.reset() was forgotten, call it after each end (terminated or truncated). If episodes do begin "
-                    "there, all is well. This is said once for each writer.",
-                    i,
-                )
+        beginning = self._starts.awaited if self._clock else range(self.num_envs)
+        ending = {end.environment for end in ends}
+        return self._starts.check(beginning, partial(self._given.member_state, obs), ending)
 
     def _finish(self, ends: list[_End]) -> None:
         """Close the episodes that a step ended, and open the next ones."""
@@ -413,9 +377,7 @@ class Writer:
                 self._observer.on_episode(lane, length, return_)
 
     def _cut(self, given: Mapping[str, Any], least: int) -> None:
-        """Store what has at least so many entries as truncated episodes: the observation that comes now is their true
-        final one.
-        """
+        """Store open episodes of at least so many entries as truncated, ended by the observation that comes now."""
         for i in np.flatnonzero(self._clock - self._opened >= least).tolist():
             value = given[self._schema.value] if self._schema.value is not None else None
             final = self._given.member_state(given[self._given.root], i)
@@ -447,10 +409,8 @@ class Writer:
 
     def _left_in(self, environment: int) -> State | None:
         """Where the last step left an environment; None where that was written over, or is not finite."""
-        if not self._owned:
-            return None
         try:
-            return self._given.member_state(self._last, environment)
+            return self._given.member_state(self._last, environment) if self._owned else None
         except NotFinite:
             return None
 

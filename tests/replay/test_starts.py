@@ -78,7 +78,7 @@ def test_a_forgotten_reset_is_refused_at_the_second_step_that_repeats_an_end(how
 def test_a_forgotten_reset_of_an_environment_that_goes_on_is_refused_at_the_third_episode(caplog: Any) -> None:
     env = GoesOn(5)
     buffer = buffer_for(env)
-    with caplog.at_level(logging.WARNING, "memoire.replay.writer"), pytest.raises(EpisodeOver):
+    with caplog.at_level(logging.WARNING, "memoire.replay.episode_starts"), pytest.raises(EpisodeOver):
         play(env, buffer.writer(env), 100, resets=False)
     assert len(buffer) == 5 * PROOF
     assert len(caplog.records) == 1 and "If env.reset() was forgotten" in caplog.text
@@ -222,7 +222,7 @@ def test_a_start_is_judged_by_what_was_seen() -> None:
     starts = Starts()
     assert not starts.is_forgotten(0, 1, True) and starts.began(0, 1) == 0 and starts.awaited == ()
     starts.ended(0, 2, 9)
-    assert (starts.awaited, starts.last_length(0)) == ((0,), 9)
+    assert starts.awaited == (0,)
     assert not starts.is_forgotten(0, 3, True) and not starts.is_forgotten(0, 2, True)
     assert starts.began(0, 2) == 1
     starts.ended(0, 4, 1)  # in the row, however short the episode was
