@@ -39,7 +39,7 @@ META: np.dtype[Any]
 EPISODE: np.dtype[Any]
 LANE: np.dtype[Any]
 PAGE: np.dtype[Any]
-"""How the arrays of `EntryStore._inside` are laid out."""
+"""How the arrays of `EntryStore.contents` are laid out."""
 
 @disjoint_base
 class PriorityTree:
@@ -202,8 +202,8 @@ class EntryStore:
         versions: NDArray[np.int64] | None,
         weights: NDArray[np.float64] | None,
     ) -> int: ...
-    def _inside(self) -> dict[str, Any]: ...
-    def _set_clock(self, seconds: float | None) -> None: ...
+    def contents(self) -> dict[str, Any]: ...
+    def set_clock(self, seconds: float | None) -> None: ...
 
 def same_place(one: Any, two: Any) -> bool: ...
 

@@ -2499,7 +2499,7 @@ cdef class EntryStore:
         finally:
             self._release()
 
-    def _inside(self):
+    def contents(self):
         """The arrays that the loops work on, for checks and snapshots: meta, pages, lanes, episodes, bootstraps, free_finals,
         final_values, weights, and the ends of lists and counters."""
         weights = self.rooms[0][:self.capacity_]
@@ -2509,7 +2509,7 @@ cdef class EntryStore:
                  "page_rows": self.page_rows}
         return {**self.arrays, "weights": weights, "columns": list(self.data_arrays), "finals": list(self.final_arrays), **state}
 
-    def _set_clock(self, seconds):
+    def set_clock(self, seconds):
         """Hold the clock still at unix `seconds`, for tests; None lets it go again."""
         self.fixed_now = -1.0 if seconds is None else seconds
         if self.most_age > 0.0:

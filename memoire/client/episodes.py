@@ -94,7 +94,7 @@ class OpenEpisodes(Memory):
         age, versions = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
         self.ages(rows, age)
         self.model_versions(rows, versions)
-        weights = self._inside()["meta"]["init_w"][rows]
+        weights = self.contents()["meta"]["init_w"][rows]
         lengths = {name: self.lengths(name, rows) for name in self.schema.ragged}
 
         def fill(name: str, target: Payload) -> None:

@@ -28,7 +28,7 @@ class _Seen(NamedTuple):
     def of(cls, memory: Memory, rng: random.Random) -> _Seen:
         every = -(-memory.capacity // MAX_INSPECTED)
         rows = np.arange(rng.randrange(every), memory.capacity, every)
-        rows = rows[memory._inside()["meta"]["episode"][rows] >= 0]
+        rows = rows[memory.contents()["meta"]["episode"][rows] >= 0]
         ages, weights = np.empty(len(rows), np.float32), np.empty(len(rows), np.float64)
         memory._facts(rows, ages, None, weights)
         return cls(rows, weights, ages)
@@ -63,7 +63,7 @@ def copied(named: NamedMemory, beta: float, rng: random.Random) -> Peeked | None
         if not most > 0.0:
             return None
         at = rng.choices(range(len(seen.rows)), (seen.weights / most).tolist())[0]
-        inside, row = memory._inside(), seen.rows[at]
+        inside, row = memory.contents(), seen.rows[at]
         number = int(inside["meta"]["number"][row])
         length = int(inside["episodes"]["length"][inside["meta"]["episode"][row]])
         gathered = memory.gather([number])

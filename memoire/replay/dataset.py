@@ -135,7 +135,7 @@ def put(memory: Memory, episode: Episode, lane: int = 0, *, age: NDArray[Any] | 
             bootstrap_value=episode.bootstrap_value,
         )
         drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
-        found = memory._inside()["meta"][numbers % memory.capacity]
+        found = memory.contents()["meta"][numbers % memory.capacity]
         priority = found["priority"] if episode.priority is None else episode.priority
         born = found["born"] if episode.born is None else episode.born
         facts = (priority, episode.learned.view(np.uint8), born if age is None else born - age, drawn)
@@ -152,7 +152,7 @@ def _same_model(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def open_rows(memory: Memory, lane: int) -> NDArray[np.int64]:
     """The rows of a lane's open episode, in order: int64 [T]. The memory is held."""
     inside = HeldEpisodes(memory)
-    parts = inside.stretches(int(memory._inside()["lanes"]["episode"][lane]))
+    parts = inside.stretches(int(memory.contents()["lanes"]["episode"][lane]))
     return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])
 
 
@@ -162,7 +162,7 @@ class HeldEpisodes:
     def __init__(self, memory: Memory) -> None:
         self.schema = memory.schema
         self._memory = memory
-        self._inside = memory._inside()
+        self._inside = memory.contents()
         self._capacity, self._shape = memory.capacity, memory.schema.reward_shape
         self._columns = {
             name: self._typed(name, data, memory.capacity)

@@ -138,7 +138,7 @@ def _whole(name: str, value: Any) -> int:
 def _stored(memory: Memory) -> _Stored:
     """What can be drawn of a memory that is held."""
     memory.sums()  # what has become too old weighs nothing from now on
-    inside = memory._inside()
+    inside = memory.contents()
     episodes, meta = inside["episodes"], inside["meta"]
     slots = np.flatnonzero(episodes["state"] == 2)
     first = episodes["first_row"][slots]

@@ -114,7 +114,7 @@ class Gathering:
 
     def episodes(self, store: _core.EntryStore, rows: Int64s, length: int) -> tuple[Gathered, Int64s]:
         """`Memory.gather_episodes`: whole episodes that begin in these rows, and the rows of their entries."""
-        numbers = store._inside()["meta"]["number"]
+        numbers = store.contents()["meta"]["number"]
         made = self.allocate_sequences(len(rows), length)
         codes = self.fill_sequences(store, np.ascontiguousarray(numbers[rows]), made)
         made.ids = np.where(codes >= 0, numbers[codes], -1)

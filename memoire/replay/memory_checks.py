@@ -17,7 +17,7 @@ from .parameters import Parameters
 def check(store: _core.EntryStore, parameters: Parameters) -> None:
     """Assert that all of a held store agrees with itself, and with the parameters that it follows."""
     total, positive, least = store._sums()
-    inside = store._inside()
+    inside = store.contents()
     _check_order(inside)
     _check_lanes(inside, store.capacity)
     lengths = _check_episodes(inside, store.capacity)

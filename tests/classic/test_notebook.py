@@ -168,7 +168,7 @@ def test_an_error_that_stays_large_for_no_reason_can_be_held_down():
         buffer.update_priorities(rows, noisy[rows])
     assert (seen == 5).all()
     aged = buffer_of(noisy, Prioritized(1.0), ends=True, max_age=1000.0)
-    aged.memory._set_clock(time.time() + 2000.0)
+    aged.memory.set_clock(time.time() + 2000.0)
     with pytest.raises(EmptyMemory):
         aged.sample(1)
 

@@ -10,10 +10,10 @@ from memoire.client import home_watch, schedule, unreported
 from memoire.client.unreported import ReportPart
 from memoire.errors import MemoireTimeout, StateUnusable
 from memoire.limits import Limits
+from memoire.server import build
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
 from memoire.wire.identity import name_hash
-from memoire.wire.pack import build
 from netkit import QUICK, Cluster, record, until
 
 RUN = "run"

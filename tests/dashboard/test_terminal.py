@@ -228,7 +228,9 @@ def test_names_are_looked_up_before_the_first_look(cluster, capsys, monkeypatch)
     monkeypatch.setattr(
         "memoire.dashboard.collect.nodes._look_up", lambda host, port: urls(cluster) if host == "nodes" else []
     )
-    monkeypatch.setattr("memoire.dashboard.collect.nodes.Addresses._run", lambda self: None)  # that thread may be late
+    monkeypatch.setattr(
+        "memoire.dashboard.collect.nodes.NodeAddresses._run", lambda self: None
+    )  # that thread may be late
     assert top.top(["dns:nodes:8080"], once=True) == 0
     assert "server-1" in capsys.readouterr().out
 

@@ -30,7 +30,7 @@ from netkit import QUICK, SCHEMA, KeepingContext, in_thread, record, until
 def quick_looks(monkeypatch):
     """Keys are looked at more often than once a second."""
     monkeypatch.setattr(keyfolder, "REREAD_INTERVAL", 0.05)
-    monkeypatch.setattr("memoire.net.curve_client.REREAD", 0.05)
+    monkeypatch.setattr("memoire.net.curve_client.REREAD_INTERVAL", 0.05)
     monkeypatch.setattr("memoire.net.curve_client.PAUSE", 0.05)
     monkeypatch.setattr("memoire.net.curve_client.MAX_PAUSE", 0.5)
     monkeypatch.setattr("memoire.net.curve_server.KEYS_INTERVAL", 0.05)

@@ -74,7 +74,7 @@ class Actor:
 
         self.open = OpenEpisodes(SCHEMA, capacity, parameters, pack=pack, ship=self.shipped.append)
         for memory in (self.reference, self.open):
-            memory._set_clock(1000.0)
+            memory.set_clock(1000.0)
 
     def play(self, seed: int = 0, lanes: int = 3, steps: int = 17) -> None:
         """Episodes of several lengths side by side, ended in every way."""
@@ -121,7 +121,7 @@ def received(made: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
 def filled(parameters: Parameters | None = None, *, seed: int = 0, **options: Any) -> tuple[EpisodePool, Memory]:
     """A pool of what an actor played, and the memory of the same."""
     made = EpisodePool(SCHEMA, parameters, seed=2, **options)
-    made.memory._set_clock(1000.0)
+    made.memory.set_clock(1000.0)
     actor = Actor(parameters or Parameters())
     actor.play(seed)
     for shipment in actor.shipped:
@@ -144,7 +144,7 @@ def alike(left: Gathered, right: Gathered) -> None:
 def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name: str, compression: str) -> None:
     parameters = EVERY[name]
     actor, made = Actor(parameters, compression=compression), EpisodePool(SCHEMA, parameters, capacity=300)
-    made.memory._set_clock(1000.0)
+    made.memory.set_clock(1000.0)
     actor.play(3)
     for shipment in actor.shipped:
         assert received(made, shipment) == 0
@@ -153,13 +153,13 @@ def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name
     assert made.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
     drawn = made.get(200).gathered
     numbers = drawn.ids["number"]  # in the order of closing, where the reference has that of adding
-    weights = [memory._inside()["weights"] for memory in (made.memory, actor.reference)]
+    weights = [memory.contents()["weights"] for memory in (made.memory, actor.reference)]
     np.testing.assert_array_equal(*map(np.sort, weights))
     alike(drawn, made.memory.gather(numbers))
     single = Actor(parameters, compression=compression)
     single.play(4, lanes=1)
     alone = EpisodePool(SCHEMA, parameters, capacity=300)
-    alone.memory._set_clock(1000.0)
+    alone.memory.set_clock(1000.0)
     for shipment in single.shipped:
         received(alone, shipment)
     drawn = alone.get(200).gathered  # with one lane both number entries alike
@@ -202,16 +202,16 @@ def test_ages_go_on_where_they_were_recorded() -> None:
     actor = Actor(Parameters())
     actor.open.open(0)
     for second in (1000.0, 1003.0):
-        actor.open._set_clock(second)
+        actor.open.set_clock(second)
         actor.open.add(
             0, (np.zeros((3, 2), np.uint8), np.float32(0), *[np.ones(2, np.float32)] * 2, np.zeros(2, np.float32), True)
         )
-    actor.open._set_clock(1010.0)
+    actor.open.set_clock(1010.0)
     actor.open.close(0, terminated=True)
     made = EpisodePool(SCHEMA, capacity=300, seed=0)
-    made.memory._set_clock(5000.0)
+    made.memory.set_clock(5000.0)
     received(made, actor.shipped[0])
-    made.memory._set_clock(5001.0)
+    made.memory.set_clock(5001.0)
     assert set(made.get(100).gathered.age.tolist()) == {11.0, 8.0}
 
 
@@ -394,7 +394,7 @@ def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypa
     counts["client"], counts["count"] = made.reserve(b"r" * 16, 5)["client"], 5
 
     def later(*arguments: Any, **options: Any) -> Any:
-        made.memory._set_clock(2000.0)
+        made.memory.set_clock(2000.0)
         return build_drawn(*arguments, **options)
 
     build_drawn = pack.build_drawn
@@ -427,8 +427,8 @@ def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() ->
     number = drawn.ids["number"][:1]
     assert made.apply(made.owner, number, np.array([3.5], np.float32)) == (1, 0)
     exponent = made.parameters.priority_exponent
-    at = np.flatnonzero(made.memory._inside()["meta"]["number"] == number[0])
-    assert made.memory._inside()["meta"]["priority"][at] == np.float32(3.5 + 1e-6)
+    at = np.flatnonzero(made.memory.contents()["meta"]["number"] == number[0])
+    assert made.memory.contents()["meta"]["priority"][at] == np.float32(3.5 + 1e-6)
     assert exponent > 0
     assert made.apply(b"x" * 16, number, np.array([9.0], np.float32)) is None
     former, held = made.owner, made.stats().caches
@@ -445,12 +445,12 @@ def test_another_byte_limit_moves_the_newest_episodes_with_all_that_is_known_of_
     made, _ = filled(byte_limit=300 * size)
     made.apply(made.owner, made.get(5).gathered.ids["number"], np.full(5, 7.0, np.float32))
     before, owner = made.memory.sums(), made.owner
-    ages = sorted(made.memory._inside()["meta"]["born"])[-made.memory.num_entries :]
+    ages = sorted(made.memory.contents()["meta"]["born"])[-made.memory.num_entries :]
     assert made.limit(200 * size) == 0
     assert made.capacity == 200
     assert made.owner != owner
     np.testing.assert_allclose(made.memory.sums(), before, rtol=1e-12)
-    assert sorted(made.memory._inside()["meta"]["born"])[-made.memory.num_entries :] == ages
+    assert sorted(made.memory.contents()["meta"]["born"])[-made.memory.num_entries :] == ages
     entries, episodes = made.memory.num_entries, made.memory.num_episodes
     assert made.limit((entries - 1) * size) >= 1
     assert made.memory.num_episodes < episodes
@@ -656,7 +656,7 @@ def test_after_hundreds_of_rounds_with_evictions_no_priority_is_on_another_entry
             old = kept.pop(int(rng.integers(len(kept))))
             errors = old.prev["obs"][:, 0, 0] + np.float32(0.5)
             told += made.apply(old.ids["client"][0].tobytes(), old.ids["number"], errors) is not None
-    inside = made.memory._inside()
+    inside = made.memory.contents()
     held = np.flatnonzero((inside["meta"]["episode"] >= 0) & (inside["meta"]["learned"] == 1))
     contents = inside["columns"][0].view(np.float32)[held, 0]
     np.testing.assert_allclose(inside["meta"]["priority"][held], contents + 0.5, rtol=1e-6)

@@ -27,7 +27,7 @@ SETTINGS = Parameters(priority_exponent=1.0, frame_stack=2, importance_exponent=
 def memory_of(weights: Any, parameters: Parameters = SETTINGS) -> Memory:
     """A memory of one episode, every entry of which weighs about what it is given; entry i is made of i % 200."""
     memory = Memory(SCHEMA, len(weights) + 8, parameters, seed=0)
-    memory._set_clock(50.0)
+    memory.set_clock(50.0)
     memory.open()
     for number, weight in enumerate(weights):
         entry = np.full((4, 5), number % 200, np.uint8), np.int32(number), np.float32(0.0)
@@ -165,12 +165,12 @@ def test_weights_whose_sum_is_no_number_break_no_look() -> None:
 def episodes_of(weights: Any, parameters: Parameters = SETTINGS) -> EpisodePool:
     pool = EpisodePool(SCHEMA, parameters, capacity=len(weights) + 8, seed=1)
     memory = pool.memory
-    memory._set_clock(50.0)
+    memory.set_clock(50.0)
     memory.open()
     for number, weight in enumerate(weights):
         memory.add(0, (np.full((4, 5), number % 200, np.uint8), np.int32(number), np.float32(0.0)), float(weight), 2)
     memory.close(final_state=(np.zeros((4, 5), np.uint8),), terminated=True)
-    memory._set_clock(60.0)
+    memory.set_clock(60.0)
     return pool
 
 

@@ -53,7 +53,7 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     for one, other in zip(before, read, strict=True):
         alike(one, other)
     again = Memory(memory.schema, memory.capacity + 300, memory.parameters, live=memory.live, seed=1)
-    again._set_clock(memory._walked_until)
+    again.set_clock(memory._walked_until)
     again.saw_model(memory.newest_model)
     assert dataset_reading.fill(again, path) == count
     again.check_invariants()
@@ -64,7 +64,7 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
         if not one.is_open:
             alike(one, other)
     if not limit and len(closed) == len(before):
-        own, theirs = (np.sort(each._inside()["weights"]) for each in (memory, again))
+        own, theirs = (np.sort(each.contents()["weights"]) for each in (memory, again))
         np.testing.assert_allclose(theirs[theirs > 0], own[own > 0], rtol=1e-6)
         assert again.num_positive == memory.num_positive
 

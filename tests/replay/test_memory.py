@@ -571,7 +571,7 @@ def test_final_states_are_given_back_when_their_episode_leaves():
         memory.open()
         memory.add(0, entry())
         memory.close(final_state=np.zeros(3, np.float32))
-    assert memory._inside()["final_rows"] == 16
+    assert memory.contents()["final_rows"] == 16
     memory.check_invariants()
 
 
@@ -693,7 +693,7 @@ def test_a_row_or_code_that_cannot_be_is_refused():
 def test_ages_and_model_versions_are_those_of_the_entry():
     memory = Memory(SEVEN, 10)
     for t in range(4):
-        memory._set_clock(1000.0 + t)
+        memory.set_clock(1000.0 + t)
         if t == 0:
             memory.open()
         memory.add(0, entry(t), model_version=2**40 + t)
@@ -712,7 +712,7 @@ def test_the_clock_is_the_wall_clock():
     memory = filled(length=3)
     assert (memory.gather([0]).age < 60).all()
     age = np.empty(1, np.float32)
-    memory._set_clock(None)
+    memory.set_clock(None)
     memory.ages(np.array([0]), age)
     assert 0 <= age[0] < 60
 

@@ -240,7 +240,7 @@ class Twins:
         for lane in range(lanes):
             self.both("open", lane)
         for memory in (self.ragged, self.fixed):
-            memory._set_clock(1e9)
+            memory.set_clock(1e9)
 
     def both(self, method: str, *args, **kwargs) -> None:
         for memory in (self.ragged, self.fixed):
@@ -376,10 +376,10 @@ def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more
     assert memory.open_length(0) > 500
     assert worst <= 1.0
     memory.check_invariants()
-    rows = np.flatnonzero(memory._inside()["meta"]["episode"] >= 0)
+    rows = np.flatnonzero(memory.contents()["meta"]["episode"] >= 0)
     stored = memory.ragged("obs", rows)
     for row, value in zip(rows, stored, strict=True):
-        assert value.tobytes() == held[int(memory._inside()["meta"]["number"][row])]
+        assert value.tobytes() == held[int(memory.contents()["meta"]["number"][row])]
     assert memory.ragged_bytes >= stored.nbytes
     # An eighth of a segment is unused at most; headers and rounding take 23 bytes of a value at most.
     assert memory.ragged_bytes <= stored.nbytes + 23 * len(rows)

@@ -26,7 +26,7 @@ def filled(entries, weights=None, **parameters):
 
 
 def in_order(memory):
-    weights = memory._inside()["weights"]
+    weights = memory.contents()["weights"]
     rows = np.flatnonzero(weights > 0.0)
     np.testing.assert_array_equal(memory._ranked(), rows[np.lexsort((rows, -weights[rows]))])
 
@@ -103,7 +103,7 @@ def test_a_stratified_draw_takes_one_sample_from_each_segment_and_shuffles_them(
     masses = memory.weights(np.arange(5000))
     order = np.arange(5000)
     if sampler.fields()["prioritization"] == "rank":
-        order = np.argsort(-memory._inside()["weights"], kind="stable")
+        order = np.argsort(-memory.contents()["weights"], kind="stable")
     ends = np.empty(5000)
     ends[order] = masses[order].cumsum() / masses.sum()
     starts = ends - masses / masses.sum()

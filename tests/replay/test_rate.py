@@ -439,16 +439,16 @@ def test_weighted_means_are_plain_means_of_what_is_left_before_each_sample():
 
 def test_what_is_too_old_weighs_nothing_from_that_moment_on():
     made = buffer(max_age=10.0)
-    made.memory._set_clock(100.0)
+    made.memory.set_clock(100.0)
     fill(made, 20)
-    made.memory._set_clock(105.0)
+    made.memory.set_clock(105.0)
     fill(made, 10)
     assert made.memory.num_positive == 30
-    made.memory._set_clock(110.0)
+    made.memory.set_clock(110.0)
     assert made.memory.num_positive == 30
-    made.memory._set_clock(110.5)
+    made.memory.set_clock(110.5)
     assert made.memory.num_positive == 10 and (made.sample(50).age <= 10.0).all()
-    made.memory._set_clock(116.0)
+    made.memory.set_clock(116.0)
     with pytest.raises(EmptyMemory, match="max_age"):
         made.sample(1)
     made.configure(max_age=20.0)

@@ -299,7 +299,7 @@ def test_a_writer_stores_nothing_that_is_not_finite(environments: int | None) ->
         go(good[4], bad, over=True)
     go(good[4], good[5], over=True)
     assert memory.num_entries == 4 * (environments or 1)
-    states = memory._inside()["columns"][0].view(np.float32)
+    states = memory.contents()["columns"][0].view(np.float32)
     assert np.isfinite(states).all()
     memory.check_invariants()
 

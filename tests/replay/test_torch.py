@@ -153,7 +153,7 @@ class TestStableBaselines:
         buffer = model.replay_buffer
         assert buffer.size() == len(buffer.memory) == 400
         assert any((one != other).any() for one, other in zip(before, model.q_net.parameters(), strict=True))
-        weights = buffer.memory.memory._inside()["weights"]
+        weights = buffer.memory.memory.contents()["weights"]
         assert len(np.unique(weights[weights > 0])) > 50, "what was drawn has priorities of its own"
         assert buffer.importance().shape == (model.batch_size, 1)
 

@@ -45,7 +45,7 @@ class Both:
             for store, heard in zip(stores, self.heard, strict=True)
         ]
         for memory in self.memories:
-            memory._set_clock(0.0)
+            memory.set_clock(0.0)
         assert self.writers[0]._usual is not None and self.writers[1]._usual is None
 
     def step(self, arguments: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ class Both:
         self.compare()
 
     def compare(self) -> None:
-        one, two = (memory._inside() for memory in self.memories)
+        one, two = (memory.contents() for memory in self.memories)
         for name in ("meta", "pages", "lanes", "episodes", "bootstraps", "weights"):
             np.testing.assert_array_equal(one[name], two[name], name)
         for name in ("columns", "finals"):

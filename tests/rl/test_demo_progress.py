@@ -75,7 +75,7 @@ def test_short_lines_come_every_two_seconds() -> None:
         lines.show(progress_of(report([], {}, steps=4000), learner=LEARNER, seconds=seconds))
     assert [line.split()[0] for line in written] == ["0.5", "2.6", "4.7"]
     assert all(len(line) <= 100 for line in written)
-    for words in ("return     -", "episodes 0", "steps 2,000/s", "batches 3/s"):
+    for words in ("return     -", "episodes 0", "steps 4,000 (2,000/s)", "caches 0", "batches 3/s"):
         assert words in written[0]
 
 

@@ -255,7 +255,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
     batch = servers[0].get_batch(16)
     assert batch.update_priorities(np.full(16, 9.0)) == 0  # none lost
     assert {9.0} == set(
-        np.round(memories[0]._inside()["meta"]["priority"][batch.ids["number"] % memories[0].capacity], 4).tolist()
+        np.round(memories[0].contents()["meta"]["priority"][batch.ids["number"] % memories[0].capacity], 4).tolist()
     )
     table = servers[0].stats().tables["default"]
     assert (table.applied, table.stale) == (16, 0)
@@ -272,7 +272,7 @@ def test_learners_here_and_far_away_set_priorities_at_once(cluster):
         if {i for i, _ in seen} == {0, 1} and round > 3:
             break
     assert {i for i, _ in seen} == {0, 1}
-    until(lambda: all(memories[i]._inside()["meta"]["priority"][row] >= 19.9 for i, row in seen))
+    until(lambda: all(memories[i].contents()["meta"]["priority"][row] >= 19.9 for i, row in seen))
     assert sum(server.stats().tables["default"].stale for server in servers) == 0
     assert reader.stats().feedback_lost == 0
     assert sum(client.stats().applied for client in clients) == 0  # actors have nothing to do with it

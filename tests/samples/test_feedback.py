@@ -50,7 +50,7 @@ class Told:
 
     def holds(self, memory):
         """Everything in a memory weighs what its content has to."""
-        inside = memory._inside()
+        inside = memory.contents()
         rows = np.flatnonzero(inside["meta"]["episode"] >= 0)
         serials = memory.gather(inside["meta"]["number"][rows]).prev["serial"]
         weights = inside["weights"][rows]

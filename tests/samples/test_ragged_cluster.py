@@ -83,7 +83,7 @@ def test_a_value_crosses_the_wire_once_and_without_padding() -> None:
     memory = filled(Parameters())
     payload = pack.build(memory, 500, now=0.0)
     blocks = {(row.column, row.part): row for row in unpack.table(payload)}
-    rows = np.flatnonzero(memory._inside()["meta"]["episode"] >= 0)
+    rows = np.flatnonzero(memory.contents()["meta"]["episode"] >= 0)
     entries = memory.lengths("obs.cloud", rows).sum()
     finals = memory.lengths("obs.cloud", np.arange(-5, -1)).sum()
     assert blocks[0, Part.FRAMES].rows == 64  # 60 entries and 4 final states

@@ -50,7 +50,7 @@ def truth(memory: Memory, numbers: Any, had: dict[int, tuple[float, int]]) -> np
 
 def standing(memory: Memory) -> dict[int, tuple[float, int]]:
     """Weight and draws so far of each entry that can be drawn."""
-    inside = memory._inside()
+    inside = memory.contents()
     rows = np.flatnonzero(inside["weights"] > 0.0)
     numbers = inside["meta"]["number"][rows]
     facts = zip(memory.weights(numbers).tolist(), inside["meta"]["drawn"][rows].tolist(), strict=True)

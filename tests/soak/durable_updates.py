@@ -19,11 +19,11 @@ from _kit import ROOT, TESTS, end, folder, say, table
 from memoire.accounting.journal import Group
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
+from memoire.server import build
 from memoire.server.server import Server
 from memoire.storage.state_folder import Store
 from memoire.wire import messages
 from memoire.wire.frames import encode, parse
-from memoire.wire.pack import build
 
 SCHEMA = Schema({"obs": Column(np.float32, (4,), "state"), "reward": Column(np.float32, (), "reward")})
 MODES = {"one commit for many": "group", "one commit for each": "single", "no state folder": "none"}

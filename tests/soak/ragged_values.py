@@ -51,7 +51,7 @@ def walk(pattern):
         if step > ADDED // 4 and step % 500 == 0:
             worst = max(worst, (made.ragged_room - 4 * MIB) / max(1, made.ragged_bytes))
     made.check_invariants()
-    rows = np.flatnonzero(made._inside()["meta"]["episode"] >= 0)
+    rows = np.flatnonzero(made.contents()["meta"]["episode"] >= 0)
     sizes, fills = np.empty(len(rows), np.int32), np.empty(len(rows), np.uint8)
     made.copy_rows("size", rows, sizes)
     made.copy_rows("fill", rows, fills)

@@ -52,7 +52,7 @@ class Walk:
         self.reward_shape = reward_shape if kind != "no reward" else ()
         parameters = self.parameters()
         self.memory = Memory(self.schema, capacity, parameters, live=live, seed=3, page_rows=page_rows)
-        self.memory._set_clock(1000.0)
+        self.memory.set_clock(1000.0)
         self.model = Model(self.schema, capacity, parameters, live)
         self.model.now = 1000.0
         self.version = 4
@@ -144,7 +144,7 @@ class Walk:
                 assert generated == self.memory.generated
                 assert error.length == len(self.model.lanes[lane].entries)
                 if self.ring is None:
-                    inside = self.memory._inside()
+                    inside = self.memory.contents()
                     assert inside["takeable_pages"] == 0 or inside["lanes"]["wrapped"][lane]
                 else:
                     assert error.length == self.memory.capacity
@@ -229,7 +229,7 @@ class Walk:
     def wait(self) -> None:
         """Time passes, and models come."""
         self.model.now += self.choose([0.5, 1.0, 3.0])
-        self.memory._set_clock(self.model.now)
+        self.memory.set_clock(self.model.now)
         self.version += self.choose([-1, 0, 1, 2])
         if self.choose([False, True]):
             self.model.newest_model = max(self.model.newest_model, self.version + 1)
@@ -272,7 +272,7 @@ class Walk:
 
     def forget(self) -> None:
         """Take note of what has left; with one lane it must be what a ring overwrites, or what the limit asks for."""
-        meta = self.memory._inside()["meta"]
+        meta = self.memory.contents()["meta"]
         left = self.model.forget(set(meta["number"][meta["episode"] >= 0].tolist()))
         self.gone += [entry.number for episode in left for entry in episode.entries]
         if self.ring is None:
@@ -292,7 +292,7 @@ class Walk:
         assert memory.num_entries == len(expected)
         assert memory.num_episodes == len(self.model.closed)
         numbers = np.array(list(expected), np.int64)
-        weights = memory._inside()["weights"][numbers % memory.capacity]
+        weights = memory.contents()["weights"][numbers % memory.capacity]
         np.testing.assert_allclose(weights, list(expected.values()), rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(memory.weights(numbers), self.masses(numbers, weights), rtol=1e-12)
         np.testing.assert_allclose(memory.max_priority, self.model.max_priority, rtol=1e-4)

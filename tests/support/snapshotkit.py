@@ -24,7 +24,7 @@ def memory_of(lengths, capacity=1000, seed=0, **parameters):
     rng = np.random.default_rng(seed)
     memory = Memory(STATES, capacity, Parameters(**parameters), seed=seed)
     for i, length in enumerate(lengths):
-        memory._set_clock(1e9 + 60 * i + 1000 * seed)
+        memory.set_clock(1e9 + 60 * i + 1000 * seed)
         memory.open()
         values = [rng.random((length, 3), np.float32), rng.random(length, np.float32)]
         numbers = memory.extend(0, values, rng.random(length, np.float32), model_version=i)

@@ -130,7 +130,8 @@ class Progress:
         """The figures that matter most, in one line of at most a hundred columns."""
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         return (
-            f"{self.seconds:5.1f} s  return {mean:>5}  episodes {self.episodes:,}  steps {self.step_rate:,.0f}/s  "
+            f"{self.seconds:5.1f} s  return {mean:>5}  episodes {self.episodes:,}  "
+            f"steps {self.steps:,} ({self.step_rate:,.0f}/s)  caches {self.caches:,}  "
             f"batches {self.learner.get('batch_rate', 0.0):,.0f}/s"
         )
 
