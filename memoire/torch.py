@@ -95,7 +95,7 @@ class TorchBatch(Mapping[str, torch.Tensor]):
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor of the array's memory: who writes to one writes to the other.
+    """A tensor of the array's memory, shape and dtype: who writes to one writes to the other.
 
     Raises:
         ParameterError: torch has no such dtype.
@@ -117,7 +117,8 @@ def _mapped(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> Any:
 def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
     """Arrays like a batch's in memory that a GPU reads by itself, for `sample(..., out=)` and `get_batch(..., out=)`.
 
-    Without a GPU they are ordinary ones. Ragged columns are left out: they are as wide as the longest value of a batch.
+    They have the shapes [B, ...] and dtypes of the batch's. Without a GPU they are ordinary ones. Ragged columns are
+    left out: they are as wide as the longest value of a batch.
     """
     is_there = torch.cuda.is_available()
     ragged = {*batch.gathered.prev_lengths, *batch.gathered.next_lengths}

@@ -184,7 +184,7 @@ def totals_of_pages(pages: Iterable[Rows]) -> Totals:
 
 
 def exact_sum(counts: NDArray[np.uint64]) -> int:
-    """The sum of whole numbers, which may be more than 64 bits have room for."""
+    """The sum of whole numbers, uint64 [N], which may be more than 64 bits have room for."""
     low = counts & np.uint64(0xFFFFFFFF)
     return int(low.sum(dtype=np.uint64)) + (int((counts >> np.uint64(32)).sum(dtype=np.uint64)) << 32)
 

@@ -72,7 +72,7 @@ class ReplayBatch(tuple[Fields, Fields, NDArray[np.float32]]):
 
     @property
     def weight(self) -> NDArray[np.float32]:
-        """What sampling was proportional to."""
+        """[B] what sampling was proportional to."""
         return self[2]
 
 
@@ -153,8 +153,9 @@ def batch_of(
     factor: NDArray[np.float32],
     out: ReplayBatch | Sequence[Any] | None = None,
 ) -> ReplayBatch:
-    """A batch of the page out of what the engine gathered; `factor` is its importance. Copied into `out` where that is
-    given.
+    """A batch of the page out of what the engine gathered; `factor`, float32 [B], is the importance of its B samples.
+
+    It is copied into `out` where that is given: arrays of the batch's own shapes and dtypes.
     """
     stack = parameters.frame_stack
     batch = ReplayBatch((_side(schema, gathered.prev, stack), _side(schema, gathered.next, stack), gathered.weight))

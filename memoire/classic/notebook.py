@@ -102,7 +102,7 @@ class PrioritizedReplayBuffer(Guarded):
         return int(self.extend([transition])[0])
 
     def extend(self, transitions: Iterable[Any]) -> NDArray[np.int64]:
-        """Add several transitions at once; their handles, int64 [n]. Of more than `capacity` the last stay."""
+        """Add several transitions at once; their handles, int64 [N]. Of more than `capacity` the last stay."""
         with self._lock:
             first, written = self._added, []
             for transition in transitions:

@@ -76,7 +76,8 @@ class OpenEpisodes(Memory):
     ) -> None:
         """Send a lane's open episode to the server, which stores it as `Memory.close` would: same arguments and errors.
 
-        One that finds no room in the byte window is skipped, whole, and counted.
+        States of `final_state` are [*F], each in its column's shape; `bootstrap_value` is a number or [*R], the
+        shape of a reward. An episode that finds no room in the byte window is skipped, whole, and counted.
         """
         facts, final = self._facts_of(multiplier, update_value, update_weight, final_state, terminated, bootstrap_value)
         with self.held():

@@ -232,7 +232,7 @@ class Pool:
             self._queues.saw_model(version)
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """None: priorities of entries are their clients' to set."""
+        """None: priorities of entries are their clients' to set. `numbers` and `td_errors` are [N]."""
         return None
 
     # Snapshots
@@ -290,7 +290,8 @@ class Pool:
         Args:
             samples: At least 1.
             timeout: Seconds to wait for enough samples; None does not wait.
-            out: The caller's arrays: all of them, or by the names they have in a `Batch` (others are made new).
+            out: The caller's arrays [B, ...], B = `samples`: all of them, or by the names they have in a `Batch`
+                (others are made new).
 
         Raises:
             ParameterError: an array of `out` does not fit; no sample was taken.
@@ -343,7 +344,7 @@ class Pool:
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """Keep about `samples` unused samples for a reader; returns what it may draw: rows of `rows.CLIENT_SUMS`.
+        """Keep about `samples` unused samples for a reader; returns what it may draw: rows [C] of `rows.CLIENT_SUMS`.
 
         A reader is named by its client id. What it asks for replaces what it had; when it is silent for
         `client_timeout`, all of it is free again. One row for each client with a weight; `reserved` 0 says that it
@@ -368,7 +369,7 @@ class Pool:
         """Take samples of named clients for a reader: the payload of a DRAWN message, or None where there were none.
 
         Args:
-            counts: Rows of `rows.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
+            counts: Rows [C] of `rows.CLIENT_COUNTS`. A client that is not here, or has fewer, gives what there is.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
 

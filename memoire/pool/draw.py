@@ -39,7 +39,7 @@ class Pooled:
     """Share of all clients' weight that belongs to those which could not serve."""
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
-        """What a learner gets; `update` is its `update_priorities`, given ids and TD errors."""
+        """What a learner gets; `update` is its `update_priorities`, given ids (`batch.ID`) and TD errors, both [B]."""
         return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
 
 

@@ -60,7 +60,7 @@ def sampled(named: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]]
     """Draw so many samples with replacement, without the GIL while they are copied.
 
     Args:
-        places: Arrays to copy into, by their names in a batch.
+        places: Arrays [B, ...] to copy into, B = `samples`, by their names in a batch.
 
     Raises:
         EmptyMemory: nothing can be drawn.
@@ -90,7 +90,7 @@ def why_nothing(error: EmptyMemory, episodes: int, clients: int) -> str:
 
 
 def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
-    """A row of `messages.CLIENT_SUMS` for all episodes; none while nothing can be drawn.
+    """A row of `messages.CLIENT_SUMS` for all episodes, [1]; none, [0], while nothing can be drawn.
 
     Args:
         sequence: Higher than that of all rows before: of two rows the one with the higher sequence is newer.
@@ -110,8 +110,9 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 def drawn_for(
     named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str
 ) -> tuple[Payload | None, int]:
-    """The payload of a DRAWN message for rows of `messages.CLIENT_COUNTS`, and how many samples are in it; None where
-    there is nothing, or nothing of this memory was asked for.
+    """The payload of a DRAWN message for rows [C] of `messages.CLIENT_COUNTS`, C clients, and how many samples it has.
+
+    The payload is None where there is nothing, or nothing of this memory was asked for.
 
     Raises:
         ProtocolError: more than `MAX_DRAWN` samples were asked for.

@@ -223,8 +223,9 @@ class EpisodePool:
         self.memory.saw_model(version)
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """Set the priorities of entries by a learner's TD errors: (applied, stale), or None where `owner` is not, or no
-        more, this memory.
+        """Set the priorities of entries by a learner's TD errors, `numbers` and `td_errors` [N]: (applied, stale).
+
+        None where `owner` is not, or no more, this memory.
         """
         memory, name = self._stored.now
         if owner != name:
@@ -278,7 +279,7 @@ class EpisodePool:
         Args:
             samples: At least 1.
             timeout: Seconds to wait until there is anything to draw; None does not wait.
-            out: The caller's arrays by the names they have in a `Batch`; others are made new.
+            out: The caller's arrays [B, ...], B = `samples`, by the names they have in a `Batch`; others are made new.
 
         Raises:
             ParameterError: an array of `out` does not fit.
@@ -310,7 +311,7 @@ class EpisodePool:
         """Draw whole episodes, or groups of them, as `Buffer.sample_episodes` does.
 
         Args:
-            update: What the batch's `update_priorities` calls with ids and errors of entries.
+            update: What the batch's `update_priorities` calls with ids and errors of N entries, both [N].
             timeout: Seconds to wait until there are any; None does not wait.
 
         Raises: as `get`, and ParameterError as `Buffer.sample_episodes`.
@@ -355,7 +356,7 @@ class EpisodePool:
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """What a reader may draw: a row of `rows.CLIENT_SUMS` for all episodes; none while nothing can be drawn.
+        """What a reader may draw: a row of `rows.CLIENT_SUMS` for all episodes, [1]; [0] while nothing can be drawn.
 
         Nothing is kept for anybody, since entries can be drawn any number of times, or `max_times_sampled` by those who
         come first. Learners that part the clients among them (`part`) all draw from the whole memory.
@@ -373,7 +374,7 @@ class EpisodePool:
         was asked for.
 
         Args:
-            counts: Rows of `rows.CLIENT_COUNTS`.
+            counts: Rows [C] of `rows.CLIENT_COUNTS`, one for each client.
             now: Unix seconds, written into the container.
             compression: Of frames, which the reader must have.
 

@@ -60,7 +60,7 @@ class FreshnessMonitor:
             self._lock.release()
 
     def saw(self, drawn: Gathered, importance: NDArray[Any], left_out: float, newest: int) -> None:
-        """Keep what this batch shows; `newest` is the newest version of a model."""
+        """Keep what this batch shows: its importance is [B]; `newest` is the newest version of a model."""
         if not (len(drawn.age) and np.isfinite(drawn.age).all()):
             return
         lags = newest - drawn.model_version[drawn.model_version > 0]

@@ -48,7 +48,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Histogram:
-        """Of finite numbers that are not negative."""
+        """Of finite numbers [N] that are not negative."""
         some = np.asarray(values, np.float64)
         above = some[some > 0.0]
         ends = (float(some.min()), float(some.max())) if len(some) else (0.0, 0.0)

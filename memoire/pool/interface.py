@@ -101,20 +101,20 @@ class Drawable(Protocol):
     def get(
         self, samples: int, *, timeout: float | None = None, out: Gathered | Mapping[str, NDArray[Any]] | None = None
     ) -> Pooled:
-        """Draw a batch, all of it or nothing; its ids are of dtype `batch.ID`. Raises as `Pool.get`."""
+        """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """What a reader may draw: rows of `messages.CLIENT_SUMS`."""
+        """What a reader may draw: rows [C] of `messages.CLIENT_SUMS`, one for each client."""
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
     ) -> Payload | None:
-        """The payload of a DRAWN message, for rows of `messages.CLIENT_COUNTS`; None where nothing was there."""
+        """The payload of a DRAWN message, for rows [C] of `messages.CLIENT_COUNTS`; None where nothing was there."""
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """Set priorities of entries by a learner's TD errors, both [n]: (applied, stale); None where `owner` is not
+        """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not
         this pool's.
         """
 

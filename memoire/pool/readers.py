@@ -69,6 +69,9 @@ class Readers:
     ) -> NDArray[np.void]:
         """Keep about `samples` unused samples for a reader, in place of what it had: see `Pool.reserve`.
 
+        Returns:
+            Rows [C] of `rows.CLIENT_SUMS`, read-only, one for each client.
+
         Raises:
             ParameterError: samples is below 0.
             ProtocolError: there are too many readers.
@@ -86,8 +89,8 @@ class Readers:
         return np.frombuffer(queues.held.sums(reader, queues.parameters.reuse_cache, *part), CLIENT_SUMS)
 
     def take(self, reader: bytes, counts: NDArray[np.void], now: float) -> Picks:
-        """Take samples of named clients, by rows of `messages.CLIENT_COUNTS`: a client that is not here, or has fewer,
-        gives what there is. They are in the order of the rows, and not copied.
+        """Take samples of named clients, by rows [C] of `messages.CLIENT_COUNTS`: a client that is not here, or has
+        fewer, gives what there is. They are in the order of the rows, and not copied.
 
         Raises:
             ProtocolError: there are too many readers.

@@ -69,14 +69,20 @@ class Stock:
         self._asked_at = now
 
     def report(self, table: NDArray[np.void], now: float) -> int:
-        """The server says what it has; returns its entries. Draws that it had not seen then are taken off."""
+        """The server says what it has, [C] rows of CLIENT_SUMS; returns its entries.
+
+        Draws that it had not seen then are taken off.
+        """
         self.table, self._heard_at, self.clients = table.copy(), now, clients_of(table)
         for counts in self._open.values():
             self.take(counts)
         return int(table["positives"].sum())
 
     def take(self, counts: NDArray[np.void]) -> None:
-        """Take samples that are asked for off what is there for the next draw; with reuse_cache they stay."""
+        """Take samples that are asked for, [C] rows of CLIENT_COUNTS, off what is there for the next draw.
+
+        With reuse_cache they stay.
+        """
         if self.table is None or not len(counts):
             return
         names = clients_of(counts)

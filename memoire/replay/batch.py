@@ -58,7 +58,7 @@ class Gathered:
     """The same for next."""
 
     def unstacked(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A state column without its stack axis, where that is 1."""
+        """A state column [B, K, *F], or [B, T + 1, K, *F] of sequences, without its axis K where that is 1."""
         if self.mask is not None:
             return array[:, :, 0] if array.shape[2] == 1 else array
         return array[:, 0] if array.shape[1] == 1 else array

@@ -150,11 +150,11 @@ class Buffer(Guarded):
         """Draw a batch, with replacement: P(i) = weight_i / total weight.
 
         Args:
-            batch_size: Samples, at least 1.
-            out: Arrays to fill, under the names they have in a batch, or an earlier batch; others are made new.
+            batch_size: Samples B, at least 1.
+            out: Arrays [B, ...] to fill, under their names in a batch, or an earlier batch; others are made new.
 
         Returns:
-            Batch; its arrays belong to the caller. importance is (N P(i)) ** -beta over its maximum (or, with
+            Batch; its arrays belong to the caller. importance [B] is (N P(i)) ** -beta over its maximum (or, with
             normalize="global", over the largest possible), N the number of entries that could have been drawn.
 
         Raises:

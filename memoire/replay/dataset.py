@@ -217,16 +217,16 @@ class HeldEpisodes:
                 row = int(self._inside["pages"]["after"][page]) * size
 
     def rows(self, slot: int, source: NDArray[Any]) -> NDArray[Any]:
-        """Rows of an episode, copied together."""
+        """Rows of an episode of T entries, copied together: [T, ...] out of `source` [C, ...], C the capacity."""
         return np.concatenate([source[part] for part in self.stretches(slot)])
 
     def fact(self, name: str) -> NDArray[Any]:
-        """A fact of all rows."""
+        """A fact of all rows, [C], C the capacity: a field of `_core.META` in its dtype, a view."""
         meta: NDArray[Any] = self._inside["meta"]
         return meta[name]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows; not a ragged one."""
+        """A column of all rows, [C, *F], C the capacity; not a ragged one. A view."""
         return self._columns[name]
 
     def values(self, name: str, rows: slice) -> Ragged:
@@ -234,7 +234,7 @@ class HeldEpisodes:
         return self._memory.ragged(name, np.arange(rows.start, rows.stop))
 
     def lengths(self, name: str, rows: slice) -> NDArray[np.int64]:
-        """How many elements a ragged column has in some rows."""
+        """How many elements a ragged column has in each of N rows, [N]."""
         return self._memory.lengths(name, np.arange(rows.start, rows.stop)).astype("<i8")
 
     def final(self, name: str, row: int) -> NDArray[Any]:

@@ -16,7 +16,10 @@ _POINTER_BYTES = 8  # what a row has of a ragged column
 
 
 def storage_of(column: Column, capacity: int) -> tuple[NDArray[np.uint8], np.dtype[Any], tuple[int, ...], str, bool]:
-    """Room for a column, uint8 [capacity, bytes], that begins with a cache line; with what the loops must know."""
+    """Room for a column, uint8 [C, S], that begins with a cache line; with what the loops must know.
+
+    C is the capacity, S the bytes that a row has of the column: those of a value, or of a pointer to a ragged one.
+    """
     size = _POINTER_BYTES if column.is_ragged else column.nbytes
     room = np.zeros(capacity * size + 64, np.uint8)
     skip = -room.ctypes.data % 64

@@ -28,7 +28,7 @@ def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[ND
 
 
 def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
-    """`init_w` of `count` entries, float32 [count]. Raises ParameterError."""
+    """`init_w` of N = `count` entries, a number or [N], as float32 [N]. Raises ParameterError."""
     if isinstance(init_w, float) and 0.0 <= init_w < FLOAT32_MAX:
         return np.full(count, init_w, np.float32)
     weights = np.asarray(init_w, np.float32)
@@ -65,7 +65,7 @@ def count_of(values: Any) -> int:
 
 
 def entry_numbers(numbers: ArrayLike, called: str = "numbers") -> NDArray[np.int64]:
-    """Entry numbers as a contiguous int64 vector; errors call them so."""
+    """Entry numbers [N] as contiguous int64 [N]; errors call them `called`."""
     array = np.asarray(numbers)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
         raise ParameterError(called, form(array), "whole numbers of one dimension, as a batch's ids are")
@@ -83,7 +83,10 @@ def exact_fractions(fractions: ArrayLike, count: int) -> NDArray[np.float64]:
 def ending(
     schema: Schema, multiplier: float, final_state: Any, terminated: bool | None, bootstrap_value: ArrayLike | None
 ) -> tuple[float, NDArray[np.float32], list[NDArray[Any]] | None]:
-    """Arguments of `Memory.close`, checked: the multiplier, the final state's value float32 [size], exact states."""
+    """Arguments of `Memory.close`, checked: the multiplier, the final state's value, exact states.
+
+    The value is float32 [D], D the numbers in a reward. States are [*F] each, in the order of `schema.states`.
+    """
     multiplier = _finite("multiplier", multiplier)
     if terminated is not None and not isinstance(terminated, (bool, np.bool_)):
         raise ParameterError("terminated", terminated, "True, False or None")

@@ -30,7 +30,7 @@ class EpisodeStore(Protocol):
     def add_many(
         self, lanes: NDArray[np.int64], values: tuple[Any, ...], init_w: Any = 1.0, model_version: int = 0
     ) -> Any:
-        """Add one entry to each of several lanes."""
+        """Add one entry to each of N lanes: `lanes` [N], `values` [N, *F] for each column, `init_w` a number or [N]."""
 
     def close(
         self,

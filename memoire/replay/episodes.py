@@ -82,8 +82,8 @@ def sample(
 
     Args:
         beta: Says the importance exponent of whoever draws, while the memory is held.
-        update: What the batch's `update_priorities` calls with ids and errors of entries.
-        owner: Makes ids of dtype `batch.ID` with it, 16 bytes; else they are numbers.
+        update: What the batch's `update_priorities` calls with ids and errors of N entries, both [N].
+        owner: Makes ids [B, T] of dtype `batch.ID` with it, 16 bytes; else they are numbers, int64 [B, T].
     """
     group_size = _check(memory.schema, count, group, group_size)
     with memory.held():

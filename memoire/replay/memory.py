@@ -182,9 +182,9 @@ class Memory(_core.EntryStore, Guarded):
         """Add one entry to each of several lanes' open episodes, all or none, and return their numbers.
 
         Args:
-            lanes: Different lanes, int64 [n].
-            values: A value for each column but the return column, in the schema's order: [n, *F].
-            init_w: As in `add`: a number, or float32 [n].
+            lanes: Different lanes, int64 [N].
+            values: A value for each column but the return column, in the schema's order: [N, *F].
+            init_w: As in `add`: a number, or float32 [N].
             model_version: As in `add`.
 
         Raises: as `add`, naming the lane.
@@ -340,7 +340,7 @@ class Memory(_core.EntryStore, Guarded):
         return weights
 
     def gather(self, numbers: ArrayLike) -> Gathered:
-        """Copies of the samples of entries by number: both ends of their windows and the discounted rewards between.
+        """Copies of samples of entries by number, int64 [B]: both ends of their windows and discounted rewards between.
 
         Raises StaleEntry where an entry has left the memory since it was drawn; `sample` cannot meet that.
         """
@@ -365,9 +365,9 @@ class Memory(_core.EntryStore, Guarded):
         """Draw and gather as one moment: nothing leaves in between.
 
         Args:
-            batch_size: How many, at least 1.
-            out: Arrays of the caller to gather into, by the names they have in a `Batch`; others are made new. Those
-                that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
+            batch_size: How many, B, at least 1.
+            out: Arrays [B, ...] of the caller to gather into, by the names they have in a `Batch`; others are made new.
+                Those that are not C-contiguous, and the ids, are left to `Batch.copy_into`.
 
         Raises:
             EmptyMemory: no entry has a weight above 0.
@@ -437,12 +437,12 @@ class Memory(_core.EntryStore, Guarded):
     def unique_frames(
         self, prev_codes: Int64s | None, next_codes: Int64s | None, ordered: bool
     ) -> tuple[Int64s, NDArray[np.uint32], NDArray[np.uint32]]:
-        """`_core.unique_frames`: each frame once, and where the windows have theirs."""
+        """`_core.unique_frames`: each frame once, int64 [U], and where windows have theirs, uint32 in their shape."""
         return _core.unique_frames(prev_codes, next_codes, ordered)
 
     def copy_frames(self, name: str, sources: Int64s, out: NDArray[Any]) -> None:
-        """Copy a column's rows by frame code into `out`, contiguous and of just their bytes: the values of
-        a ragged column one after the other.
+        """Copy a column's rows by frame code, int64 [N], into `out`, contiguous and of just their bytes: [N, *F], or
+        the values of a ragged column one after the other.
 
         -1 is zeros; a final state is there for state columns; a value column has its bootstrap value there, and other
         columns zeros. Raises NoSuchRow for a code that cannot be.
@@ -458,7 +458,7 @@ class Memory(_core.EntryStore, Guarded):
         out_discount: NDArray[np.float32],
         out_steps: NDArray[np.int32],
     ) -> None:
-        """Discounted rewards and discounts float32 [n, *R], and steps int32 [n], of rows' windows."""
+        """Discounted rewards and discounts float32 [N, *R], and steps int32 [N], of the windows of rows [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         places = ((out_reward, np.float32, self._dimensions), (out_discount, np.float32, self._dimensions))
         for out, dtype, width in (*places, (out_steps, np.int32, 1)):
@@ -466,13 +466,13 @@ class Memory(_core.EntryStore, Guarded):
         check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
 
     def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
-        """Seconds since the rows' entries were added, float32 [n]."""
+        """Seconds since the entries of rows [N] were added, float32 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.float32, where.size)
         check_rows(self, where, self._facts(where, out, None, None))
 
     def model_versions(self, rows: Int64s, out: Int64s) -> None:
-        """Versions of the models that made the rows' entries, int64 [n]."""
+        """Versions of the models that made the entries of rows [N], int64 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.int64, where.size)
         check_rows(self, where, self._facts(where, None, out, None))

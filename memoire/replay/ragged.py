@@ -43,7 +43,7 @@ class Ragged:
 
     @classmethod
     def of(cls, values: Iterable[NDArray[Any]], dtype: Any = None, element: tuple[int, ...] = ()) -> Ragged:
-        """Arrays [its length, *F] each, copied together; `dtype` and `element` say what of where there is none."""
+        """Arrays [L, *F], each of its own L, copied together; `dtype` and `element` (F) are those if there is none."""
         parts = list(values)
         lengths = [len(part) for part in parts]
         return cls(np.concatenate([np.empty((0, *element), dtype), *parts], dtype=dtype), lengths)
@@ -80,7 +80,10 @@ class Ragged:
         return self.values.nbytes
 
     def padded(self, longest: int | None = None) -> NDArray[Any]:
-        """The values side by side, zeros behind each: [n, longest, *F]; None is the longest there is, at least 1."""
+        """The N values side by side, zeros behind each: [N, L, *F].
+
+        L is `longest`; None is the longest there is, at least 1.
+        """
         width = max(1, int(self.lengths.max(initial=0))) if longest is None else longest
         made = np.zeros((len(self), width, *self.values.shape[1:]), self.values.dtype)
         made[np.arange(width) < self.lengths[:, None]] = self.values

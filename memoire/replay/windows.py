@@ -167,7 +167,10 @@ class Frames:
         return lengths
 
     def copy(self, store: _core.EntryStore, name: str, codes: Int64s, out: NDArray[Any]) -> None:
-        """Copy values into `out`, contiguous and of just their bytes: those of a ragged column one after the other."""
+        """Copy the values of N codes, of any shape, into `out`, contiguous and of just their bytes.
+
+        These are [N, *F]; those of a ragged column stand one after the other.
+        """
         if name in self.schema.ragged:
             bad = store._copy_ragged(self.index[name], codes, np.empty(codes.shape, np.int32), out, -1)
         else:

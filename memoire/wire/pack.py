@@ -76,7 +76,7 @@ class Container:
         return self.payload[begin : begin + stored]
 
     def array(self, part: Part, dtype: Any, name: str | None = None) -> NDArray[Any] | None:
-        """A block as an array [rows, ...] of `dtype`, to be filled; None where the layout has none."""
+        """A block as an array [N, W] of `dtype`, to be filled: N rows of W values. None where the layout has none."""
         block = self.layout.place(part, name)
         if block is None:
             return None
@@ -90,7 +90,7 @@ class Container:
         self.fill_blocks({block: np.ascontiguousarray(values)})
 
     def fill_blocks(self, arrays: dict[int, NDArray[Any]]) -> None:
-        """Copy contiguous arrays into blocks, by number."""
+        """Copy contiguous arrays of any shape into blocks, by number: each has just its block's bytes."""
         _container.fill(self.layout.core, self.payload, arrays)
 
 

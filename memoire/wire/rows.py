@@ -68,7 +68,7 @@ _ACCOUNT_COUNTS: Final = [
 
 
 def unpack_sums(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_SUMS`, read-only, totals checked: finite and not negative. Raises ValueError."""
+    """Rows of `CLIENT_SUMS` for C clients, [C], read-only, totals checked: finite, not negative. Raises ValueError."""
     rows = _unpack(packed, CLIENT_SUMS)
     for name in ("total_weight", "minimum", "drawn_between"):
         if not (np.isfinite(rows[name]).all() and (rows[name] >= 0.0).all()):
@@ -77,7 +77,7 @@ def unpack_sums(packed: bytes) -> NDArray[np.void]:
 
 
 def unpack_counts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `CLIENT_COUNTS`, read-only, each client once at most. Raises ValueError."""
+    """Rows of `CLIENT_COUNTS` for C clients, [C], read-only, each client once at most. Raises ValueError."""
     rows = _unpack(packed, CLIENT_COUNTS)
     if rows["zero"].any():
         raise ValueError("bytes that must be 0 are not")
@@ -87,7 +87,10 @@ def unpack_counts(packed: bytes) -> NDArray[np.void]:
 
 
 def unpack_accounts(packed: bytes) -> NDArray[np.void]:
-    """Rows of `ACCOUNT`, read-only: counts below 2**53, times finite, sums within `MAX_RETURNS`. Raises ValueError."""
+    """Rows of `ACCOUNT` for A accounts, [A], read-only. Raises ValueError.
+
+    Counts are below 2**53, times are finite, sums are within `MAX_RETURNS`.
+    """
     rows = _unpack(packed, ACCOUNT)
     for name in _ACCOUNT_COUNTS:
         if (rows[name] >= 2**53).any():
