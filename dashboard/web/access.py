@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memoire.dashboard.settings import Settings
 from memoire.security.exposure import is_loopback
 
-from .login_throttle import LoginThrottle, Origin, TooManyWrong
+from .logins import Logins, Origin, TooManyWrong
 
 PROBES = ("/livez", "/readyz")
 """Asked by address, without a token."""
@@ -46,7 +46,7 @@ def error(status: int, text: str, headers: dict[str, str] | None = None) -> Resp
 class Access:
     """Middleware: lets through who may come in, and puts the headers on every answer."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gate: LoginThrottle) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, gate: Logins) -> None:
         self._app, self._settings, self._gate = app, settings, gate
         self._open = OPEN if settings.probes is None else PROBES
 

@@ -50,7 +50,7 @@ from memoire.version import SOFTWARE, VERSION
 from . import exports
 from .access import Access, error, is_by_tls, origin_of, too_many
 from .event_stream import MAX_LISTENERS, Full, Hub
-from .login_throttle import COOKIE, LOGIN_LIFETIME, LoginThrottle, TooManyWrong
+from .logins import COOKIE, LOGIN_LIFETIME, Logins, TooManyWrong
 from .pages import add_pages
 
 MAX_ROWS = 1000
@@ -132,7 +132,7 @@ class Stream(StreamingResponse):
 class Api:
     """The handlers, around one aggregator."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub, gate: LoginThrottle, probes: Mapping[str, Handler]) -> None:
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> None:
         self._aggregator, self._hub, self._gate, self._probes = aggregator, hub, gate, probes
         self._settings = aggregator.settings
 
@@ -374,7 +374,7 @@ class Api:
         return overview
 
 
-def create_app(aggregator: Aggregator, hub: Hub, gate: LoginThrottle, probes: Mapping[str, Handler]) -> FastAPI:
+def create_app(aggregator: Aggregator, hub: Hub, gate: Logins, probes: Mapping[str, Handler]) -> FastAPI:
     """The application; whoever calls starts the aggregator, whose looks go to `hub.put`.
 
     Args:

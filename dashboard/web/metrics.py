@@ -12,7 +12,7 @@ from memoire.nodes.exposition import build_info, open_endpoints, refused_peers
 from memoire.nodes.metrics import NODE
 
 from .event_stream import Hub
-from .login_throttle import LoginThrottle
+from .logins import Logins
 
 COUNTERS = {
     "episodes": ("episodes", "Episodes of this run that all clients closed, each client once."),
@@ -73,7 +73,7 @@ def table() -> str:
 class DashboardCollector(Collector):
     """The metrics of one dashboard."""
 
-    def __init__(self, aggregator: Aggregator, hub: Hub, gate: LoginThrottle) -> None:
+    def __init__(self, aggregator: Aggregator, hub: Hub, gate: Logins) -> None:
         self._aggregator, self._hub, self._gate = aggregator, hub, gate
 
     def describe(self) -> Iterable[Metric]:

@@ -28,7 +28,7 @@ from memoire.security.tokens import Tokens
 from .api import create_app
 from .event_stream import Hub
 from .health import probe_pages
-from .login_throttle import LoginThrottle
+from .logins import Logins
 from .metrics import DashboardCollector
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Dashboard:
             raise
         self.hub = Hub()
         self.aggregator = Aggregator(settings, history, self.hub.put)
-        self.gate = LoginThrottle(Tokens.of(settings.token))
+        self.gate = Logins(Tokens.of(settings.token))
         pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
         try:
             self._probes = NodePages(None, probes=settings.probes, pages=pages)

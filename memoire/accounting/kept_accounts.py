@@ -18,7 +18,7 @@ import numpy as np
 from .account import Account
 from .folded_sums import FoldedSums
 from .merge import Rows, merge, page
-from .packing import CLIENT_BYTES, Packing, Words
+from .packing import CLIENT_BYTES, NumberedTexts, Packing
 
 _PART = 4096
 """Accounts that are added up at a time."""
@@ -115,7 +115,7 @@ class MemoryAccounts(KeptAccounts):
     """
 
     def __init__(self, home: int) -> None:
-        super().__init__(Packing(home, Words()))
+        super().__init__(Packing(home, NumberedTexts()))
         self._packed: dict[bytes, bytes] = {}
         self._others_of: dict[bytes, list[bytes]] = {}  # keys, by client
         self._order: list[bytes] | None = None  # of all keys, while none is new

@@ -64,7 +64,7 @@ _TOTALS: Final = {"skipped_caches": "skipped"} | {
 _PLACE: Final = {name: place for place, name in enumerate(ACCOUNT.names or ())}
 
 
-class Words:
+class NumberedTexts:
     """Texts by number: numbers are given out from 1 and never change. One thread adds; any may read."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
@@ -100,7 +100,7 @@ class Packing:
         words: What bodies refer to.
     """
 
-    def __init__(self, home: int, words: Words) -> None:
+    def __init__(self, home: int, words: NumberedTexts) -> None:
         self.home, self.words = home, words
 
     def pack(self, account: Account) -> bytes:

@@ -55,7 +55,7 @@ class Secret:
 
 
 @dataclass(frozen=True)
-class Account:
+class ServiceAccount:
     """Who a process is to the API server, and where that is.
 
     Args:
@@ -69,7 +69,7 @@ class Account:
     folder: Path = ACCOUNT
 
     @classmethod
-    def of_pod(cls, environment: Mapping[str, str], folder: Path = ACCOUNT) -> Account:
+    def of_pod(cls, environment: Mapping[str, str], folder: Path = ACCOUNT) -> ServiceAccount:
         """The account of the Pod that this process runs in.
 
         Raises:
@@ -96,7 +96,7 @@ class ApiServer:
         patience: Seconds for which "forbidden" may be an answer that is only early.
     """
 
-    def __init__(self, account: Account, timeout: float = 60.0, patience: float = FORBIDDEN_PATIENCE) -> None:
+    def __init__(self, account: ServiceAccount, timeout: float = 60.0, patience: float = FORBIDDEN_PATIENCE) -> None:
         self._account, self._timeout = account, timeout
         now = time.monotonic()
         self._deadline, self._believed_at = now + timeout, now + min(patience, timeout)

@@ -16,26 +16,26 @@ from memoire.security.keypairs import Key
 from memoire.security.permissions import ROLES
 from memoire.security.provision import TOKENS, Change
 
-from .api_server import Account, ApiServer, Secret
+from .api_server import ApiServer, Secret, ServiceAccount
 
 Say = Callable[[str], object]
 ROUNDS = 20
 """Times that all is looked at again because somebody else wrote it meanwhile."""
 
 
-def account(api_server: str, namespace: str, environment: Mapping[str, str]) -> Account:
+def account(api_server: str, namespace: str, environment: Mapping[str, str]) -> ServiceAccount:
     """Whom to ask: the API server of the Pod's own cluster, or the one that is named.
 
     Raises:
         ParameterError: the address is none, or this is no Pod and nothing is named.
     """
     if not api_server:
-        found = Account.of_pod(environment)
-        return Account(found.url, namespace or found.namespace, found.folder)
+        found = ServiceAccount.of_pod(environment)
+        return ServiceAccount(found.url, namespace or found.namespace, found.folder)
     parts = urllib.parse.urlsplit(api_server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ParameterError("--api-server", api_server, "an address such as http://127.0.0.1:8001")
-    return Account(api_server, namespace or "default")
+    return ServiceAccount(api_server, namespace or "default")
 
 
 def make(keys: str, tokens: str, api: ApiServer, say: Say = print) -> int:

@@ -88,7 +88,7 @@ class Connection:
         self.worker.post(self.hello)
         for path, content in () if folder is None else unreported.found(folder):
             channel = self._channel_of(content.client)
-            self.former.append(FormerClient(channel, unreported.Teller(path, content), self._told_former))
+            self.former.append(FormerClient(channel, unreported.UnreportedClient(path, content), self._told_former))
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(

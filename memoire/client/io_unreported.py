@@ -9,7 +9,7 @@ from memoire.net.channel import Channel
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message
 
-from .unreported import LateRequest, Teller
+from .unreported import LateRequest, UnreportedClient
 
 
 class FormerClient:
@@ -20,7 +20,7 @@ class FormerClient:
         done: Called once, when the file was told, or nobody will ever take it.
     """
 
-    def __init__(self, channel: Channel, teller: Teller, done: Callable[[FormerClient], None]) -> None:
+    def __init__(self, channel: Channel, teller: UnreportedClient, done: Callable[[FormerClient], None]) -> None:
         self.channel = channel
         self._teller, self._done = teller, done
 

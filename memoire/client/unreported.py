@@ -131,7 +131,7 @@ class LateRequest(NamedTuple):
     """Hash of the home's name; None: whichever welcomed it."""
 
 
-class Teller:
+class UnreportedClient:
     """Tells one file in the name of the client that left it: HELLO, then an UPDATE for each part.
 
     Each method returns what is to be sent next; None ends it, or leaves it to `begin` at `again_at`.

@@ -71,7 +71,7 @@ class Plan:
     """What a reader asks each server for, and what it needs to know when the samples are there."""
 
     counts: list[NDArray[np.void]]
-    """For each server rows of `messages.CLIENT_COUNTS`; no row where nothing is wanted."""
+    """For each server rows of `rows.CLIENT_COUNTS`; no row where nothing is wanted."""
     share: dict[bytes, float]
     """pi_c of each client."""
     newest: dict[bytes, float]
@@ -86,7 +86,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
 
     Args:
-        tables: Rows of `messages.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
+        tables: Rows of `rows.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
             with the sums that are newest.
         samples: At least 1.
         fraction: A random number in [0, 1), the offset of systematic sampling.
@@ -119,7 +119,7 @@ class _Merged:
     """The clients of all servers: C of them, in R rows."""
 
     rows: NDArray[np.void]
-    """[R] of `messages.CLIENT_SUMS`."""
+    """[R] of `rows.CLIENT_SUMS`."""
     server: NDArray[np.int64]
     """[R] whose row it is."""
     client: NDArray[np.int64]

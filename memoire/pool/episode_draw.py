@@ -28,7 +28,7 @@ from .episode_memory import NamedMemory
 from .readers import check_count
 
 ANY_NUMBER: Final = 1
-"""Flag of a row of `messages.CLIENT_SUMS`: any number of samples can be drawn."""
+"""Flag of a row of `rows.CLIENT_SUMS`: any number of samples can be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def why_nothing(error: EmptyMemory, episodes: int, clients: int) -> str:
 
 
 def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
-    """A row of `messages.CLIENT_SUMS` for all episodes, [1]; none, [0], while nothing can be drawn.
+    """A row of `rows.CLIENT_SUMS` for all episodes, [1]; none, [0], while nothing can be drawn.
 
     Args:
         sequence: Higher than that of all rows before: of two rows the one with the higher sequence is newer.
@@ -110,7 +110,7 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 def drawn_for(
     named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str
 ) -> tuple[Payload | None, int]:
-    """The payload of a DRAWN message for rows [C] of `messages.CLIENT_COUNTS`, C clients, and how many samples it has.
+    """The payload of a DRAWN message for rows [C] of `rows.CLIENT_COUNTS`, C clients, and how many samples it has.
 
     The payload is None where there is nothing, or nothing of this memory was asked for.
 

@@ -106,12 +106,12 @@ class Drawable(Protocol):
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1)
     ) -> NDArray[np.void]:
-        """What a reader may draw: rows [C] of `messages.CLIENT_SUMS`, one for each client."""
+        """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
 
     def draw_counts(
         self, reader: bytes, counts: NDArray[np.void], *, now: float = 0.0, compression: str = "none"
     ) -> Payload | None:
-        """The payload of a DRAWN message, for rows [C] of `messages.CLIENT_COUNTS`; None where nothing was there."""
+        """The payload of a DRAWN message, for rows [C] of `rows.CLIENT_COUNTS`; None where nothing was there."""
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
         """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not

@@ -89,7 +89,7 @@ class Readers:
         return np.frombuffer(queues.held.sums(reader, queues.parameters.reuse_cache, *part), CLIENT_SUMS)
 
     def take(self, reader: bytes, counts: NDArray[np.void], now: float) -> Picks:
-        """Take samples of named clients, by rows [C] of `messages.CLIENT_COUNTS`: a client that is not here, or has
+        """Take samples of named clients, by rows [C] of `rows.CLIENT_COUNTS`: a client that is not here, or has
         fewer, gives what there is. They are in the order of the rows, and not copied.
 
         Raises:

@@ -64,7 +64,7 @@ class Committer:
             self._journal.model(run, model)
 
     def add_inherited(self, run: str, rows: Rows) -> None:
-        """Accounts of other servers are to be saved: [C] rows of `messages.ACCOUNT`."""
+        """Accounts of other servers are to be saved: [C] rows of `rows.ACCOUNT`."""
         if self._journal is not None:
             self._journal.inherit(run, rows.tobytes())
 

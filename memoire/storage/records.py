@@ -20,7 +20,7 @@ import numpy as np
 from memoire.accounting.journal import Group, RunFacts
 from memoire.accounting.logbook import Entry, escape
 from memoire.accounting.merge import merge
-from memoire.accounting.packing import Packing, Words
+from memoire.accounting.packing import NumberedTexts, Packing
 from memoire.wire import _bytes
 from memoire.wire.messages import Line
 from memoire.wire.rows import ACCOUNT
@@ -118,7 +118,7 @@ class Contents:
         self.counts: dict[int, int] = {}
         """Index of the newest line of each run, by the run's number."""
         self.segments: dict[int, Segment] = {}
-        self.words = Words()
+        self.words = NumberedTexts()
         """What packed accounts refer to."""
 
     def apply(self, kind: int, key: bytes, body: bytes) -> None:

@@ -103,7 +103,7 @@ def restore(
         skip_damaged: Take what is whole; else a file with damage is refused before anything is taken.
         now: Seconds since 1970: caches have grown older since their file was written.
         stays: Whether clients stay until they are heard of; see `Pool.put_back`.
-        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `messages.ACCOUNT`.
+        inherit: Takes what clients had done in a run: its name, whether it was over, rows of `rows.ACCOUNT`.
 
     Raises:
         DataError: a file cannot be read, is damaged, or no snapshot.

@@ -15,7 +15,7 @@ import urllib.parse
 import pytest
 
 from memoire.cli import in_cluster, main
-from memoire.cli.api_server import Account, ApiServer, Secret
+from memoire.cli.api_server import ApiServer, Secret, ServiceAccount
 from memoire.errors import AuthError, KeyFileError, MemoireTimeout, ParameterError, Refused
 from memoire.security import keypairs, provision
 from memoire.security.key_writer import ADMITTED, cluster_files, public_keys, secret_files, write_new
@@ -136,7 +136,7 @@ def api():
 def make(api, timeout=20.0, patience=0.0, keys="k", tokens="t"):
     """Run it; what it printed."""
     said = []
-    at = ApiServer(Account(api.url, "rl"), timeout, patience)
+    at = ApiServer(ServiceAccount(api.url, "rl"), timeout, patience)
     assert in_cluster.make(keys, tokens, at, said.append) == 0
     return said
 
@@ -337,7 +337,7 @@ def free_port():
 
 def test_nobody_there_is_said_at_the_deadline():
     began = time.monotonic()
-    at = ApiServer(Account(f"http://127.0.0.1:{free_port()}", "rl"), 1.0)
+    at = ApiServer(ServiceAccount(f"http://127.0.0.1:{free_port()}", "rl"), 1.0)
     with pytest.raises(MemoireTimeout, match=r"within 1\.0 s.*NetworkPolicy"):
         in_cluster.make("k", "t", at, str)
     assert 0.9 < time.monotonic() - began < 10.0
@@ -346,7 +346,7 @@ def test_nobody_there_is_said_at_the_deadline():
 def test_who_accepts_and_says_nothing_is_left_at_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        at = ApiServer(Account(f"http://127.0.0.1:{silent.getsockname()[1]}", "rl"), 1.0)
+        at = ApiServer(ServiceAccount(f"http://127.0.0.1:{silent.getsockname()[1]}", "rl"), 1.0)
         with pytest.raises(MemoireTimeout, match="timed out"):
             at.read("k-actor")
         assert 0.9 < time.monotonic() - began < 10.0
@@ -354,7 +354,7 @@ def test_who_accepts_and_says_nothing_is_left_at_the_deadline():
 
 def test_a_server_that_comes_late_is_found():
     port, came = free_port(), []
-    at = ApiServer(Account(f"http://127.0.0.1:{port}", "rl"), 20.0)
+    at = ApiServer(ServiceAccount(f"http://127.0.0.1:{port}", "rl"), 20.0)
     later = threading.Timer(0.7, lambda: came.append(FakeApi(port=port)))
     later.start()
     try:
@@ -392,7 +392,7 @@ def in_pod(api):
 def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
     folder, context = account
     with contextlib.closing(FakeApi(context)) as api:
-        found = Account.of_pod(in_pod(api), folder)
+        found = ServiceAccount.of_pod(in_pod(api), folder)
         assert (found.url, found.namespace) == (api.url, "rl")
         at = ApiServer(found, 20.0)
         assert in_cluster.make("k", "", at, str) == 0 and set(api.tokens) == {"Bearer first"}
@@ -413,13 +413,13 @@ def test_an_api_server_with_another_certificate_hears_no_token(account, tmp_path
     )  # fmt: skip
     with contextlib.closing(FakeApi(context)) as api:
         with pytest.raises(MemoireTimeout, match="certificate verify failed"):
-            ApiServer(Account.of_pod(in_pod(api), other), 1.0).read("k-actor")
+            ApiServer(ServiceAccount.of_pod(in_pod(api), other), 1.0).read("k-actor")
         assert not api.asked
 
 
 def test_without_encryption_no_token_is_sent(api, tmp_path):
     (tmp_path / "token").write_text("secret")
-    ApiServer(Account(api.url, "rl", tmp_path), 20.0).read("k-actor")
+    ApiServer(ServiceAccount(api.url, "rl", tmp_path), 20.0).read("k-actor")
     assert api.tokens == [None]
 
 
@@ -427,13 +427,13 @@ def test_elsewhere_than_in_a_pod_it_says_what_to_give(tmp_path, account):
     with pytest.raises(ParameterError, match="KUBERNETES_SERVICE_HOST must be set, as in a Pod.*--api-server"):
         in_cluster.account("", "", {})
     with pytest.raises(ParameterError, match="mounted into the Pod"):
-        Account.of_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path / "nothing")
+        ServiceAccount.of_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path / "nothing")
     with pytest.raises(ParameterError, match="--api-server"):
         in_cluster.account("127.0.0.1:8001", "", {})
-    assert Account.of_pod({"KUBERNETES_SERVICE_HOST": "fd00::1"}, account[0]).url == "https://[fd00::1]:443"
+    assert ServiceAccount.of_pod({"KUBERNETES_SERVICE_HOST": "fd00::1"}, account[0]).url == "https://[fd00::1]:443"
     (account[0] / "ca.crt").write_text("none")
     with pytest.raises(ParameterError, match="the account's certificates"):
-        ApiServer(Account("https://127.0.0.1:1", "rl", account[0]), 1.0).read("k-actor")
+        ApiServer(ServiceAccount("https://127.0.0.1:1", "rl", account[0]), 1.0).read("k-actor")
 
 
 def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from clientkit import CLIENT, reply
 from memoire.client import unreported
-from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, Teller, Untold
+from memoire.client.unreported import RETRY_INTERVAL, LateRequest, ReportPart, UnreportedClient, Untold
 from memoire.errors import Closed, Refused, StateUnusable
 from memoire.wire import messages
 from memoire.wire.frames import tail_of
@@ -31,7 +31,7 @@ def teller(tmp_path):
     path.touch()
     updates = [messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), messages.Update(epoch=5, steps=30)]
     parts = [ReportPart(run, tail_of(update)) for run, update in zip((7, 0), updates, strict=True)]
-    return Teller(
+    return UnreportedClient(
         path,
         Untold(client=CLIENT, label=9, table="default", home="home", steps=30, episodes=2, lines=1, parts=parts),
     )

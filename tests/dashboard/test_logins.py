@@ -5,7 +5,7 @@ import pytest
 from memoire.security.tokens import Tokens
 from poolkit import Clock
 
-gate = pytest.importorskip("memoire.dashboard.web.login_throttle", reason="starlette is not installed")
+gate = pytest.importorskip("memoire.dashboard.web.logins", reason="starlette is not installed")
 Headers = pytest.importorskip("starlette.datastructures").Headers
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memoire.accounting.journal import Group
 from memoire.accounting.kept_accounts import StoredAccounts
-from memoire.accounting.packing import Packing, Words
+from memoire.accounting.packing import NumberedTexts, Packing
 from memoire.accounting.runs import FolderStats
 from memoire.storage.records import LAST, pack_accounts
 from memoire.wire.identity import name_hash
@@ -23,7 +23,7 @@ class Disk:
     def __init__(self, folder=None):
         self.lines, self.runs, self.models, self.texts = {}, {}, {}, {}
         self.accounts = {}  # bodies by run and key
-        self.words = Words()
+        self.words = NumberedTexts()
         self.home = name_hash("home")
         self.epoch = 0
         self.saved = []  # groups

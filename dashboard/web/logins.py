@@ -48,7 +48,7 @@ class Origin(NamedTuple):
     """Address of the other end of the connection."""
 
 
-class LoginThrottle:
+class Logins:
     """Lets in who has the token. Safe to use from several threads.
 
     Args:
