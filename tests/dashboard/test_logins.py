@@ -25,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def door(path, clock):
-    return gate.LoginThrottle(Tokens(path), clock)
+    return gate.Logins(Tokens(path), clock)
 
 
 HERE = gate.Origin("10.0.0.1", "10.0.0.1")
@@ -73,7 +73,7 @@ def test_of_too_many_logins_the_oldest_ends(door, monkeypatch):
 
 def test_a_login_ends_with_the_process_that_made_it(door, path, clock):
     number = door.log_in(OLD, HERE)
-    assert is_in(door, number) and not is_in(gate.LoginThrottle(Tokens(path), clock), number)
+    assert is_in(door, number) and not is_in(gate.Logins(Tokens(path), clock), number)
 
 
 def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door):

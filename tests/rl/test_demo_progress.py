@@ -127,4 +127,5 @@ def test_the_end_says_whether_the_counts_add_up(capsys, own, status, words):
     run.own_counts = {"a": counts(own, 1, 2)}
     run.progress.solved_after, run.solved_return = 3.0, 200.0
     assert run._sum_up(True) == status
-    assert words in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert words in said and said.endswith("memoire demo --keep\n")

@@ -383,6 +383,8 @@ class Demo:
             print(f"counts do not add up: {fault}")
         if is_complete and not faults:
             print("what the actors counted is what the servers counted, and sums to the cluster's totals")
+        if options.dashboard and not options.keep:
+            print("to look around in its dashboard, let it go on: memoire demo --keep")
         is_good = not faults and (self._is_solved or progress.goal is None)
         return 0 if is_good else 1
 
