@@ -6,8 +6,8 @@ through its end either side notices that the other has died. So nothing here sle
 behind when this one is interrupted, terminated, or killed.
 
     with Launcher() as launcher:
-        servers = [launcher.start(f"server-{n}", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0") for n in
-        range(2)] launcher.await_ready(servers)          # raises ChildDied with the child's last words
+        child = launcher.start("server-0", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0")
+        launcher.await_ready([child])          # raises ChildDied with the child's last words
         while launcher.pump(1.0): ...          # reports arrive; False once this process is asked to end
 """
 

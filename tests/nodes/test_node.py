@@ -649,14 +649,17 @@ def test_a_taken_address_is_refused_with_what_to_give_instead():
 
 
 def test_closing_ends_the_thread_and_every_connection_and_frees_the_port(server):
+    before = set(threading.enumerate())
     pages = NodePages("127.0.0.1:0", server)
+    own = set(threading.enumerate()) - before
     with dial(pages) as connection:
         connection.sendall(b"GET /livez")
         until(lambda: pages._connections)
         pages.close()
         assert hear(connection) == b""
     pages.close()
-    until(lambda: "memoire-http" not in {thread.name for thread in threading.enumerate()})
+    assert own
+    until(lambda: not own.intersection(threading.enumerate()))
     with NodePages(pages.address, server) as again:
         assert ask(again, "/livez")[0] == 200
 
