@@ -408,7 +408,12 @@ def test_a_table_is_full_by_bytes_or_by_number_whichever_is_more(cluster):
         for number in (1, 2, 2):
             assert client.push_cache(100.0)
             until(lambda number=number: server.stats().tables["default"].held_caches == number)
-        shown = until(lambda: (seen := get(board, "/api/overview"))["tables"][0]["held_caches"] == 2 and seen)
+
+        def full():
+            seen = get(board, "/api/overview")
+            return seen["tables"] and seen["tables"][0]["held_caches"] == 2 and seen
+
+        shown = until(full)
         assert (shown["tables"][0]["capacity"], shown["tables"][0]["full"]) == (2, 1.0)
         assert shown["forecast"]["memory_full"] == 0.0
 
