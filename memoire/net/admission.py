@@ -9,12 +9,13 @@ A server parses whole messages and binds client ids to keys. A proxy reads heade
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN, Peer
 from memoire.security.throttle import ConnectionClients
 from memoire.wire import messages
@@ -30,18 +31,6 @@ REQUEST_PLACE = 1
 PUSH_PLACE = 0
 """Where a pushed message has it."""
 _MAX_TEXT = 1000  # characters that tell a peer why it was refused
-
-
-class AdmittedRequest(NamedTuple):
-    """A request as it came in: whose it is, and which way its reply goes."""
-
-    peer: Peer
-    envelope: list[zmq.Frame]
-    """The addresses that its reply passes, that of the connection first, and the empty frame behind them."""
-    frames: list[zmq.Frame]
-    """The message itself."""
-    is_first: bool
-    """Whether no proxy has let it in before."""
 
 
 class Admission:
@@ -67,22 +56,22 @@ class Admission:
 
     # Requests
 
-    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> AdmittedRequest | None:
+    def receive_request(self, made: Socket, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
         """Whose request came in by this socket; None if it was refused and nobody could be told."""
         received = len(frames)
         try:
             peer, frames = self._gate.admit(made, frames, REQUEST_PLACE)
-            empty = next((place for place, frame in enumerate(frames) if not len(frame)), None)
-            if empty is None:
+            parts = opened(frames)
+            if parts is None:
                 raise ProtocolError("frames", "a request has an empty frame before its header")
         except ProtocolError as error:
             self.refuse(error)
             return None
         # A proxy that has let it in shows its passport, or its own address where nobody has keys.
-        is_first = len(frames) == received and (empty == 1 or peer is not OPEN)
-        return AdmittedRequest(peer, frames[: empty + 1], frames[empty + 1 :], is_first)
+        is_first = len(frames) == received and (len(parts.envelope) == 2 or peer is not OPEN)
+        return EnvelopedRequest(peer, *parts, is_first)
 
-    def parse(self, request: AdmittedRequest, now: float) -> Message:
+    def parse(self, request: EnvelopedRequest, now: float) -> Message:
         """What a server was asked.
 
         Args:
@@ -91,14 +80,14 @@ class Admission:
         Raises:
             ProtocolError: it cannot be read, its sender may not send it, or too many clients came by its connection.
         """
-        message = parse(request.frames, self._limits)
+        message = parse(request.message, self._limits)
         self._check_sender(request.peer, message)
         self._check_connection(request, message.header.client, now)
         return message
 
-    def parse_header(self, request: AdmittedRequest, now: float) -> Header:
+    def parse_header(self, request: EnvelopedRequest, now: float) -> Header:
         """What a proxy was asked; as `parse`, for those that leave body and client's owner to the server behind."""
-        header, _ = parse_header(request.frames, self._limits)
+        header, _ = parse_header(request.message, self._limits)
         request.peer.check(header.type, header.table)
         self._check_connection(request, header.client, now)
         return header
@@ -112,9 +101,9 @@ class Admission:
             peer.check_hello(message.body)
         self._own(message.header.client, peer.principal)
 
-    def _check_connection(self, request: AdmittedRequest, client: bytes, now: float) -> None:
+    def _check_connection(self, request: EnvelopedRequest, client: bytes, now: float) -> None:
         if request.is_first:
-            self._connections.check(request.envelope[0].bytes, client, now)
+            self._connections.check(bytes(request.envelope[0]), client, now)
 
     # Pushed messages
 
@@ -162,10 +151,10 @@ class Admission:
         self._gate.refuse(error.code, error.detail)
         self._count(error)
 
-    def refuse_request(self, request: AdmittedRequest, error: ProtocolError) -> list[Any] | None:
+    def refuse_request(self, request: EnvelopedRequest, error: ProtocolError) -> list[Any] | None:
         """Count a refusal; returns the frames that say it, or None if whoever asked could not read them."""
         self.refuse(error)
-        header = peek(request.frames)
+        header = peek(request.message)
         if header is None:
             return None
         body = messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT])

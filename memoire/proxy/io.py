@@ -22,13 +22,13 @@ from memoire.models.notices import Notices
 from memoire.net.context import Context
 from memoire.net.curve_server import Gate
 from memoire.net.thread import Worker
+from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import Peer
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Header, encode
 from memoire.wire.identity import NEWS_FRAME
 
 from .backend import BackendChange
-from .envelope import EnvelopedRequest
 from .io_backend import BackendLink, Common
 from .io_front import Front
 from .model_cache import ModelCache
@@ -172,7 +172,7 @@ class ProxyThread:
     def _take_request(self, request: EnvelopedRequest) -> None:
         try:
             now = time.monotonic()
-            self._carry_out(self.requests.take(request, self.front.check(request, now), now))
+            self._carry_out(self.requests.take(request, self.front.admission.parse_header(request, now), now))
         except ProtocolError as error:
             self.front.refuse(request, error)
 

@@ -9,24 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zmq
-
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.addresses import beside
+from memoire.net.admission import Admission
 from memoire.net.context import Context, Socket
 from memoire.net.curve_server import Gate
 from memoire.net.lanes import Lanes
 from memoire.net.poller import Poller
 from memoire.security import exposure
-from memoire.security.permissions import OPEN, Peer
-from memoire.security.throttle import ConnectionClients
+from memoire.security.envelope import EnvelopedRequest
+from memoire.security.permissions import Peer
 from memoire.wire import messages
-from memoire.wire.frames import Buffer, Header, parse_header, peek
-from memoire.wire.frames import reply as encode_reply
+from memoire.wire.frames import Buffer, Header
 
-from .envelope import EnvelopedRequest, opened
 from .stats import ProxyCounts
 
 MESSAGES_PER_TURN = 200
@@ -54,10 +51,10 @@ class Front:
         limits: Limits,
         counts: ProxyCounts,
     ) -> None:
-        self._doors, self._gate, self._limits, self._counts = doors, gate, limits, counts
+        self._doors, self._gate = doors, gate
+        self.admission = Admission(gate, limits, count=lambda error: counts.refuse(error.code))
         self.lanes = Lanes()
         """Replies that wait until their connection has room."""
-        self._connections = ConnectionClients(limits.connection_clients, limits.connection_clients_rate)
         request, push, publish = given
         near = beside(request)
         self._pull = doors.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
@@ -89,47 +86,19 @@ class Front:
             frames = sockets.receive(self._router, most=sockets.ENVELOPE)
             if frames is None:
                 return
-            request = self._admitted(frames)
-            if request is not None:
+            request = self.admission.receive_request(self._router, frames)
+            if request is None:
+                continue
+            if len(request.frames) >= sockets.ENVELOPE:  # this proxy puts one more address in front
+                self.admission.refuse(ProtocolError("frames", "a request came through too many proxies"))
+            else:
                 take(request)
-
-    def _admitted(self, frames: list[zmq.Frame]) -> EnvelopedRequest | None:
-        received = len(frames)
-        try:
-            peer, frames = self._gate.admit(self._router, frames, 1)
-        except ProtocolError as error:
-            self._count(error)
-            return None
-        parts = opened(frames)
-        if parts is None or len(frames) >= sockets.ENVELOPE:  # this proxy puts one more address in front
-            self._counts.refuse("frames")
-            return None
-        is_passed_on = len(frames) < received or (peer is OPEN and len(frames) > 1 and len(frames[1]) > 0)
-        return EnvelopedRequest(peer, *parts, not is_passed_on)
-
-    def check(self, request: EnvelopedRequest, now: float) -> Header:
-        """Header of a request that its sender may send.
-
-        Raises:
-            ProtocolError: it is damaged, or may not be sent by this peer, or its connection brings too many clients.
-        """
-        header, _ = parse_header(request.message, self._limits)
-        request.peer.check(header.type, header.table)
-        if request.is_first:
-            self._connections.check(bytes(request.envelope[0]), header.client, now)
-        return header
 
     def refuse(self, request: EnvelopedRequest, error: ProtocolError) -> None:
         """Count a request that is refused, and tell its sender why."""
-        self._count(error)
-        header = peek(request.message)
-        if header is not None:
-            body = messages.Refused(code=error.code, text=error.detail[:1000])
-            self.reply([*request.envelope, *encode_reply(header, body)])
-
-    def _count(self, error: ProtocolError) -> None:
-        self._counts.refuse(error.code)
-        self._gate.refuse(error.code, error.detail)
+        refusal = self.admission.refuse_request(request, error)
+        if refusal is not None:
+            self.reply(refusal)
 
     def reply(self, frames: Sequence[Buffer]) -> None:
         """Send a reply to a client, or to the proxy in front, now or when there is room for it."""
@@ -145,16 +114,9 @@ class Front:
             frames = sockets.receive(self._pull, most=3)
             if frames is None:
                 return
-            try:
-                peer, frames = self._gate.admit(self._pull, frames, 0)
-                header, _ = parse_header(frames, self._limits)
-                peer.check(header.type)
-                if header.type not in (messages.Type.CACHE, messages.Type.EPISODE):
-                    raise ProtocolError("unexpected", f"{header.type.name} was pushed")
-            except ProtocolError as error:
-                self._count(error)
-                continue
-            take(header, peer, frames)
+            pushed = self.admission.receive_push_header(self._pull, frames)
+            if pushed is not None:
+                take(*pushed)
 
     # Notices
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from memoire.limits import Limits
 from memoire.models.model import Model, ModelStore, chunk_of
 from memoire.models.notices import notice_of
+from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import frames, messages
 from memoire.wire.frames import Buffer, Header
 
 from .backend import Backend
-from .envelope import EnvelopedRequest
 from .router import Router
 
 HELD_FETCH_TIMEOUT = 5.0

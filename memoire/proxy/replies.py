@@ -14,12 +14,12 @@ import msgspec
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.models.model import ModelStore
+from memoire.security.envelope import Opened, opened
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, parse, peek
 from memoire.wire.frames import reply as encode_reply
 
 from .backend import Backend
-from .envelope import Opened, opened
 from .router import Router
 from .stats import ProxyCounts
 

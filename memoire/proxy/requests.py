@@ -13,11 +13,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
+from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Buffer, Header, parse, parse_header
 
 from .backend import Backend
-from .envelope import EnvelopedRequest
 from .model_cache import ModelCache
 from .router import Router
 from .stats import ProxyCounts

@@ -17,11 +17,12 @@ import zmq
 from memoire.accounting.runs import Keeper
 from memoire.errors import Closed, ProtocolError
 from memoire.net import sockets
-from memoire.net.admission import Admission, AdmittedRequest
+from memoire.net.admission import Admission
 from memoire.net.connection_watcher import ConnectionWatcher
 from memoire.net.context import Socket
 from memoire.net.lanes import Lanes
 from memoire.net.thread import Worker
+from memoire.security.envelope import EnvelopedRequest
 from memoire.wire import messages
 from memoire.wire.frames import Header, Message
 from memoire.wire.frames import reply as encode_reply
@@ -128,7 +129,7 @@ class RequestThread:
             if request is not None:
                 self._serve(made, request)
 
-    def _serve(self, made: Socket, request: AdmittedRequest) -> None:
+    def _serve(self, made: Socket, request: EnvelopedRequest) -> None:
         try:
             message = self._admission.parse(request, time.monotonic())
         except ProtocolError as error:

@@ -59,7 +59,7 @@ def test_a_request_has_an_envelope_and_a_message(door):
     header = said(messages.Hello(role="actor"))
     request = door.request(b"way", b"", *header)
     assert [bytes(frame) for frame in request.envelope] == [b"way", b""]
-    assert [bytes(frame) for frame in request.frames] == header
+    assert [bytes(frame) for frame in request.message] == header
     assert request.peer is OPEN and request.is_first and not door.refused
 
 

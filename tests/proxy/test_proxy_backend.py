@@ -4,7 +4,7 @@ import pytest
 
 from memoire.errors import Closed, Refused
 from memoire.proxy.backend import BackendChange
-from memoire.proxy.envelope import EnvelopedRequest, opened
+from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN
 from memoire.wire import messages
 from memoire.wire.identity import name_hash

@@ -2,8 +2,8 @@
 
 from memoire.limits import Limits
 from memoire.proxy.backend import Backend
-from memoire.proxy.envelope import EnvelopedRequest
 from memoire.proxy.router import Router
+from memoire.security.envelope import EnvelopedRequest
 from memoire.security.permissions import OPEN
 from memoire.wire import messages
 from memoire.wire.frames import Header, encode, parse_header

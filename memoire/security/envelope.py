@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memoire.security.permissions import Peer
 from memoire.wire.frames import Buffer
+
+from .permissions import Peer
 
 
 class Opened(NamedTuple):
