@@ -35,6 +35,32 @@ def test_a_model_is_whole_with_its_last_chunk():
     assert (offset, model.body, model.version, len(uploads)) == (15, body, 0, 0)
 
 
+def test_a_model_with_a_wrong_chunk_is_forgotten_and_can_be_sent_again():
+    uploads, body = Uploads(LIMITS), b"fifteen bytes.."
+    digest = hashlib.sha256(body).digest()
+    for wrong_at in (0, 10):
+        chunks = {0: body[:10], 10: body[10:]}
+        chunks[wrong_at] = bytes(len(chunks[wrong_at]))
+        assert uploads.receive(ME, publish("t", 15, 0, digest), chunks[0]) == (10, None)
+        with pytest.raises(ProtocolError, match="another SHA-256 than announced"):
+            uploads.receive(ME, publish("t", 15, 10, digest), chunks[10])
+        assert len(uploads) == 0
+        with pytest.raises(ProtocolError, match="beginning is not here"):
+            uploads.receive(ME, publish("t", 15, 10, digest), body[10:])
+    uploads.receive(ME, publish("t", 15, 0, digest), body[:10])
+    assert uploads.receive(ME, publish("t", 15, 10, digest), body[10:])[1].body == body
+
+
+def test_a_chunk_that_does_not_fit_leaves_the_upload_as_it_was():
+    uploads = Uploads(LIMITS)
+    uploads.receive(ME, publish("t"), b"xxx")
+    for offset, chunk in ((5, b"x"), (3, bytes(498)), (3, b"")):
+        with pytest.raises(ProtocolError) as caught:
+            uploads.receive(ME, publish("t", offset=offset), chunk)
+        assert caught.value.code == "index"
+    assert goes_on(uploads, "t", 3)
+
+
 def test_a_model_without_a_byte_is_whole_at_once():
     offset, model = Uploads(LIMITS).receive(ME, publish("t", 0, digest=hashlib.sha256(b"").digest()), None)
     assert (offset, model.body) == (0, b"")

@@ -27,12 +27,15 @@ class Uploads:
         """Take a chunk; returns how many bytes are here from the beginning on, and the model if it is whole.
 
         Raises:
-            ProtocolError: the model is too large, its beginning is not here, or the chunk does not fit.
+            ProtocolError: the model is too large, its beginning is not here, the chunk does not fit, or the whole has
+                another hash than announced: then it is forgotten, and its publisher begins again.
         """
         assembly = self._assembly(client, body)
-        whole = assembly.add(body.offset, memoryview(b"" if payload is None else payload).cast("B"))
-        if whole is not None:
-            del self._begun[client, body.topic]
+        try:
+            whole = assembly.add(body.offset, memoryview(b"" if payload is None else payload).cast("B"))
+        finally:
+            if assembly.offset == assembly.size:  # all bytes came, right or wrong: no chunk could mend it
+                self.drop(client, body.topic)
         return assembly.offset, whole
 
     def _assembly(self, client: bytes, body: messages.Publish) -> Assembly:
