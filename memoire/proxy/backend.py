@@ -7,6 +7,7 @@ answer each time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import NamedTuple
 
 from memoire.errors import Refused
@@ -15,6 +16,9 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Header
 from memoire.wire.hello import HelloSchedule
 from memoire.wire.identity import name_hash
+
+MAX_SERVERS = 4096
+"""Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
 
 
 class BackendChange(NamedTuple):
@@ -50,7 +54,7 @@ class Backend(ABC):
         self.refusal = ""
         """Why the proxy that is there is not let in itself; "" while it does not say so."""
         self._epoch = 0  # of the newest WELCOME
-        self._epochs: dict[str, int] = {}  # by the name of the server that answered
+        self._epochs: OrderedDict[str, int] = OrderedDict()  # by the server that answered; the one heard last is last
 
     @property
     @abstractmethod
@@ -73,11 +77,18 @@ class Backend(ABC):
         has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
         has_moved = not self.names or told.endpoints != self.endpoints
         change = BackendChange(has_moved, has_restarted, self.run not in (0, header.run))
-        self._epochs[told.home_name] = self._epoch = told.epoch
+        self._keep_epoch(told.home_name, told.epoch)
         self.run, self.endpoints = header.run, told.endpoints
         self.names = tuple(told.servers or [told.home_name])
         self.leaving, self.unmet = tuple(told.leaving), tuple(told.unmet)
         return change
+
+    def _keep_epoch(self, name: str, epoch: int) -> None:
+        """Keep a server's epoch. Behind a proxy whose servers get other names each time, the oldest are forgotten."""
+        self._epochs[name] = self._epoch = epoch
+        self._epochs.move_to_end(name)
+        while len(self._epochs) > MAX_SERVERS:
+            self._epochs.popitem(last=False)
 
     def heard_news(self) -> None:
         """NEWS came from there. It may be about more than clients: another run, or a server that leaves."""
@@ -98,4 +109,7 @@ class Backend(ABC):
         """
         if len(self.names) != 1:
             return noticed
+        # An epoch is the time at which a server began, or one more than the one before (with a state folder), so the
+        # larger one is of the later life. If a clock was set back, the model gets the epoch of the former life: then
+        # those who follow this proxy hear of the restart by their own HELLO, which compares for equality.
         return name_hash(self.names[0]), max(noticed[1], self._epoch)

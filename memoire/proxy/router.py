@@ -25,6 +25,9 @@ START_GRACE = 10.0
 RETIRE_TIMEOUT = 5.0
 """Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
 
+MAX_REMOVED = 4096
+"""Homes that are known to be removed. A client of an older one is told so later, after `START_GRACE`."""
+
 
 class Behind(Protocol):
     """What is known of an address behind a proxy."""
@@ -65,7 +68,7 @@ class Router(Generic[B]):
         """When the list was given."""
         self.homes: dict[int, B] = {}
         """By the hash of a server's name, the way to it."""
-        self._removed: set[int] = set()  # homes behind addresses that were taken off the list
+        self._removed: dict[int, None] = {}  # homes behind addresses that were taken off the list, newest last
 
     # Who is there
 
@@ -130,7 +133,7 @@ class Router(Generic[B]):
         for name in (*back.names, *back.leaving):
             home = name_hash(name)
             self.homes.setdefault(home, back)
-            self._removed.discard(home)
+            self._removed.pop(home, None)
 
     # Another list
 
@@ -156,13 +159,19 @@ class Router(Generic[B]):
         """Addresses that are to be closed: their clients had time to hear of it, or nobody is there to tell them."""
         gone = {back for back, until in self.retiring.items() if now >= until or back.is_away}
         if gone:
-            self._removed.update(home for home, back in self.homes.items() if back in gone)
+            self._forget([home for home, back in self.homes.items() if back in gone])
             self.homes = {home: back for home, back in self.homes.items() if back not in gone}
             for back in gone:
                 del self.retiring[back]
             for back in self.backs:
                 self.learn(back)
         return gone
+
+    def _forget(self, homes: Iterable[int]) -> None:
+        """Know these homes to be removed; of very many, only the newest ones."""
+        self._removed |= dict.fromkeys(homes)
+        while len(self._removed) > MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
 
     # What clients are told
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memoire.errors import Closed, Refused
-from memoire.proxy.backend import BackendChange
+from memoire.proxy.backend import MAX_SERVERS, BackendChange
 from memoire.security.envelope import EnvelopedRequest, opened
 from memoire.security.permissions import OPEN
 from memoire.wire import messages
@@ -55,6 +55,18 @@ def test_only_the_same_server_can_have_begun_again():
     assert not learn(back, welcome("a", epoch=5)).has_restarted
     assert learn(back, welcome("a", epoch=6)).has_restarted
     assert not learn(back, welcome("a", epoch=6)).has_restarted
+
+
+def test_the_epochs_of_servers_that_are_not_heard_of_any_more_are_forgotten():
+    back = Back()
+    learn(back, welcome("stays", epoch=5))
+    for number in range(2 * MAX_SERVERS):
+        learn(back, welcome(f"server-{number}", epoch=5))
+        if number % 1000 == 0:
+            assert not learn(back, welcome("stays", epoch=5)).has_restarted
+    assert learn(back, welcome("stays", epoch=6)).has_restarted, "heard of lately"
+    assert learn(back, welcome(f"server-{number}", epoch=6)).has_restarted
+    assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten: another life is not seen"
 
 
 def test_another_run_is_one_if_there_was_a_run_before():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from memoire.limits import Limits
-from memoire.proxy.router import RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
+from memoire.proxy.router import MAX_REMOVED, RETIRE_TIMEOUT, SETTLE_INTERVAL, START_GRACE, Router, rendezvous
 from memoire.wire import messages
 from memoire.wire.identity import name_hash
 
@@ -173,6 +173,16 @@ def test_a_home_that_was_removed_and_is_reached_by_another_address_goes_on():
     assert HOME("a") not in made.homes
     made.backs.append(Back("tcp://late"))
     assert not made.is_unknown(HOME("a"), 100.0)  # it was there, by another way
+
+
+def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
+    made = router("a")
+    made.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
+    made.learn(made.backs[0])
+    relist(made, 1)
+    made.retire(200.0)
+    unknown = [made.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
+    assert unknown == [False, True, True]  # tcp://1 has not answered: a home that is forgotten may be there
 
 
 # ------------------------------------------------------------------------------------------------ what clients hear
